@@ -1,0 +1,29 @@
+"""Teach a language model to use tools by reinforcement learning: a TRL `GRPOTrainer` extension.
+
+The public names are imported on first use, so that `import toolgrpo.tools` in a tool worker stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from toolgrpo.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from toolgrpo.trainer.config import ToolGRPOConfig
+    from toolgrpo.trainer.trainer import ToolGRPOTrainer
+
+__version__ = "0.1.0"
+__all__ = ["ToolGRPOConfig", "ToolGRPOTrainer", "Trajectory"]
+
+_LAZY = {
+    "ToolGRPOConfig": "toolgrpo.trainer.config",
+    "ToolGRPOTrainer": "toolgrpo.trainer.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

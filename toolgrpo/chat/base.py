@@ -1,0 +1,66 @@
+"""What a chat format is: the seam between messages and token ids.
+
+Invariants every format keeps (contract tests run the same cases over all of them):
+
+* `prompt` and `bridge` are the only places where text becomes tokens in an episode. What the model sampled is never
+  rendered or tokenized again.
+* `bridge(ids, results)` extends `ids`: prompt + sampled + bridge is the conversation as the model's own template would
+  have it, and the call looks at the tail of `ids` only, so its cost does not grow with the number of turns.
+* Text from users and tools never becomes control tokens.
+* `parse` never raises, whatever the model wrote.
+
+This package knows no torch, TRL trainer or vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from toolgrpo.trajectory import CallAttempt, Message
+
+__all__ = ["ChatFormat", "ParsedTurn"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """One sampled assistant turn, taken apart. Attempts stand in the order they were written."""
+
+    content: str
+    reasoning: str | None
+    attempts: tuple[CallAttempt, ...]
+    closed: bool  # the end-of-turn token was sampled
+
+
+class ChatFormat(Protocol):
+    """Token ids for messages, and messages from token ids, for one model family."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end an assistant turn; the engine stops at them and returns them."""
+        ...
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        schemas: Sequence[Mapping[str, Any]],
+        *,
+        enable_thinking: bool | None = None,
+    ) -> list[int]:
+        """The ids of a conversation up to and including the header of the next assistant turn."""
+        ...
+
+    def bridge(self, ids: Sequence[int], tool_messages: Sequence[Message]) -> list[int]:
+        """The ids that follow `ids` (which end with an assistant turn) for these tool messages, up to the next assistant header.
+
+        If the turn was cut before its end-of-turn token, the synthesised close comes first.
+        """
+        ...
+
+    def parse(self, ids: Sequence[int]) -> ParsedTurn:
+        """Take one sampled turn apart. Never raises."""
+        ...

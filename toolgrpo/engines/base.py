@@ -1,0 +1,78 @@
+"""What an engine is: token ids in, token ids and log-probabilities out.
+
+Requests join and leave at any time. An engine knows no tokenizer, chat format or tool.
+Every `sample` call ends: with a `Sample`, with `EngineError`, or by cancellation (which drops the request inside the engine too).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Engine", "FinishReason", "Sample", "SampleRequest", "SamplingOptions"]
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # an end-of-turn token was sampled (it is the last of the ids)
+    LENGTH = "length"  # max_tokens were sampled
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How to draw a token; the same for all requests of a rollout. temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    ids: tuple[int, ...] | list[int]  # everything so far; the engine must not change it
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    options: SamplingOptions
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the engine drew. `logprobs` are those of the distribution drawn from, or None if the engine gives none."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    finish_reason: FinishReason
+
+
+class Engine(Protocol):
+    """One generation engine. `open` and `close` bracket a rollout; `shutdown` ends the engine for good."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens (prompt and completion) one sequence can have, honestly."""
+        ...
+
+    @property
+    def gives_logprobs(self) -> bool: ...
+
+    async def open(self) -> None: ...
+
+    async def sample(self, request: SampleRequest) -> Sample: ...
+
+    async def close(self) -> None: ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace the weights, under their checkpoint names, and forget every cached prefix."""
+        ...
+
+    def shutdown(self) -> None: ...

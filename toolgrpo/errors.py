@@ -1,0 +1,86 @@
+"""The one error tree.
+
+Three kinds of failure take three roads (see DESIGN in the docs):
+
+* what the *model* did wrong is data on the trajectory, never an exception;
+* what the *world* did wrong is a `WorldError`: retried where that can help, then training stops;
+* what *we or a plugin* did wrong is a `UserError`: raised at once.
+
+    ToolGRPOError
+    ├── UserError                  (also ValueError)
+    │   ├── ConfigError            a flag, a YAML key, a field
+    │   ├── PluginError            a tools, reward or environment file that cannot be used
+    │   ├── RewardError            a reward function that raised or returned the wrong thing
+    │   ├── DataError              a dataset that is missing, empty or has a bad row
+    │   ├── ModelError             a model or tokenizer that cannot be loaded or does not fit
+    │   └── ChatFormatError        a chat template that cannot be used for tool episodes
+    └── WorldError                 (also RuntimeError)
+        ├── EngineError            the generation engine or its server failed
+        ├── ToolExecutorError      the tool workers cannot be started or kept alive
+        └── SandboxError           the sandbox cannot be started or kept alive
+
+Every message says what failed, what was got, and what to do.
+"""
+
+__all__ = [
+    "ChatFormatError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "ModelError",
+    "PluginError",
+    "RewardError",
+    "SandboxError",
+    "ToolExecutorError",
+    "ToolGRPOError",
+    "UserError",
+    "WorldError",
+]
+
+
+class ToolGRPOError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UserError(ToolGRPOError, ValueError):
+    """A plugin, a configuration or a dataset is wrong; the message says where and what to do."""
+
+
+class ConfigError(UserError):
+    """A flag, a YAML key or a config field has an impossible value."""
+
+
+class PluginError(UserError):
+    """A tools, reward or environment file cannot be loaded or does not export what it should."""
+
+
+class RewardError(UserError):
+    """A reward function raised, or returned something that is not one finite number a completion."""
+
+
+class DataError(UserError):
+    """A dataset is missing, empty, or has a row that cannot be used."""
+
+
+class ModelError(UserError):
+    """A model or tokenizer cannot be loaded, or the two do not fit each other."""
+
+
+class ChatFormatError(UserError):
+    """A chat template cannot carry tool episodes token-exactly."""
+
+
+class WorldError(ToolGRPOError, RuntimeError):
+    """Something outside the program failed and retrying did not help."""
+
+
+class EngineError(WorldError):
+    """The generation engine or its server failed."""
+
+
+class ToolExecutorError(WorldError):
+    """The tool workers could not be started or kept alive."""
+
+
+class SandboxError(WorldError):
+    """The sandbox could not be started or kept alive."""

@@ -1,0 +1,51 @@
+"""What the rollout asks of tools: names, schemas, and sessions that answer call attempts.
+
+A session belongs to one episode. `call` answers every attempt it is given, in order, one result each, malformed ones
+included; it never raises for anything a model can write and never outlives its deadlines.
+This package imports no torch, TRL or vLLM: a tool worker must start in well under a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from toolgrpo.trajectory import CallAttempt, ToolResult
+
+__all__ = ["ToolProvider", "ToolSession"]
+
+
+class ToolSession(Protocol):
+    """The tools as one episode sees them."""
+
+    @property
+    def observation(self) -> str | None:
+        """What a stateful environment says before the first turn, if anything."""
+        ...
+
+    async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]: ...
+
+    async def reward(self) -> float | None:
+        """What a stateful environment gives for the episode so far, if it gives anything."""
+        ...
+
+    async def __aenter__(self) -> ToolSession: ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+
+class ToolProvider(Protocol):
+    """What a `Toolbox` is to the rollout."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]: ...
+
+    def session(self, row: Mapping[str, Any]) -> ToolSession: ...
+
+    def close(self) -> None: ...

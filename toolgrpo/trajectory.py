@@ -1,0 +1,292 @@
+"""The token ledger of one episode, and the immutable trajectory it becomes.
+
+Invariants:
+
+* Tokens enter a `Ledger` through two verbs only: `sampled(ids, logprobs)` (mask 1) and `context(ids)` (mask 0).
+  The mask is recorded where a token is born; nothing here ever derives it from lengths.
+* `len(ids) == len(mask) == len(logprobs)`, always.
+* A log-probability that was not given is `None`, never 0. Context tokens have none.
+* `finish` turns the ledger into a frozen `Trajectory`, once; after that no verb works.
+
+Not covered: what the tokens mean (`toolgrpo.chat`), and who sampled them (`toolgrpo.engines`).
+This module imports nothing heavier than the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = [
+    "AttemptStatus",
+    "CallAttempt",
+    "Ledger",
+    "Message",
+    "StopReason",
+    "ToolErrorKind",
+    "ToolResult",
+    "Trajectory",
+    "Turn",
+]
+
+Message = dict[str, Any]
+"""One chat message in the OpenAI form: role, content, and for assistants `tool_calls`, `reasoning_content`."""
+
+
+class StopReason(StrEnum):
+    """Why an episode ended; each has exactly one."""
+
+    FINISHED = "finished"  # the model answered without calling a tool
+    MAX_TURNS = "max_turns"
+    LENGTH = "length"  # max_completion_length was used up
+    CONTEXT_FULL = "context_full"  # the engine's context window was used up
+    DEADLINE = "deadline"
+    STOP_TOOL = "stop_tool"  # a tool that ends the episode was called
+    ENGINE_FAILURE = "engine_failure"
+
+
+class AttemptStatus(StrEnum):
+    """What became of one tool call that the model tried to write."""
+
+    OK = "ok"
+    INVALID_JSON = "invalid_json"
+    UNCLOSED = "unclosed"
+    MISSING_NAME = "missing_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+
+
+class ToolErrorKind(StrEnum):
+    """Why a tool call has no good result."""
+
+    INVALID_JSON = "invalid_json"
+    UNCLOSED = "unclosed"
+    MISSING_NAME = "missing_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    RAISED = "raised"  # the tool raised an exception
+    TIMEOUT = "timeout"  # the tool overran its deadline
+    DIED = "died"  # the process of the tool went away
+    BAD_RESULT = "bad_result"  # the result could not be rendered as text
+    LIMIT = "limit"  # the episode's budget of calls is used up
+
+
+@dataclass(frozen=True, slots=True)
+class CallAttempt:
+    """One tool call as the model wrote it, well formed or not."""
+
+    status: AttemptStatus
+    raw: str  # the text between the markers, exactly as decoded
+    name: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    detail: str = ""  # for a malformed attempt: what is wrong, in words a model can learn from
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to one call attempt."""
+
+    content: str  # the text the model sees
+    name: str | None = None
+    error: ToolErrorKind | None = None
+    started_s: float = 0.0  # seconds since the episode began
+    duration_s: float = 0.0
+    truncated: bool = False
+    cached: bool = False
+    ends_episode: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One assistant turn: what was said, what was tried, what came back, and where its tokens lie."""
+
+    start: int  # index into Trajectory.ids of the first sampled token
+    end: int  # one past the last sampled token
+    content: str
+    reasoning: str | None
+    attempts: tuple[CallAttempt, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    closed: bool = True  # False: cut by a limit before its end-of-turn token
+    duration_s: float = 0.0  # of the sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One finished episode. `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    messages: tuple[Message, ...]  # after the prompt
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    started_s: float = 0.0
+    duration_s: float = 0.0
+    failure: str | None = None  # what went wrong, for StopReason.ENGINE_FAILURE
+    reward: float | None = None  # given by a stateful environment, if it gives one
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.mask) == len(self.logprobs):
+            raise ValueError(
+                f"a trajectory's ids, mask and logprobs must have one length; got {len(self.ids)}, {len(self.mask)}, {len(self.logprobs)}"
+            )
+
+    @property
+    def n_sampled(self) -> int:
+        return sum(self.mask)
+
+    @property
+    def n_context(self) -> int:
+        return len(self.mask) - sum(self.mask)
+
+    @property
+    def attempts(self) -> tuple[CallAttempt, ...]:
+        return tuple(attempt for turn in self.turns for attempt in turn.attempts)
+
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        return tuple(result for turn in self.turns for result in turn.results)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether every sampled token came with its log-probability."""
+        return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
+
+    def to_record(self) -> dict[str, Any]:
+        """A JSON-ready dict; `from_record` gives back an equal trajectory."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
+        """The inverse of `to_record`, also after a round trip through JSON text."""
+        turns = tuple(
+            Turn(
+                **{
+                    **turn,
+                    "attempts": tuple(
+                        CallAttempt(**{**a, "status": AttemptStatus(a["status"])}) for a in turn["attempts"]
+                    ),
+                    "results": tuple(
+                        ToolResult(**{**r, "error": None if r["error"] is None else ToolErrorKind(r["error"])})
+                        for r in turn["results"]
+                    ),
+                }
+            )
+            for turn in record["turns"]
+        )
+        return cls(
+            **{
+                **record,
+                "prompt_ids": tuple(record["prompt_ids"]),
+                "ids": tuple(record["ids"]),
+                "mask": tuple(record["mask"]),
+                "logprobs": tuple(record["logprobs"]),
+                "messages": tuple(record["messages"]),
+                "turns": turns,
+                "stop_reason": StopReason(record["stop_reason"]),
+            }
+        )
+
+
+class Ledger:
+    """The growing side of a trajectory. One writer: the episode."""
+
+    def __init__(self, prompt_ids: Sequence[int], *, expects_logprobs: bool = True) -> None:
+        if not prompt_ids:
+            raise ValueError("a ledger needs a prompt of at least one token")
+        self._prompt_ids = tuple(prompt_ids)
+        self._all_ids = list(prompt_ids)
+        self._mask: list[int] = []
+        self._logprobs: list[float | None] = []
+        self._messages: list[Message] = []
+        self._turns: list[Turn] = []
+        self._expects_logprobs = expects_logprobs
+        self._done = False
+
+    def __len__(self) -> int:
+        """How many tokens stand after the prompt."""
+        return len(self._mask)
+
+    @property
+    def all_ids(self) -> list[int]:
+        """Prompt and everything after it: exactly what the engine is asked to continue. Do not change it."""
+        return self._all_ids
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self._prompt_ids
+
+    @property
+    def mask(self) -> tuple[int, ...]:
+        return tuple(self._mask)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(self._turns)
+
+    def sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        """Tokens the model said, each with its log-probability (None only for an engine that gives none)."""
+        self._check_open()
+        if logprobs is None and self._expects_logprobs and ids:
+            raise ValueError(f"the engine gives log-probabilities, but {len(ids)} sampled tokens came without them")
+        if logprobs is not None and len(logprobs) != len(ids):
+            raise ValueError(f"{len(ids)} sampled tokens came with {len(logprobs)} log-probabilities")
+        self._all_ids.extend(ids)
+        self._mask.extend([1] * len(ids))
+        self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)
+
+    def context(self, ids: Sequence[int]) -> None:
+        """Tokens the model did not say: tool results, turn markers, a close that was synthesised."""
+        self._check_open()
+        self._all_ids.extend(ids)
+        self._mask.extend([0] * len(ids))
+        self._logprobs.extend([None] * len(ids))
+
+    def say(self, *messages: Message) -> None:
+        """Messages as the reward function will see them."""
+        self._check_open()
+        self._messages.extend(messages)
+
+    def turn(self, turn: Turn) -> None:
+        self._check_open()
+        self._turns.append(turn)
+
+    def finish(
+        self,
+        stop_reason: StopReason,
+        *,
+        started_s: float = 0.0,
+        duration_s: float = 0.0,
+        failure: str | None = None,
+        reward: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Trajectory:
+        """Close the ledger and freeze what is in it."""
+        self._check_open()
+        self._done = True
+        return Trajectory(
+            prompt_ids=self._prompt_ids,
+            ids=tuple(self._all_ids[len(self._prompt_ids) :]),
+            mask=tuple(self._mask),
+            logprobs=tuple(self._logprobs),
+            messages=tuple(self._messages),
+            turns=tuple(self._turns),
+            stop_reason=stop_reason,
+            started_s=started_s,
+            duration_s=duration_s,
+            failure=failure,
+            reward=reward,
+            metadata=dict(metadata or {}),
+        )
+
+    def _check_open(self) -> None:
+        if self._done:
+            raise ValueError("this ledger is finished; a trajectory is immutable")
