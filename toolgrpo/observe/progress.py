@@ -1,0 +1,129 @@
+"""One progress display: the training steps with reward, success and time left, and under it the rollout of the moment.
+
+On a terminal it is a live bar. Elsewhere (a pipe, a CI log) it is one line for about every twentieth of the steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["RunProgress", "StepsCallback"]
+
+_LINES_PER_RUN = 20
+_ROLLOUT_SHOWN_AFTER_S = 2.0
+
+
+class RunProgress:
+    """The progress display of one process. A quiet console shows nothing."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = console.is_terminal and not console.quiet
+        self._progress: Progress | None = None
+        self._steps: TaskID | None = None
+        self._next_line = 0
+        self._started = time.monotonic()
+
+    def start_steps(self, total: int, done: int = 0) -> None:
+        self._started = time.monotonic()
+        self._steps = self._display().add_task("training", total=total, completed=done, note="")
+        self._next_line = done
+
+    def show_step(self, done: int, total: int, note: str) -> None:
+        if self._live and self._steps is not None:
+            self._display().update(self._steps, completed=done, note=note)
+        elif done >= self._next_line or done == total:
+            self._next_line = done + max(1, total // _LINES_PER_RUN)
+            seconds = time.monotonic() - self._started
+            self._console.print(f"step {done}/{total}  {note}  {seconds:.0f} s", markup=False)
+
+    def stop_steps(self) -> None:
+        self._steps = None
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    @contextmanager
+    def episodes(self, total: int, label: str) -> Iterator[Callable[[Trajectory], None]]:
+        """Counts episodes of one rollout; the bar appears only if the rollout takes a while, and then goes away."""
+        started, done = time.monotonic(), 0
+        task: TaskID | None = None
+
+        def advance(_: Trajectory) -> None:
+            nonlocal done, task
+            done += 1
+            if not self._live or time.monotonic() - started < _ROLLOUT_SHOWN_AFTER_S:
+                return
+            if task is None:
+                task = self._display().add_task(label, total=total, note="")
+            self._display().update(task, completed=done)
+
+        try:
+            yield advance
+        finally:
+            if task is not None:
+                self._display().remove_task(task)
+            if self._steps is None:
+                self.stop_steps()
+
+    def _display(self) -> Progress:
+        if self._progress is None:
+            columns: list[ProgressColumn] = [
+                TextColumn("{task.description:>9}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            ]
+            self._progress = Progress(*columns, console=self._console, disable=not self._live)
+            self._progress.start()
+        return self._progress
+
+
+class StepsCallback(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """Feeds a `RunProgress` from the trainer's own log."""
+
+    def __init__(self, progress: RunProgress) -> None:
+        self._progress = progress
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._progress.start_steps(state.max_steps, state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        logs = logs or {}
+        shown = [f"{name} {logs[name]:.2f}" for name in ("reward", "success") if logs.get(name) is not None]
+        if shown:
+            self._progress.show_step(state.global_step, state.max_steps, "  ".join(shown))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._progress.stop_steps()

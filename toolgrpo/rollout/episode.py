@@ -1,0 +1,246 @@
+"""One episode: render, sample, parse, call tools, bridge, repeat.
+
+Invariants:
+
+* The ids sent to the engine are exactly the prompt plus everything in the ledger; nothing is tokenized twice.
+* A trajectory never has more than `max_completion_length` tokens after its prompt, and no request asks for more than
+  what is left of it, of the context window and of the turn's own cap.
+* Every episode ends with exactly one `StopReason`. A failure of the world is one of them; a bug or a plugin error is
+  none, it propagates.
+
+What ends an episode, in the order it is looked at in each turn:
+
+    1. room       nothing left to sample into: LENGTH, or CONTEXT_FULL if the context window is the tighter bound
+    2. sample     the engine fails more than `engine_retries` times in a row: ENGINE_FAILURE
+    3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
+                  (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
+    4. no calls   FINISHED
+    5. last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
+    6. tools      calls beyond `max_tool_calls` are answered with an error; a result that ends the episode: STOP_TOOL
+    7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added
+
+The deadline is looked at while waiting in 2 and 6: DEADLINE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from toolgrpo.chat import assistant_message, tool_message
+from toolgrpo.chat.base import ChatFormat
+from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.errors import EngineError, WorldError
+from toolgrpo.rollout.cutting import Cut
+from toolgrpo.rollout.limits import EpisodeLimits
+from toolgrpo.tools.base import ToolProvider, ToolSession
+from toolgrpo.trajectory import Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+
+__all__ = ["Episode", "EpisodeRunner"]
+
+_RETRY_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What an episode starts from: one row of the dataset, one of its G repetitions."""
+
+    messages: tuple[Message, ...]
+    row: Mapping[str, Any] = field(default_factory=dict)
+    enable_thinking: bool | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRunner:
+    """What the episodes of one rollout share. Calling it runs one episode to its end."""
+
+    engine: Engine
+    chat: ChatFormat
+    limits: EpisodeLimits
+    options: SamplingOptions
+    cut: Callable[[str], Cut]
+    tools: ToolProvider | None = None
+    engine_retries: int = 3
+    clock: Callable[[], float] = time.monotonic
+
+    async def __call__(self, episode: Episode) -> Trajectory:
+        return await _Run(self, episode).run()
+
+
+class _Room(NamedTuple):
+    """How many tokens the next turn may have, and what the episode ends with when that is all there is."""
+
+    tokens: int
+    when_full: StopReason
+    by_turn_cap: bool
+
+
+class _Run:
+    """The state of one running episode."""
+
+    def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
+        self.shared = shared
+        self.episode = episode
+        self.started = shared.clock()
+        self.calls_run = 0
+        self.ledger: Ledger | None = None
+
+    async def run(self) -> Trajectory:
+        """The loop, under its deadline, with a tool session around it."""
+        reward: float | None = None
+        failure: str | None = None
+        deadline = asyncio.timeout(self.shared.limits.deadline_s)
+        try:
+            async with deadline:
+                if self.shared.tools is None:
+                    reason = await self._loop(None)
+                else:
+                    async with self.shared.tools.session(self.episode.row) as session:
+                        reason = await self._loop(session)
+                        reward = await session.reward()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            reason = StopReason.DEADLINE
+        except WorldError as error:
+            reason, failure = StopReason.ENGINE_FAILURE, f"{type(error).__name__}: {error}"
+        ledger = self.ledger or self._open_ledger(None)
+        return ledger.finish(reason, started_s=self.started, duration_s=self._now(), failure=failure, reward=reward)
+
+    async def _loop(self, session: ToolSession | None) -> StopReason:
+        ledger = self.ledger = self._open_ledger(session)
+        while True:
+            # 1. room
+            room = self._room(ledger)
+            if room.tokens < 1:
+                return room.when_full
+            # 2. sample and parse
+            started = self._now()
+            sample = await self._sample(ledger, room.tokens)
+            start = len(ledger)
+            ledger.sampled(sample.ids, sample.logprobs)
+            parsed = self.shared.chat.parse(sample.ids)
+            ledger.say(assistant_message(parsed))
+            cut = sample.finish_reason is FinishReason.LENGTH
+            turn = Turn(
+                start=start,
+                end=len(ledger),
+                content=parsed.content,
+                reasoning=parsed.reasoning,
+                attempts=() if session is None else parsed.attempts,
+                closed=not cut,
+                duration_s=self._now() - started,
+            )
+            # 3., 4. and 5. ends without calls
+            reason = self._reason_to_stop(ledger, turn, room)
+            if reason is not None or session is None:
+                ledger.turn(turn)
+                return reason or StopReason.FINISHED
+            # 6. tools
+            results = await self._call_tools(ledger, session, turn)
+            if any(result.ends_episode for result in results):
+                return StopReason.STOP_TOOL
+            # 7. bridge
+            bridge = self.shared.chat.bridge(ledger.all_ids, [_as_message(result) for result in results])
+            room = self._room(ledger)
+            if len(bridge) >= self._left(ledger):
+                return room.when_full
+            ledger.context(bridge)
+
+    def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: _Room) -> StopReason | None:
+        if not turn.closed and not room.by_turn_cap:
+            return room.when_full
+        if not turn.attempts:
+            return StopReason.FINISHED if turn.closed else StopReason.LENGTH
+        max_turns = self.shared.limits.max_turns
+        if max_turns is not None and len(ledger.turns) + 1 >= max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+    async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
+        """One turn from the engine; a failed request is tried again as a fresh one, a few times."""
+        request = SampleRequest(
+            ids=ledger.all_ids,
+            max_tokens=max_tokens,
+            stop_ids=self.shared.chat.stop_ids,
+            options=self.shared.options,
+            seed=None if self.episode.seed is None else self.episode.seed + len(ledger.turns),
+        )
+        for retry in range(self.shared.engine_retries + 1):
+            try:
+                return await self.shared.engine.sample(request)
+            except EngineError:
+                if retry == self.shared.engine_retries:
+                    raise
+                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
+        raise AssertionError("unreachable: the last retry raises")
+
+    async def _call_tools(self, ledger: Ledger, session: ToolSession, turn: Turn) -> tuple[ToolResult, ...]:
+        """Answer every attempt of the turn, in order; record the turn even if the deadline passes meanwhile."""
+        results: tuple[ToolResult, ...] = ()
+        started = self._now()
+        try:
+            budget = self.shared.limits.max_tool_calls
+            allowed = len(turn.attempts) if budget is None else max(0, budget - self.calls_run)
+            answered = await session.call(turn.attempts[:allowed]) if allowed else ()
+            refused = tuple(_refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
+            self.calls_run += len(answered)
+            results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
+            ledger.say(*(_as_message(result) for result in results))
+        finally:
+            ledger.turn(replace(turn, results=results))
+        return results
+
+    def _cut(self, result: ToolResult) -> ToolResult:
+        text, truncated = self.shared.cut(result.content)
+        return replace(result, content=text, truncated=True) if truncated else result
+
+    def _open_ledger(self, session: ToolSession | None) -> Ledger:
+        messages = list(self.episode.messages)
+        if session is not None and session.observation:
+            messages = _with_observation(messages, session.observation)
+        tools = self.shared.tools
+        ids = self.shared.chat.prompt(
+            messages, tools.schemas if tools is not None else [], enable_thinking=self.episode.enable_thinking
+        )
+        return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
+
+    def _left(self, ledger: Ledger) -> int:
+        """Tokens left of the completion length and of the context window."""
+        by_length = self.shared.limits.max_completion_length - len(ledger)
+        return min(by_length, self.shared.engine.max_model_len - len(ledger.all_ids))
+
+    def _room(self, ledger: Ledger) -> _Room:
+        by_length = self.shared.limits.max_completion_length - len(ledger)
+        left = self._left(ledger)
+        cap = self.shared.limits.max_turn_tokens
+        return _Room(
+            tokens=left if cap is None else min(left, cap),
+            when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
+            by_turn_cap=cap is not None and cap < left,
+        )
+
+    def _now(self) -> float:
+        return self.shared.clock() - self.started
+
+
+def _as_message(result: ToolResult) -> Message:
+    return tool_message(result.name, result.content)
+
+
+def _refusal(name: str | None, budget: int | None) -> ToolResult:
+    return ToolResult(
+        content=f"Error: not called. Only {budget} tool calls are allowed, and they are used up. Answer with what you have.",
+        name=name,
+        error=ToolErrorKind.LIMIT,
+    )
+
+
+def _with_observation(messages: list[Message], observation: str) -> list[Message]:
+    """The first observation of an environment belongs to the last message of the prompt."""
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last['content']}{observation}"}]

@@ -1,0 +1,82 @@
+"""`@tool(...)`: what a tool function may say about itself.
+
+A plain function needs no decorator. The decorator changes nothing about how the function is called; it hangs one frozen
+`ToolOptions` on it, which the loader reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from toolgrpo.errors import PluginError
+
+__all__ = ["ToolOptions", "options_of", "tool"]
+
+_ATTRIBUTE = "__toolgrpo_options__"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """Everything a tool may ask for; the defaults are those of a plain function."""
+
+    name: str | None = None  # default: the function's own name
+    timeout_s: float | None = None  # default: the run's --tool_timeout
+    cache: bool | None = None  # None: as the run says; True: pure; False: never
+    isolate: bool = False  # every call alone in a fresh process, never run twice
+    in_process: bool = False  # runs in the trainer's process, where nothing contains it
+    ends_episode: bool = False  # a good call of this tool ends the episode
+    schema: Mapping[str, Any] | None = None  # an explicit JSON schema instead of the signature's
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise PluginError(f"@tool(timeout=...) must be a positive number of seconds, got {self.timeout_s!r}")
+        if self.in_process and self.isolate:
+            raise PluginError("@tool(in_process=True, isolate=True) contradict each other: choose one")
+
+
+def tool(
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    cache: bool | None = None,
+    isolate: bool = False,
+    in_process: bool = False,
+    ends_episode: bool = False,
+    schema: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]:
+    """Say more about a tool: `@tool(timeout=5, cache=True)`.
+
+    Args:
+        name: The name the model sees, if it is not the function's.
+        timeout: Seconds one call may take.
+        cache: True for a pure function: same arguments, same answer, asked once a run.
+        isolate: Run every call alone in a process of its own. Costs some milliseconds and promises that no call is
+            ever run twice and that no other call can disturb it. For tools with effects outside.
+        in_process: Run in the trainer's own process, for tools that need its objects. Nothing contains such a tool.
+        ends_episode: A good call ends the episode.
+        schema: An explicit JSON schema: the parameters object, or the whole OpenAI function form.
+    """
+    options = ToolOptions(
+        name=name,
+        timeout_s=timeout,
+        cache=cache,
+        isolate=isolate,
+        in_process=in_process,
+        ends_episode=ends_episode,
+        schema=schema,
+    )
+
+    def mark(function: F) -> F:
+        setattr(function, _ATTRIBUTE, options)
+        return function
+
+    return mark
+
+
+def options_of(function: Callable[..., Any]) -> ToolOptions:
+    """What the function asked for through `@tool`, or the defaults."""
+    options = getattr(function, _ATTRIBUTE, None)
+    return options if isinstance(options, ToolOptions) else ToolOptions()

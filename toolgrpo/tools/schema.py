@@ -1,0 +1,271 @@
+"""Tool schemas from signatures and docstrings, in the OpenAI function form.
+
+For the simple types the result equals `transformers.utils.get_json_schema`, so that prompts stay those that TRL users have
+(a test compares them); everything richer (Enum, dataclass, TypedDict, pydantic models, dates, Annotated constraints, sets)
+comes from pydantic, with references inlined. transformers itself is not used: importing it takes seconds, and a tool worker
+must start in well under one; it also reads only Google docstrings. docstring_parser reads Google, NumPy and reST.
+
+Not covered: recursive models (refused with a sentence), *args and **kwargs (give an explicit schema).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+import docstring_parser
+import pydantic
+
+from toolgrpo.errors import PluginError
+
+__all__ = ["DocText", "function_schema", "parse_docstring", "type_hints", "type_schema", "wrap_explicit_schema"]
+
+_BASIC: dict[Any, dict[str, Any]] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    list: {"type": "array"},
+    tuple: {"type": "array"},
+    dict: {"type": "object"},
+    Any: {},
+}
+_CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
+_FIRST_SECTION = re.compile(r"^(.*?)[\n\s]*(?:Args:|Returns:|Raises:|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DocText:
+    """A docstring, taken apart."""
+
+    description: str
+    parameters: Mapping[str, str]
+    returns: str | None
+
+
+def parse_docstring(doc: str) -> DocText:
+    """Google, NumPy or reST, whichever fits best."""
+    doc = inspect.cleandoc(doc)
+    parsed = docstring_parser.parse(doc)
+    if parsed.style in (docstring_parser.DocstringStyle.GOOGLE, None) or not parsed.meta:
+        found = _FIRST_SECTION.search(doc)
+        description = found.group(1).strip() if found else doc
+    else:
+        description = (parsed.description or "").strip()
+    returns = parsed.returns
+    returns_text = None
+    if returns is not None:
+        # "Returns:\n    The sum: of both" is read as a type followed by a text; put them together again
+        split_off = returns.type_name if parsed.style == docstring_parser.DocstringStyle.GOOGLE else None
+        returns_text = ": ".join(part for part in (split_off, returns.description) if part)
+    return DocText(
+        description=description,
+        parameters={p.arg_name: _one_line(p.description or "") for p in parsed.params},
+        returns=returns_text,
+    )
+
+
+def type_hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    """The annotations with their names resolved, or a PluginError that says which could not be."""
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except Exception as error:  # annotations are arbitrary code: NameError, TypeError, SyntaxError, ...
+        raise PluginError(
+            f"{where}: the annotations cannot be read ({type(error).__name__}: {error}). "
+            "Import every name that the annotations use at the top of the file, outside `if TYPE_CHECKING`."
+        ) from error
+
+
+def type_schema(hint: Any, where: str) -> dict[str, Any]:
+    """The JSON schema of one annotation."""
+    try:
+        basic = _BASIC.get(hint)
+    except TypeError:  # unhashable, so not a basic one
+        basic = None
+    if basic is not None:
+        return dict(basic)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Union or origin is types.UnionType:
+        return _union_schema(args, where)
+    if origin is Literal and all(type(arg) in (int, float, str, bool, type(None)) for arg in args):
+        names = list(dict.fromkeys(_BASIC[type(arg)]["type"] for arg in args))
+        return {"type": names[0] if len(names) == 1 else names, "enum": list(args)}
+    if origin is list and args:
+        return {"type": "array", "items": type_schema(args[0], where)}
+    if origin is tuple and len(args) > 1 and ... not in args:
+        return {"type": "array", "prefixItems": [type_schema(arg, where) for arg in args]}
+    if origin is dict and len(args) == 2:
+        return {"type": "object", "additionalProperties": type_schema(args[1], where)}
+    return _pydantic_schema(hint, where)
+
+
+def function_schema(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
+    """The OpenAI function form of a function with typed parameters and a docstring."""
+    doc_text = inspect.getdoc(function)
+    if not doc_text:
+        raise PluginError(
+            f"{where}: no docstring. The model reads it to know what the tool does: say in a line what it does, "
+            "then describe each parameter in an `Args:` section."
+        )
+    doc = parse_docstring(doc_text)
+    signature = inspect.signature(function)
+    hints = type_hints(function, where)
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for parameter in _own_parameters(signature):
+        properties[parameter.name] = _parameter_schema(parameter, hints, doc, where)
+        if parameter.default is inspect.Parameter.empty:
+            required.append(parameter.name)
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        parameters["required"] = required
+    described: dict[str, Any] = {"name": name, "description": doc.description, "parameters": parameters}
+    if (returned := _return_schema(hints, doc, where)) is not None:
+        described["return"] = returned
+    return {"type": "function", "function": described}
+
+
+def wrap_explicit_schema(
+    schema: Mapping[str, Any], function: Callable[..., Any], name: str, where: str
+) -> dict[str, Any]:
+    """An explicit schema, given as the parameters object or as the OpenAI form, in the OpenAI form."""
+    inner: Any = schema.get("function", schema) if schema.get("type") == "function" else schema
+    if "parameters" not in inner:
+        inner = {"parameters": inner}
+    parameters = inner["parameters"]
+    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
+        raise PluginError(
+            f"{where}: the explicit schema must describe an object: "
+            '{"type": "object", "properties": {...}, "required": [...]}; got ' + repr(parameters)[:200]
+        )
+    description = inner.get("description") or (parse_docstring(inspect.getdoc(function) or "").description)
+    if not description:
+        raise PluginError(f"{where}: an explicit schema without a description needs a docstring on the function")
+    try:
+        plain = json.loads(json.dumps(parameters))
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"{where}: the explicit schema is not plain JSON: {error}") from error
+    plain.setdefault("properties", {})
+    return {
+        "type": "function",
+        "function": {"name": inner.get("name", name), "description": description, "parameters": plain},
+    }
+
+
+def _own_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters without an implicit receiver."""
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].name in ("self", "cls") and parameters[0].annotation is inspect.Parameter.empty:
+        return parameters[1:]
+    return parameters
+
+
+def _parameter_schema(
+    parameter: inspect.Parameter, hints: Mapping[str, Any], doc: DocText, where: str
+) -> dict[str, Any]:
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        raise PluginError(
+            f"{where}: parameter '{parameter}' has no fixed form that a model could be told. "
+            "Name every parameter, or give an explicit schema with @tool(schema=...)."
+        )
+    if parameter.name not in hints:
+        raise PluginError(
+            f"{where}: parameter '{parameter.name}' has no annotation. Write its type, as in `{parameter.name}: int`."
+        )
+    text = doc.parameters.get(parameter.name)
+    if text is None:
+        raise PluginError(
+            f"{where}: the docstring says nothing about parameter '{parameter.name}'. "
+            f"Add a line `{parameter.name}: ...` to its `Args:` section."
+        )
+    schema = type_schema(hints[parameter.name], f"{where}: parameter '{parameter.name}'")
+    if choices := _CHOICES.search(text):
+        try:
+            schema["enum"] = [c.strip() if isinstance(c, str) else c for c in json.loads(choices.group(1))]
+        except ValueError as error:
+            raise PluginError(
+                f"{where}: the choices of parameter '{parameter.name}' must be a JSON list, "
+                f'as in (choices: ["tea", "coffee"]); got {choices.group(1)!r}'
+            ) from error
+        text = text[: choices.start()].strip()
+    schema["description"] = text
+    return schema
+
+
+def _return_schema(hints: Mapping[str, Any], doc: DocText, where: str) -> dict[str, Any] | None:
+    if "return" not in hints:
+        return None
+    try:
+        schema = type_schema(hints["return"], f"{where}: the return type")
+    except PluginError:
+        schema = {"type": "object"}  # a result is rendered as text, so any type will do here
+    if doc.returns is not None:
+        schema["description"] = doc.returns
+    return schema
+
+
+def _union_schema(args: tuple[Any, ...], where: str) -> dict[str, Any]:
+    members = [type_schema(arg, where) for arg in args if arg is not type(None)]
+    if len(members) == 1:
+        schema = members[0]
+    elif all(set(member) == {"type"} and isinstance(member["type"], str) for member in members):
+        schema = {"type": sorted(member["type"] for member in members)}
+    else:
+        schema = {"anyOf": members}
+    if type(None) in args:
+        schema["nullable"] = True
+    return schema
+
+
+def _pydantic_schema(hint: Any, where: str) -> dict[str, Any]:
+    try:
+        schema: dict[str, Any] = pydantic.TypeAdapter(hint).json_schema()
+    except Exception as error:  # pydantic raises several unrelated kinds for types it cannot describe
+        first_line = str(error).strip().splitlines()[0]
+        raise PluginError(
+            f"{where}: no JSON schema can be made for the type {hint!r} ({first_line}). "
+            "Use str, int, float, bool, list, dict, Literal, Enum, a dataclass, a TypedDict or a pydantic model."
+        ) from error
+    definitions = schema.pop("$defs", {})
+    inlined = _inline(schema, definitions, (), where)
+    if not isinstance(inlined, dict):
+        raise PluginError(f"{where}: the type {hint!r} has no JSON schema that is an object")
+    return inlined
+
+
+def _inline(node: Any, definitions: Mapping[str, Any], path: tuple[str, ...], where: str) -> Any:
+    """The schema with `$ref`s replaced by what they name, and without pydantic's titles."""
+    if isinstance(node, list):
+        return [_inline(item, definitions, path, where) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        key = node["$ref"].rpartition("/")[2]
+        if key in path:
+            raise PluginError(
+                f"{where}: {key} refers to itself; a recursive type cannot be shown to a model. "
+                "Flatten it, or give an explicit schema with @tool(schema=...)."
+            )
+        rest = {k: v for k, v in node.items() if k != "$ref"}
+        return _inline({**definitions[key], **rest}, definitions, (*path, key), where)
+    result = {}
+    for key, value in node.items():
+        if key == "title" and isinstance(value, str):
+            continue
+        if key == "properties":  # its keys are names of parameters, also one called "title"
+            result[key] = {name: _inline(sub, definitions, path, where) for name, sub in value.items()}
+        else:
+            result[key] = _inline(value, definitions, path, where)
+    return result
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n+\s*", " ", text.strip())

@@ -1,0 +1,115 @@
+"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus what an episode, an engine and the tools need. Validated at construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from trl import GRPOConfig
+
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.errors import ConfigError
+from toolgrpo.rollout.limits import EpisodeLimits
+
+__all__ = ["ENGINES", "ToolGRPOConfig"]
+
+ENGINES = ("auto", "vllm_colocate", "vllm_server", "transformers")
+
+
+@dataclass
+class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+    """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
+
+    max_completion_length: int | None = field(
+        default=1024,
+        metadata={"help": "Most tokens of an episode after its prompt: sampled tokens and tool results together."},
+    )
+
+    # the episode
+    max_turns: int | None = field(default=8, metadata={"help": "Most assistant turns of an episode."})
+    max_tool_calls: int | None = field(
+        default=None, metadata={"help": "Most tool calls of an episode; further ones are answered with an error."}
+    )
+    max_turn_tokens: int | None = field(default=None, metadata={"help": "Most sampled tokens of one turn."})
+    max_tool_response_tokens: int | None = field(
+        default=1024, metadata={"help": "A longer tool result is cut in the middle, and says so."}
+    )
+    episode_timeout: float | None = field(
+        default=None, metadata={"help": "Wall-clock seconds after which an episode is ended as it is."}
+    )
+    max_concurrent_episodes: int | None = field(
+        default=None, metadata={"help": "Most episodes that run at the same time in one process; default: all."}
+    )
+    enable_thinking: bool | None = field(
+        default=None,
+        metadata={"help": "Passed to chat templates that know it; a column `enable_thinking` decides for its row."},
+    )
+    tool_timeout: float = field(default=30.0, metadata={"help": "Seconds after which a tool call is given up."})
+
+    # the engine
+    engine: str = field(
+        default="auto",
+        metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINES},
+    )
+    engine_retries: int = field(
+        default=3, metadata={"help": "How often a request that failed is tried again before its episode is lost."}
+    )
+    vllm_server_urls: list[str] | None = field(
+        default=None, metadata={"help": "URLs of one or several running `vllm serve` (engine vllm_server)."}
+    )
+    vllm_kv_cache_gib: int = field(default=1, metadata={"help": "KV cache of colocated vLLM on the CPU, in GiB."})
+    vllm_enforce_eager: bool | None = field(
+        default=None, metadata={"help": "Do not compile in colocated vLLM; default: on the CPU (starts 20 s sooner)."}
+    )
+
+    # what people see
+    success_threshold: float = field(
+        default=1.0, metadata={"help": "An episode counts as a success if its reward is at least this."}
+    )
+    record_episodes: bool = field(
+        default=True, metadata={"help": "Write every trajectory to OUTPUT_DIR/episodes.jsonl."}
+    )
+
+    def __post_init__(self) -> None:
+        if not torch.cuda.is_available():
+            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and never exact.
+            self.bf16 = bool(self.bf16)
+        super().__post_init__()
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")
+        if self.vllm_server_urls and self.engine not in ("auto", "vllm_server"):
+            raise ConfigError(
+                f"vllm_server_urls is given, but engine is {self.engine!r}; use engine vllm_server (or auto)"
+            )
+        for name in ("tool_timeout", "episode_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be a positive number of seconds, got {value}")
+        if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
+            raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
+        if self.engine_retries < 0:
+            raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
+        self.episode_limits()
+
+    def episode_limits(self) -> EpisodeLimits:
+        """The limits of an episode as one value."""
+        if self.max_completion_length is None:
+            raise ConfigError("max_completion_length must be a number of tokens; got None")
+        return EpisodeLimits(
+            max_completion_length=self.max_completion_length,
+            max_turns=self.max_turns,
+            max_tool_calls=self.max_tool_calls,
+            max_turn_tokens=self.max_turn_tokens,
+            max_tool_response_tokens=self.max_tool_response_tokens,
+            deadline_s=self.episode_timeout,
+        )
+
+    def sampling_options(self) -> SamplingOptions:
+        """How tokens are drawn in training."""
+        return SamplingOptions(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty,
+        )

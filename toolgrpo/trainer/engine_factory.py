@@ -1,0 +1,74 @@
+"""Build the engine a trainer asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from toolgrpo.engines.base import Engine
+from toolgrpo.engines.choose import EngineChoice, choose_engine
+from toolgrpo.errors import ConfigError
+
+__all__ = ["build_engine", "compute_dtype"]
+
+
+def build_engine(trainer: Any) -> tuple[Engine, EngineChoice]:
+    """The engine for this trainer's model and arguments, and why it is that one."""
+    args = trainer.args
+    choice = choose_engine(
+        args.engine, server_urls=args.vllm_server_urls, vllm_mode=args.vllm_mode if args.use_vllm else None
+    )
+    build = {"vllm_colocate": _vllm_colocate, "vllm_server": _vllm_server, "transformers": _transformers}[choice.name]
+    return build(trainer), choice
+
+
+def compute_dtype(trainer: Any) -> torch.dtype:
+    """The dtype the trainer's forward pass runs in; an engine of ours uses the same."""
+    if trainer.args.bf16:
+        return torch.bfloat16
+    if trainer.args.fp16:
+        return torch.float16
+    dtype: torch.dtype = next(trainer.model.parameters()).dtype
+    return dtype
+
+
+def _vllm_colocate(trainer: Any) -> Engine:
+    from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+    from toolgrpo.engines.vllm_seam import VLLMOptions
+
+    args = trainer.args
+    if args.vllm_tensor_parallel_size > 1:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size is {args.vllm_tensor_parallel_size}, but colocated vLLM runs one copy per "
+            f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
+            f"{args.vllm_tensor_parallel_size}` and use --engine vllm_server --vllm_server_urls URL."
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = type(base.config).from_dict({**base.config.to_dict(), "architectures": [type(base).__name__]})
+    episodes = args.per_device_train_batch_size * args.steps_per_generation
+    options = VLLMOptions(
+        dtype=compute_dtype(trainer),
+        max_model_len=args.vllm_max_model_length,
+        max_num_seqs=args.max_concurrent_episodes or episodes,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        kv_cache_gib=args.vllm_kv_cache_gib,
+        enforce_eager=args.vllm_enforce_eager,
+        enable_sleep_mode=args.vllm_enable_sleep_mode,
+        trust_remote_code=args.trust_remote_code,
+        seed=args.seed + trainer.accelerator.process_index,
+    )
+    return VLLMColocateEngine(config, options)
+
+
+def _vllm_server(trainer: Any) -> Engine:
+    from toolgrpo.engines.vllm_server import VLLMServerEngine
+
+    raise NotImplementedError
+
+
+def _transformers(trainer: Any) -> Engine:
+    from toolgrpo.engines.transformers import TransformersEngine
+
+    return TransformersEngine(lambda: trainer.accelerator.unwrap_model(trainer.model))

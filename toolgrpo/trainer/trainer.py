@@ -1,0 +1,177 @@
+"""`ToolGRPOTrainer`: a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
+
+It connects parts and holds no policy: the engine is chosen in `engines/choose.py`, an episode is run in
+`rollout/episode.py`, TRL's private names live in `trl_seam.py`. Advantages, losses, the reference model, importance
+sampling, logging and checkpoints stay TRL's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+from transformers import AutoTokenizer, PreTrainedModel
+from trl import GRPOTrainer
+
+from toolgrpo.chat import resolve_format
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.recorder import EpisodeRecorder
+from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
+from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.engine_factory import build_engine
+from toolgrpo.trajectory import Message
+
+__all__ = ["ToolGRPOTrainer"]
+
+Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | Toolbox
+
+
+class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
+    """TRL's `GRPOTrainer` with multi-turn tool episodes.
+
+    Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or a `Toolbox`.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any = None,
+        args: ToolGRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        *,
+        tools: Tools | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name in ("rollout_func", "environment_factory"):
+            if kwargs.get(name) is not None:
+                raise ConfigError(
+                    f"ToolGRPOTrainer runs its own episodes, so `{name}` has no effect; pass `tools=` (a tools or "
+                    f"environment file) instead, or use TRL's GRPOTrainer."
+                )
+        trl_seam.warn_if_untested()
+        args = args or ToolGRPOConfig("toolgrpo-output")
+        tokenizer = processing_class or _load_tokenizer(model, args)
+        self.chat = resolve_format(tokenizer)
+        self.toolbox = _as_toolbox(tools, args)
+        with trl_seam.no_engine_of_trl(args):
+            super().__init__(
+                model=model,
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=tokenizer,
+                **kwargs,
+            )
+        self.engine, self.engine_choice = build_engine(self)
+        trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
+        self._rows: list[Mapping[str, Any]] = []
+        self._weights_of_step: int | None = None
+        self.progress = RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
+        self._cutter = TokenCutter(tokenizer, args.max_tool_response_tokens)
+        self.recorder = EpisodeRecorder(
+            Path(args.output_dir) / "episodes.jsonl" if args.record_episodes and self.is_world_process_zero() else None
+        )
+
+    def rollout(
+        self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
+    ) -> RolloutResult:
+        """Run one episode per row with the weights of now. Each process runs its own rows and waits for no other."""
+        self._push_weights()
+        runner = EpisodeRunner(
+            engine=self.engine,
+            chat=self.chat,
+            limits=self.args.episode_limits(),
+            options=options or self.args.sampling_options(),
+            cut=self._cutter,
+            tools=self.toolbox,
+            engine_retries=self.args.engine_retries,
+        )
+        episodes = [
+            Episode(messages=_as_messages(row["prompt"]), row=row, enable_thinking=self._thinking(row)) for row in rows
+        ]
+        with self.progress.episodes(len(episodes), label) as on_done:
+            return run_rollout(episodes, runner, max_concurrent=self.args.max_concurrent_episodes, on_done=on_done)
+
+    def close(self) -> None:
+        """End the engine, the tool workers and the recorder."""
+        self.engine.shutdown()
+        if self.toolbox is not None:
+            self.toolbox.close()
+        self.recorder.close()
+
+    # What TRL calls.
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
+        self._rows = inputs
+        return super()._generate_and_score_completions(inputs)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
+        result = self.rollout(rows)
+        trajectories = result.trajectories
+        trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in trajectories))
+        metrics = rollout_metrics(trajectories, duration_s=result.duration_s, engine_idle_s=result.engine_idle_s)
+        trl_seam.log_metrics(self, metrics)
+        pad_id = self.processing_class.pad_token_id
+        return trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id).as_trl()
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        start = self.accelerator.process_index * len(prompts)
+        rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
+        own = rewards[start : start + len(prompts)].tolist()
+        success = sum(reward >= self.args.success_threshold for reward in rewards.tolist()) / len(rewards)
+        trl_seam.log_metrics(self, {"success": success})
+        self.recorder.record(
+            [row["trajectories"] for row in inputs],
+            own,
+            inputs,
+            step=self.state.global_step,
+            mode=trl_seam.mode_of(self),
+        )
+        return rewards_per_func
+
+    def _push_weights(self) -> None:
+        if self._weights_of_step != self.state.global_step:
+            self.engine.load_weights(trl_seam.iter_named_params(self))
+            self._weights_of_step = self.state.global_step
+
+    def _thinking(self, row: Mapping[str, Any]) -> bool | None:
+        of_row = row.get("enable_thinking")
+        return self.args.enable_thinking if of_row is None else bool(of_row)
+
+
+def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    return tuple(dict(message) for message in prompt)
+
+
+def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> Toolbox | None:
+    if tools is None or isinstance(tools, Toolbox):
+        return tools
+    return load_tools(tools, tool_timeout_s=args.tool_timeout)
+
+
+def _load_tokenizer(model: str | PreTrainedModel, args: ToolGRPOConfig) -> Any:
+    path = model if isinstance(model, str) else model.config._name_or_path
+    if not path:
+        raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"no tokenizer could be loaded from {path!r}: {error}. Give a folder that `save_pretrained` wrote, a hub id, "
+            f"or `nano` for the embedded model."
+        ) from error

@@ -1,0 +1,134 @@
+"""The one file that touches what is private in TRL. Tested with TRL 1.16.0.
+
+What is used, and why (`tests/contract/test_trl_seam.py` fails with a sentence when one of these changes):
+
+* `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built by `GenerationOutput.as_trl`;
+* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows of a rollout;
+* `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says whether TRL shall
+  correct for the difference between the engine's and the trainer's log-probabilities;
+* `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
+* `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names, gathered and merged
+  under DeepSpeed, FSDP and PEFT.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import trl
+
+from toolgrpo.trajectory import Message, Trajectory
+
+__all__ = [
+    "TESTED_VERSIONS",
+    "GenerationOutput",
+    "correct_for_engine",
+    "count_tokens",
+    "iter_named_params",
+    "log_metrics",
+    "mode_of",
+    "no_engine_of_trl",
+    "warn_if_untested",
+]
+
+TESTED_VERSIONS = ("1.16.0",)
+
+
+def warn_if_untested() -> None:
+    """One sentence if the installed TRL is not one this file was tested with."""
+    if trl.__version__ not in TESTED_VERSIONS:
+        warnings.warn(
+            f"toolgrpo was tested with TRL {', '.join(TESTED_VERSIONS)}; {trl.__version__} is installed and may not fit.",
+            stacklevel=3,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """What `_generate` gives to TRL, by name."""
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    mask: list[list[int]]
+    completions: list[list[Message]]
+    logprobs: list[list[float]] | None
+    extra_fields: dict[str, list[Any]]
+
+    @classmethod
+    def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_id: int) -> GenerationOutput:
+        """TRL wants at least one token per completion: an empty one gets a pad token that is not trained on."""
+        with_logprobs = all(trajectory.has_logprobs for trajectory in trajectories)
+        return cls(
+            prompt_ids=[list(t.prompt_ids) for t in trajectories],
+            completion_ids=[list(t.ids) or [pad_id] for t in trajectories],
+            mask=[list(t.mask) or [0] for t in trajectories],
+            completions=[list(t.messages) for t in trajectories],
+            # Context tokens have no log-probability; TRL masks them, and wants a number there.
+            logprobs=[[0.0 if lp is None else lp for lp in t.logprobs] or [0.0] for t in trajectories]
+            if with_logprobs
+            else None,
+            extra_fields={"trajectories": list(trajectories)},
+        )
+
+    def as_trl(self) -> tuple[Any, ...]:
+        """(prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images)"""
+        return (
+            self.prompt_ids,
+            self.completion_ids,
+            self.mask,
+            self.completions,
+            self.logprobs,
+            self.extra_fields,
+            None,
+            [],
+        )
+
+
+@contextmanager
+def no_engine_of_trl(args: Any) -> Iterator[None]:
+    """Let TRL's trainer start without an engine of its own, whatever `use_vllm` says."""
+    wanted, args.use_vllm = args.use_vllm, False
+    try:
+        yield
+    finally:
+        args.use_vllm = wanted
+
+
+def correct_for_engine(trainer: Any, engine_differs: bool) -> None:
+    """Turn TRL's importance-sampling correction on where tokens come from another implementation than the trainer's."""
+    trainer.use_vllm = engine_differs
+
+
+def mode_of(trainer: Any) -> str:
+    return "train" if trainer.model.training else "eval"
+
+
+def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
+    """Add one value per metric; TRL averages them until its next log."""
+    collected = trainer._metrics[mode_of(trainer)]
+    for name, value in metrics.items():
+        collected[name].append(value)
+
+
+def count_tokens(trainer: Any, n_tokens: int) -> None:
+    """TRL's running count of tokens, over all processes."""
+    total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
+    if mode_of(trainer) == "train":
+        trainer.state.num_input_tokens_seen += total
+    trainer._metrics[mode_of(trainer)]["num_tokens"] = [trainer.state.num_input_tokens_seen]
+
+
+def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights under their checkpoint names. Every process must walk them to the end: gathering is collective."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    walker = VLLMGeneration.__new__(VLLMGeneration)  # its __init__ would start an engine
+    walker.model = trainer.model
+    walker.accelerator = trainer.accelerator
+    walker._dist = trainer._dist
+    yield from walker._iter_named_params()
