@@ -1,0 +1,130 @@
+"""What only the scripted engine does; that it keeps the engine contract is tested in tests/contract."""
+
+import asyncio
+
+import pytest
+
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.errors import EngineError
+from toolgrpo.testing import FakeClock, ScriptedEngine, ScriptedReply, scripted_logprob
+
+STOP = 9
+
+
+def request(ids=(1, 2), max_tokens=8, stop_ids=(STOP,)) -> SampleRequest:
+    return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=stop_ids, options=SamplingOptions())
+
+
+async def ask(engine: ScriptedEngine, *requests: SampleRequest) -> list[Sample]:
+    await engine.open()
+    try:
+        return [await engine.sample(one) for one in requests]
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "max_tokens", "ids", "finish"),
+    [
+        ((5, 6, STOP), 8, (5, 6, STOP), FinishReason.STOP),
+        ((5, 6), 8, (5, 6, STOP), FinishReason.STOP),  # closed with the first stop token
+        ((5, STOP, 6), 8, (5, STOP), FinishReason.STOP),
+        ((5, 6, 7), 2, (5, 6), FinishReason.LENGTH),
+        ((5, 6), 2, (5, 6), FinishReason.LENGTH),  # no room to close
+        ((5, STOP), 2, (5, STOP), FinishReason.STOP),  # the last token allowed is the stop token
+        ((5, STOP), 1, (5,), FinishReason.LENGTH),
+        ((), 3, (STOP,), FinishReason.STOP),
+    ],
+)
+def test_a_reply_is_cut_as_a_real_engine_would(reply, max_tokens, ids, finish):
+    (sample,) = asyncio.run(ask(ScriptedEngine([reply]), request(max_tokens=max_tokens)))
+    assert sample == Sample(ids, tuple(scripted_logprob(token) for token in ids), finish)
+
+
+def test_a_reply_can_have_its_own_logprobs_or_an_engine_none():
+    reply = ScriptedReply((5, STOP), logprobs=(-0.25, -0.5))
+    (sample,) = asyncio.run(ask(ScriptedEngine([reply]), request()))
+    assert sample.logprobs == (-0.25, -0.5)
+    (sample,) = asyncio.run(ask(ScriptedEngine([reply], gives_logprobs=False), request()))
+    assert sample.logprobs is None
+    with pytest.raises(ValueError, match="2 tokens but 1 log-probabilities"):
+        asyncio.run(ask(ScriptedEngine([ScriptedReply((5, STOP), logprobs=(-0.25,))]), request()))
+
+
+def test_a_function_sees_each_request_as_it_was_and_its_number():
+    engine = ScriptedEngine(lambda request, number: (number, len(request.ids), STOP))
+    ids = [1, 2, 3]
+
+    async def grow() -> list[Sample]:
+        await engine.open()
+        first = await engine.sample(request(ids))
+        ids.append(4)
+        return [first, await engine.sample(request(ids))]
+
+    samples = asyncio.run(grow())
+    assert [sample.ids for sample in samples] == [(0, 3, STOP), (1, 4, STOP)]
+    assert [kept.ids for kept in engine.requests] == [(1, 2, 3), (1, 2, 3, 4)]
+    assert engine.answered == 2
+
+
+def test_a_script_that_is_too_short_or_cannot_end_says_so():
+    with pytest.raises(AssertionError, match="the script has 1 replies, but request number 2 came"):
+        asyncio.run(ask(ScriptedEngine([(5,)]), request(), request()))
+    with pytest.raises(ValueError, match="names none that could be added"):
+        asyncio.run(ask(ScriptedEngine([(5,)]), request(stop_ids=())))
+
+
+def test_exceptions_in_the_script_are_raised_and_counted():
+    engine = ScriptedEngine([EngineError("gone"), (5,)])
+
+    async def main() -> Sample:
+        await engine.open()
+        with pytest.raises(EngineError, match="gone"):
+            await engine.sample(request())
+        return await engine.sample(request())
+
+    assert asyncio.run(main()).ids == (5, STOP)
+    assert (engine.failed, engine.answered, engine.open_requests) == (1, 1, 0)
+
+
+def test_delays_overlap_and_follow_the_loop_clock():
+    clock = FakeClock()
+    engine = ScriptedEngine([ScriptedReply((5, 6), delay_s=1.0), (5,)], step_s=2.0)
+
+    async def main() -> list[float]:
+        await engine.open()
+
+        async def one() -> float:
+            await engine.sample(request())
+            return clock()
+
+        return list(await asyncio.gather(one(), one()))
+
+    assert clock.run(main()) == [7.0, 4.0]  # 1 s and three steps; two steps
+    assert engine.most_open_requests == 2
+
+
+def test_a_stalled_request_ends_by_cancellation_or_close():
+    engine = ScriptedEngine(lambda request, number: ScriptedReply((), stalls=True))
+
+    async def main() -> None:
+        await engine.open()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1000):
+                await engine.sample(request())
+        assert (engine.cancelled, engine.open_requests) == (1, 0)
+        waiting = asyncio.create_task(engine.sample(request()))
+        await asyncio.sleep(1)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed while this request was open"):
+            await waiting
+
+    FakeClock().run(main())
+    assert (engine.cancelled, engine.failed, engine.open_requests) == (1, 1, 0)
+
+
+def test_weights_are_walked_to_the_end_and_counted():
+    walked = []
+    engine = ScriptedEngine([])
+    engine.load_weights((walked.append(name) or (name, None)) for name in "ab")
+    assert (walked, engine.weight_loads) == (["a", "b"], 1)

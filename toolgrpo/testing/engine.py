@@ -1,0 +1,182 @@
+"""An engine that says what a test tells it to say.
+
+Invariants: it keeps the contract of `toolgrpo.engines.base` (the contract suite runs over it as over the real ones); the
+same script and the same requests give the same samples; nothing is random and nothing looks at the wall clock except
+through the event loop, so `FakeClock` makes delays free.
+
+Not covered: a model. Log-probabilities are made up (`scripted_logprob`), but differ by token, so that a test sees it
+when ids and log-probabilities are shifted against each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.engines.checks import check_request
+from toolgrpo.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Script", "ScriptedEngine", "ScriptedReply", "scripted_logprob"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedReply:
+    """One turn, as the fake model would say it. Without a stop token at its end, the request's first one is added."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float] | None = None  # None: `scripted_logprob` of each token
+    delay_s: float = 0.0  # besides the engine's `step_s` for each token
+    stalls: bool = False  # never answers: only cancellation or `close` ends the request
+
+
+Reply = Sequence[int] | ScriptedReply | Exception
+Script = Callable[[SampleRequest, int], Reply]
+
+
+def scripted_logprob(token: int) -> float:
+    """The made-up log-probability of a token, always the same and below zero."""
+    return -(1 + token % 97) / 100
+
+
+class ScriptedEngine:
+    """A deterministic engine for tests.
+
+    `script` is a list of replies, one a request, or a function of the request and its number (from 0). A reply is the
+    ids of the turn, a `ScriptedReply`, or an exception, which is raised. A reply is cut after its first stop token and at
+    `max_tokens`, as a real engine would.
+
+    What tests look at: `requests` (each with its ids as they were), `open_requests`, `most_open_requests`, `answered`,
+    `failed`, `cancelled`, `weight_loads`, `is_open`, `is_shut_down`.
+    """
+
+    name = "scripted"
+
+    def __init__(
+        self,
+        script: Script | Sequence[Reply],
+        *,
+        max_model_len: int = 4096,
+        step_s: float = 0.0,
+        gives_logprobs: bool = True,
+    ) -> None:
+        self._script = script if callable(script) else _from_list(script)
+        self.max_model_len = max_model_len
+        self.step_s = step_s
+        self.gives_logprobs = gives_logprobs
+        self.requests: list[SampleRequest] = []
+        self.most_open_requests = 0
+        self.answered = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.weight_loads = 0
+        self.is_open = False
+        self.is_shut_down = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._waiting)
+
+    async def open(self) -> None:
+        if self.is_open:
+            raise EngineError("the engine is already open; close the rollout that uses it first")
+        if self.is_shut_down:
+            raise EngineError("the engine was shut down")
+        self.is_open = True
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        if not self.is_open:
+            raise EngineError("the engine is not open")
+        check_request(request, self.max_model_len)
+        number = len(self.requests)
+        kept = replace(request, ids=tuple(request.ids))
+        self.requests.append(kept)
+        reply = self._script(kept, number)
+        if isinstance(reply, Exception):
+            await self._pass_time(0.0)
+            self.failed += 1
+            raise reply
+        if not isinstance(reply, ScriptedReply):
+            reply = ScriptedReply(reply)
+        sample = _cut(reply, request, with_logprobs=self.gives_logprobs)
+        await self._pass_time(None if reply.stalls else reply.delay_s + self.step_s * len(sample.ids))
+        self.answered += 1
+        return sample
+
+    async def close(self) -> None:
+        self.is_open = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(EngineError("the engine was closed while this request was open"))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for _ in weights:  # walked to the end, as a real engine does: gathering weights is collective
+            pass
+        self.weight_loads += 1
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    async def _pass_time(self, seconds: float | None) -> None:
+        """Be an open request for so long (None: for good), and count how it ended."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[None] = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _wake, waiting)
+        self._waiting.add(waiting)
+        self.most_open_requests = max(self.most_open_requests, len(self._waiting))
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        except EngineError:
+            self.failed += 1
+            raise
+        finally:
+            self._waiting.discard(waiting)
+            if timer is not None:
+                timer.cancel()
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+def _from_list(replies: Sequence[Reply]) -> Script:
+    def script(request: SampleRequest, number: int) -> Reply:
+        if number >= len(replies):
+            raise AssertionError(f"the script has {len(replies)} replies, but request number {number + 1} came")
+        return replies[number]
+
+    return script
+
+
+def _cut(reply: ScriptedReply, request: SampleRequest, *, with_logprobs: bool) -> Sample:
+    """What is left of a reply after its first stop token and `max_tokens`."""
+    ids = [int(token) for token in reply.ids]
+    logprobs = [scripted_logprob(token) for token in ids] if reply.logprobs is None else list(reply.logprobs)
+    if len(logprobs) != len(ids):
+        raise ValueError(f"a scripted reply has {len(ids)} tokens but {len(logprobs)} log-probabilities")
+    stop = next((n for n, token in enumerate(ids) if token in request.stop_ids), None)
+    if stop is None and len(ids) < request.max_tokens:
+        if not request.stop_ids:
+            raise ValueError(
+                f"a scripted reply of {len(ids)} tokens has no stop token, and the request names none that could be added"
+            )
+        stop = len(ids)
+        ids.append(request.stop_ids[0])
+        logprobs.append(scripted_logprob(request.stop_ids[0]))
+    length = request.max_tokens if stop is None else min(stop + 1, request.max_tokens)
+    stopped = stop is not None and stop < request.max_tokens
+    return Sample(
+        ids=tuple(ids[:length]),
+        logprobs=tuple(logprobs[:length]) if with_logprobs else None,
+        finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+    )
