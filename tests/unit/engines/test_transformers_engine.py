@@ -1,0 +1,125 @@
+"""What only the transformers engine promises; the contract that all engines keep is tested in tests/contract."""
+
+import asyncio
+import random
+
+import pytest
+import torch
+
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.transformers import TransformersEngine
+from toolgrpo.errors import EngineError, ModelError
+
+
+def request(n_prompt=5, max_tokens=8, **options) -> SampleRequest:
+    seed = options.pop("seed", None)
+    ids = [(7 * i) % 300 for i in range(n_prompt)]
+    return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=(), options=SamplingOptions(**options), seed=seed)
+
+
+def sample_all(engine: TransformersEngine, *requests: SampleRequest) -> list[Sample]:
+    async def main() -> list[Sample]:
+        await engine.open()
+        try:
+            return list(await asyncio.gather(*(engine.sample(one) for one in requests)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def test_a_full_batch_makes_others_wait_but_changes_nothing(tiny_qwen3):
+    model = tiny_qwen3()
+    rng = random.Random(0)
+    requests = [request(rng.randrange(1, 90), rng.randrange(1, 40), temperature=0.0) for _ in range(24)]
+    together = sample_all(TransformersEngine(lambda: model), *requests)
+    narrow = sample_all(TransformersEngine(lambda: model, max_rows=3), *requests)
+    assert [sample.ids for sample in narrow] == [sample.ids for sample in together]
+    for one, other in zip(narrow, together, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_every_module_is_put_back_in_its_own_mode(tiny_qwen3):
+    model = tiny_qwen3().train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    modes_while_open = []
+    model.register_forward_pre_hook(lambda module, args: modes_while_open.append(module.training))
+    sample_all(TransformersEngine(lambda: model), request())
+    assert not any(modes_while_open)
+    assert [module.training for module in model.modules()] == before
+
+
+def test_a_training_step_after_a_rollout_still_has_gradients(tiny_qwen3):
+    model = tiny_qwen3().train()
+    sample_all(TransformersEngine(lambda: model), request())
+    model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_seeds_make_draws_repeatable_and_the_trainers_own_randomness_is_left_alone(tiny_qwen3):
+    model = tiny_qwen3()
+    engine = TransformersEngine(lambda: model)
+    state = torch.random.get_rng_state()
+    first = sample_all(engine, request(seed=1), request(seed=2), request())
+    second = sample_all(engine, request(seed=1), request(seed=2), request())
+    assert [s.ids for s in first[:2]] == [s.ids for s in second[:2]]
+    assert first[0].ids != first[1].ids
+    assert first[2].ids != second[2].ids  # unseeded: the engine's stream goes on from rollout to rollout
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_rows_with_different_options_share_a_batch(tiny_qwen3):
+    model = tiny_qwen3()
+    alone = [
+        sample_all(TransformersEngine(lambda: model), request(temperature=0.0, **options))[0]
+        for options in ({}, {"repetition_penalty": 1.5}, {})
+    ]
+    mixed = sample_all(
+        TransformersEngine(lambda: model),
+        request(temperature=0.0),
+        request(temperature=0.0, repetition_penalty=1.5),
+        request(temperature=0.0),
+        request(temperature=1.0),
+    )
+    assert [sample.ids for sample in mixed[:3]] == [sample.ids for sample in alone]
+    assert len(set(mixed[1].ids)) >= len(set(mixed[0].ids))
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"), [(RuntimeError("out of memory"), EngineError), (TypeError("a bug"), TypeError)]
+)
+def test_a_failing_forward_pass_reaches_every_request_and_the_next_one_works(tiny_qwen3, error, seen):
+    model = tiny_qwen3()
+    engine = TransformersEngine(lambda: model)
+    failures = [error]
+
+    def fail_once(module, args, kwargs):
+        if failures:
+            raise failures.pop()
+
+    model.register_forward_pre_hook(fail_once, with_kwargs=True)
+
+    async def main() -> None:
+        await engine.open()
+        outcomes = await asyncio.gather(*(engine.sample(request()) for _ in range(3)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [seen] * 3
+        assert len((await engine.sample(request())).ids) == 8
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_the_context_window_is_the_models_or_the_smaller_one_asked_for(tiny_qwen3):
+    model = tiny_qwen3()
+    assert TransformersEngine(lambda: model).max_model_len == 1024
+    assert TransformersEngine(lambda: model, max_model_len=100).max_model_len == 100
+    assert TransformersEngine(lambda: model, max_model_len=9999).max_model_len == 1024
+
+
+def test_a_model_without_a_key_value_cache_is_refused(tiny_qwen3):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=300, hidden_size=16, state_size=4, num_hidden_layers=1)
+    with pytest.raises(ModelError, match="how many positions"):
+        TransformersEngine(lambda: MambaForCausalLM(config))
