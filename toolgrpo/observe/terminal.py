@@ -58,6 +58,29 @@ class Terminal:
         terminal._show_errors_on(errors)
         return terminal
 
+    @staticmethod
+    def rank() -> int:
+        """This process's number, as launchers set it."""
+        return int(os.environ.get("RANK", "0"))
+
+    @classmethod
+    def is_main_process(cls) -> bool:
+        return cls.rank() == 0
+
+    def move_log(self, log_file: Path) -> None:
+        """Go on logging in another file, with what was logged so far at its head."""
+        assert self.log_file is not None
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        written, self.log_file = self.log_file, log_file
+        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.write(log, written.read_bytes())
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        written.unlink()
+
     def say(self, text: str) -> None:
         """One line of our own, on the terminal and in the log."""
         self.console.print(text, markup=False)

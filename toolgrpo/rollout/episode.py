@@ -30,8 +30,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from toolgrpo.chat import assistant_message, tool_message
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.messages import assistant_message, tool_message
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, WorldError
 from toolgrpo.rollout.cutting import Cut

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -39,8 +38,9 @@ class RolloutResult:
 class _BusyMeter:
     """Wraps an engine's `sample` to measure the time in which at least one request is open."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine
+        self._clock = clock
         self._open = 0
         self._since = 0.0
         self.busy_s = 0.0
@@ -50,14 +50,14 @@ class _BusyMeter:
 
     async def sample(self, request: SampleRequest) -> Sample:
         if self._open == 0:
-            self._since = time.monotonic()
+            self._since = self._clock()
         self._open += 1
         try:
             return await self._engine.sample(request)
         finally:
             self._open -= 1
             if self._open == 0:
-                self.busy_s += time.monotonic() - self._since
+                self.busy_s += self._clock() - self._since
 
 
 async def run_episodes(
@@ -68,8 +68,9 @@ async def run_episodes(
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> RolloutResult:
     """Run all episodes; see the module's invariants."""
-    started = time.monotonic()
-    meter = _BusyMeter(runner.engine)
+    clock = runner.clock
+    started = clock()
+    meter = _BusyMeter(runner.engine, clock)
     metered = replace(runner, engine=meter)
     gate = asyncio.Semaphore(max_concurrent or max(1, len(episodes)))
 
@@ -91,7 +92,7 @@ async def run_episodes(
         await runner.engine.close()
     trajectories = tuple(task.result() for task in tasks)
     _check_complete(trajectories)
-    duration = time.monotonic() - started
+    duration = clock() - started
     return RolloutResult(trajectories, duration, max(0.0, duration - meter.busy_s))
 
 

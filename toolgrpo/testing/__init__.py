@@ -1,6 +1,8 @@
 """The fakes that our tests and our users' tests run on."""
 
+from toolgrpo.testing.chat import ByteChat
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine, ScriptedReply, scripted_logprob
+from toolgrpo.testing.tools import ScriptedTools
 
-__all__ = ["FakeClock", "ScriptedEngine", "ScriptedReply", "scripted_logprob"]
+__all__ = ["ByteChat", "FakeClock", "ScriptedEngine", "ScriptedReply", "ScriptedTools", "scripted_logprob"]

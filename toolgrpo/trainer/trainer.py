@@ -77,6 +77,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
         self._rows: list[Mapping[str, Any]] = []
         self._weights_of_step: int | None = None
+        self.rollout_seconds = 0.0
         self.progress = RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
         self._cutter = TokenCutter(tokenizer, args.max_tool_response_tokens)
         self.recorder = EpisodeRecorder(
@@ -119,6 +120,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
         result = self.rollout(rows)
+        self.rollout_seconds += result.duration_s
         trajectories = result.trajectories
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in trajectories))
         metrics = rollout_metrics(trajectories, duration_s=result.duration_s, engine_idle_s=result.engine_idle_s)

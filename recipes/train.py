@@ -1,0 +1,47 @@
+"""Teach a model to use tools, with one command.
+
+    accelerate launch recipes/train.py --config recipes/configs/nano.yaml
+    accelerate launch recipes/train.py --model_name_or_path MODEL --tools_script my_tools.py --reward_fn my_reward.py \
+        --dataset_id_or_path data.jsonl
+
+Every field of ToolGRPOConfig (TRL's GRPOConfig and more) and of TRL's ModelConfig is a flag and a YAML key; a flag wins.
+`--dry_run` loads and checks everything, and stops before the first step.
+"""
+
+from __future__ import annotations
+
+from toolgrpo.startup import prepare
+
+prepare()  # before anything imports PyTorch
+
+import json  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from toolgrpo.observe.terminal import Terminal  # noqa: E402
+
+
+def main(argv: list[str] | None = None) -> None:
+    started = time.monotonic()
+    arguments = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(arguments):
+        from toolgrpo.training_run import parse_arguments
+
+        parse_arguments(arguments)
+    main_process = Terminal.is_main_process()
+    terminal = Terminal.open(Path(tempfile.mkdtemp(prefix="toolgrpo-")) / "train.log", main_process=main_process)
+    terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
+    from toolgrpo.training_run import TrainingRun, parse_arguments
+
+    script, config, model = parse_arguments(arguments)
+    terminal.move_log(Path(config.output_dir) / ("train.log" if main_process else f"train.rank{Terminal.rank()}.log"))
+    run = TrainingRun(script, config, model, terminal, started=started)
+    summary = run.run()
+    if summary is not None and main_process:
+        (Path(config.output_dir) / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
