@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from toolgrpo.trajectory import CallAttempt, ToolResult
 
@@ -37,6 +37,7 @@ class ToolSession(Protocol):
     ) -> None: ...
 
 
+@runtime_checkable
 class ToolProvider(Protocol):
     """What a `Toolbox` is to the rollout."""
 

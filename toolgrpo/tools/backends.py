@@ -1,0 +1,106 @@
+"""Where calls go: one backend per kind of tool, one session of each per episode."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol
+
+from toolgrpo.tools.cache import ResultCache
+from toolgrpo.tools.pool import WorkerPool
+from toolgrpo.tools.reply import Reply
+from toolgrpo.tools.spec import ToolSpec
+
+__all__ = ["Backend", "BackendSession", "FunctionBackend", "StatelessBackend"]
+
+
+class BackendSession(Protocol):
+    """One backend as one episode sees it. `open` comes first, `close` last and always."""
+
+    @property
+    def observation(self) -> str | None: ...
+
+    async def open(self) -> None: ...
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply: ...
+
+    async def reward(self) -> float | None: ...
+
+    async def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A source of tools that is running."""
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]: ...
+
+    def session(self, row: Mapping[str, Any]) -> BackendSession: ...
+
+    def close(self) -> None: ...
+
+
+class StatelessBackend(ABC):
+    """A backend whose calls know nothing of episodes: all sessions are alike, and answers may be cached."""
+
+    def __init__(self, specs: Sequence[ToolSpec], timeout_s: float, *, cache_all: bool) -> None:
+        self.specs = specs
+        self._timeout_s = timeout_s
+        self._cache_all = cache_all
+        self._cache = ResultCache()
+
+    @abstractmethod
+    def submit(self, spec: ToolSpec, arguments: Mapping[str, Any], timeout_s: float) -> Future[Reply]: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def session(self, row: Mapping[str, Any]) -> BackendSession:
+        return _StatelessSession(self)
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
+        timeout_s = spec.timeout_s or self._timeout_s
+        if spec.cache is False or not (spec.cache or self._cache_all):
+            return await asyncio.wrap_future(self.submit(spec, arguments, timeout_s))
+        lookup = self._cache.get(spec.name, arguments, lambda: self.submit(spec, arguments, timeout_s))
+        reply = await asyncio.shield(asyncio.wrap_future(lookup.future))  # others may wait for the same answer
+        return replace(reply, cached=lookup.hit)
+
+
+class _StatelessSession:
+    """An episode's view of a stateless backend."""
+
+    observation = None
+
+    def __init__(self, backend: StatelessBackend) -> None:
+        self._backend = backend
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
+        return await self._backend.call(spec, arguments)
+
+    async def reward(self) -> float | None:
+        return None
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class FunctionBackend(StatelessBackend):
+    """Plain functions in worker processes."""
+
+    def __init__(self, pool: WorkerPool, specs: Sequence[ToolSpec], timeout_s: float, *, cache_all: bool) -> None:
+        super().__init__(specs, timeout_s, cache_all=cache_all)
+        self._pool = pool
+
+    def submit(self, spec: ToolSpec, arguments: Mapping[str, Any], timeout_s: float) -> Future[Reply]:
+        message = {"op": "call", "tool": spec.name, "args": dict(arguments)}
+        return self._pool.submit(message, timeout_s, alone=spec.isolate, is_async=spec.is_async)
+
+    def close(self) -> None:
+        self._pool.close()

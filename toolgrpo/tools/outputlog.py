@@ -1,0 +1,60 @@
+"""What tools print: into a file of bounded size, never to the terminal.
+
+One pipe carries the stdout and stderr of the supervisor, its workers and their children. It is always drained, so that a
+tool that prints without end blocks nobody; what is over the limit is dropped, with one notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["OutputLog"]
+
+_logger = logging.getLogger("toolgrpo.tools.output")
+_CHUNK = 1 << 18
+_TAIL = 4000
+
+
+class OutputLog:
+    """Drains one pipe. Without a path the text goes to the logger `toolgrpo.tools.output`, at level DEBUG."""
+
+    def __init__(self, path: Path | None, max_bytes: int = 16 * 1024 * 1024) -> None:
+        self._left = max_bytes
+        self._buffer = bytearray(_CHUNK)
+        self.tail = b""  # the last that was printed, for error messages
+        self._file: int | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def drain(self, descriptor: int) -> bool:
+        """Take what there is; False at the end of the pipe."""
+        try:
+            count = os.readv(descriptor, [self._buffer])
+        except BlockingIOError:
+            return True
+        if count == 0:
+            return False
+        view = memoryview(self._buffer)[:count]
+        self.tail = (self.tail + bytes(view[-_TAIL:]))[-_TAIL:]
+        if self._left > 0:
+            self._write(bytes(view[: self._left]))
+            self._left -= count
+            if self._left <= 0:
+                self._write(b"\n[the limit of this log is reached; what tools print from here on is dropped]\n")
+        return True
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, text: bytes) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # a full disk must not end the run for a log
+                os.write(self._file, text)
+        else:
+            _logger.debug("%s", text.decode("utf-8", "replace").rstrip("\n"))

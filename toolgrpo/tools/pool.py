@@ -1,0 +1,423 @@
+"""The trainer's side of the tool workers: who runs which call, until when, and what happens when a worker is lost.
+
+Invariants:
+
+* Every job's future gets exactly one reply: the tool's, TIMEOUT at its deadline, DIED, or `ToolExecutorError`.
+* A call that overruns is answered at its deadline; its worker takes no new calls, is replaced at once, and is killed when
+  the calls of others on it are done. A coroutine is cancelled first, and its worker stays if that works.
+* A worker that dies, or stops answering (a tool that holds the interpreter lock), with one call on it costs that call. With
+  several, nobody knows which call did it: each runs once more, alone in a process of its own, with a deadline of its own.
+  So a call may run twice, only for the fault of a fellow call; `isolate=True` calls and environment methods never do.
+* All state belongs to one event loop on a thread of its own (`LoopThread`); any thread or loop may submit and wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from toolgrpo.errors import ToolExecutorError
+from toolgrpo.tools.link import SupervisorLink, WorkerLink
+from toolgrpo.tools.loopthread import LoopThread
+from toolgrpo.tools.outputlog import OutputLog
+from toolgrpo.tools.plugin import PluginSpec
+from toolgrpo.tools.reply import Reply
+from toolgrpo.tools.worker import Limits
+from toolgrpo.trajectory import ToolErrorKind
+
+__all__ = ["Job", "PoolOptions", "WorkerPool"]
+
+_logger = logging.getLogger(__name__)
+_TICK_S = 0.1
+_CANCEL_GRACE_S = 0.5
+_START_TIMEOUT_S = 60.0
+_MAX_START_FAILURES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How many workers, and what each is given."""
+
+    workers: int = 4
+    limits: Limits = field(default_factory=Limits)
+    frozen_after_s: float = 3.0  # a worker with several calls that is silent this long is given up
+    load_timeout_s: float = 120.0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One call on its way."""
+
+    id: int
+    message: Mapping[str, Any]
+    timeout_s: float
+    alone: bool
+    is_async: bool
+    future: Future[Reply]
+    started: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+    answered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One worker process as the pool sees it."""
+
+    number: int
+    alone: bool  # for one job, or for one environment instance
+    born: float
+    link: WorkerLink | None = None
+    ready: bool = False
+    retiring: bool = False
+    last_heard: float = 0.0
+    pinged: float | None = None
+    jobs: dict[int, Job] = field(default_factory=dict)  # an answered job stays until its reply or the worker's end
+
+    @property
+    def waiting(self) -> list[Job]:
+        return [job for job in self.jobs.values() if not job.answered]
+
+
+class WorkerPool:
+    """Runs jobs in worker processes under one supervisor."""
+
+    def __init__(self, hello: Mapping[str, Any], options: PoolOptions, log: OutputLog) -> None:
+        self._hello = {**hello, "limits": asdict(options.limits)}
+        self._options = options
+        self._log = log
+        self._numbers = itertools.count(1)
+        self._job_ids = itertools.count(1)
+        self._workers: dict[int, _Worker] = {}
+        self._queue: deque[Job] = deque()
+        self._start_failures = 0
+        self._broken: ToolExecutorError | None = None
+        self._closing = False
+        self._supervisor: SupervisorLink | None = None
+        self._thread = LoopThread("toolgrpo-tools")
+        self._loop = self._thread.loop
+        try:
+            self.spec: PluginSpec = self._thread.submit(self._open()).result()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- for any thread -------------------------------------------------------------------------------------------
+
+    def submit(self, message: Mapping[str, Any], timeout_s: float, *, alone: bool, is_async: bool) -> Future[Reply]:
+        """Run a call of a stateless tool on some worker."""
+        job = self._job(message, timeout_s, alone=alone, is_async=is_async)
+        self._loop.call_soon_threadsafe(self._enqueue, job)
+        return job.future
+
+    def reserve(self) -> int:
+        """A worker of its own for an environment; calls go there with `submit_on`, `release` ends it."""
+        number = next(self._numbers)
+        self._loop.call_soon_threadsafe(self._spawn, number, True)
+        return number
+
+    def submit_on(self, number: int, message: Mapping[str, Any], timeout_s: float, *, is_async: bool) -> Future[Reply]:
+        """Run a call on a reserved worker; DIED if that worker is gone."""
+        job = self._job(message, timeout_s, alone=True, is_async=is_async)
+        self._loop.call_soon_threadsafe(self._send_reserved, number, job)
+        return job.future
+
+    def release(self, number: int) -> None:
+        self._loop.call_soon_threadsafe(self._release, number)
+
+    def close(self) -> None:
+        """Kill every worker. Safe to call twice."""
+        if not self._closing:
+            self._closing = True
+            self._thread.submit(self._shut_down()).result(timeout=10)
+            self._thread.close()
+
+    @property
+    def worker_pids_alive(self) -> int:
+        """How many workers there are now."""
+        return len(self._workers)
+
+    def _job(self, message: Mapping[str, Any], timeout_s: float, *, alone: bool, is_async: bool) -> Job:
+        if self._closing:
+            raise ToolExecutorError("this toolbox is closed; load it again to call its tools")
+        if self._broken is not None:
+            raise self._broken
+        job_id = next(self._job_ids)
+        return Job(job_id, {**message, "id": job_id}, timeout_s, alone, is_async, Future())
+
+    # --- on the loop: life of the supervisor ------------------------------------------------------------------------
+
+    async def _open(self) -> PluginSpec:
+        spec = await self._start_supervisor()
+        self._loop.create_task(self._tick())
+        return spec
+
+    async def _start_supervisor(self) -> PluginSpec:
+        self._supervisor = SupervisorLink(self._hello, self._log)
+        spec = await self._supervisor.start(
+            self._options.load_timeout_s, on_exited=self._on_exited, on_lost=self._on_supervisor_lost
+        )
+        if spec.functions:
+            self._refill()
+        return spec
+
+    def _on_supervisor_lost(self) -> None:
+        if self._closing:
+            return
+        _logger.warning("the supervisor of the tool workers is gone; starting another")
+        for worker in list(self._workers.values()):
+            self._lose(worker, "the process of the tools went away")
+        self._start_failures += 1
+        if self._start_failures >= _MAX_START_FAILURES:
+            self._break("the supervisor of the tool workers went away again and again")
+            return
+        self._loop.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        try:
+            await self._start_supervisor()
+        except Exception as error:
+            self._break(f"the tool workers could not be started again: {error}")
+
+    async def _shut_down(self) -> None:
+        for job in [*self._queue, *(job for worker in self._workers.values() for job in worker.jobs.values())]:
+            self._answer(job, Reply("the tools were shut down", ToolErrorKind.DIED))
+        for worker in self._workers.values():
+            if worker.link is not None:
+                worker.link.close()
+        self._workers.clear()
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        self._log.close()
+
+    def _break(self, reason: str) -> None:
+        self._broken = ToolExecutorError(
+            f"{reason}. The last that was printed there:\n{self._log.tail.decode('utf-8', 'replace')}"
+        )
+        _logger.error("%s", self._broken)
+        while self._queue:
+            job = self._queue.popleft()
+            if not job.future.done():
+                job.future.set_exception(self._broken)
+
+    # --- on the loop: life of a worker ------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """As many shared workers as asked for."""
+        shared = sum(1 for worker in self._workers.values() if not worker.alone and not worker.retiring)
+        for _ in range(self._options.workers - shared):
+            self._spawn(next(self._numbers), False)
+
+    def _spawn(self, number: int, alone: bool) -> None:
+        worker = _Worker(number, alone, born=time.monotonic())
+        self._workers[number] = worker
+        self._loop.create_task(self._connect(worker))
+
+    async def _connect(self, worker: _Worker) -> None:
+        ours, theirs = socket.socketpair()
+        assert self._supervisor is not None
+        self._supervisor.spawn(worker.number, theirs)
+        link = WorkerLink(lambda message: self._on_message(worker, message), lambda: self._on_hung_up(worker))
+        await self._loop.create_connection(lambda: link, sock=ours)
+        if self._workers.get(worker.number) is not worker:  # given up meanwhile
+            link.close()
+            return
+        worker.link = link
+        for job in worker.waiting:  # of an environment: sent before the worker was there
+            self._send(worker, job)
+
+    def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
+        worker.last_heard = time.monotonic()
+        worker.pinged = None
+        if message.get("op") == "ready":
+            worker.ready = True
+            self._start_failures = 0
+        elif "id" in message:
+            job = worker.jobs.pop(message["id"], None)
+            if job is not None:
+                self._answer(job, Reply.from_message(message))
+            if message.get("retire"):
+                self._retire(worker)
+        self._bury_if_done(worker)
+        self._dispatch()
+
+    def _on_exited(self, number: int, status: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            self._lose(worker, _ending(status))
+
+    def _on_hung_up(self, worker: _Worker) -> None:
+        """The socket ended; the exit status usually follows and says more."""
+        if self._workers.get(worker.number) is worker:
+            self._loop.call_later(0.2, self._lose, worker, "the process of the tool closed its connection")
+
+    def _lose(self, worker: _Worker, how: str) -> None:
+        """A worker is gone, or given up: decide about its calls, and replace it."""
+        if self._workers.pop(worker.number, None) is None:
+            return
+        self._kill(worker)
+        if not worker.ready and not worker.retiring and not self._closing:
+            self._start_failures += 1
+            if self._start_failures >= _MAX_START_FAILURES:
+                self._break("tool workers end before they can take a call")
+        suspects = worker.waiting
+        if worker.alone or len(worker.jobs) == 1:
+            for job in suspects:
+                self._answer(job, Reply(how, ToolErrorKind.DIED))
+        else:
+            if suspects:
+                _logger.info("a tool worker was lost (%s); %d calls on it run again, each alone", how, len(suspects))
+            for job in reversed(suspects):
+                job.alone = True
+                if job.timer is not None:
+                    job.timer.cancel()
+                self._queue.appendleft(job)
+        if not self._closing and self._broken is None and not worker.alone:
+            self._refill()
+        self._dispatch()
+
+    def _retire(self, worker: _Worker) -> None:
+        """No new calls; a replacement now; the end when its last caller has an answer."""
+        if not worker.retiring:
+            worker.retiring = True
+            if not worker.alone:
+                self._refill()
+
+    def _bury_if_done(self, worker: _Worker) -> None:
+        if worker.retiring and not worker.waiting and self._workers.pop(worker.number, None) is not None:
+            self._kill(worker)
+
+    def _kill(self, worker: _Worker) -> None:
+        if worker.link is not None:
+            worker.link.close()
+        if self._supervisor is not None:
+            self._supervisor.kill(worker.number)
+
+    def _release(self, number: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.retiring = True
+            for job in worker.waiting:
+                self._answer(job, Reply("the episode ended", ToolErrorKind.DIED))
+            self._bury_if_done(worker)
+
+    # --- on the loop: life of a job ----------------------------------------------------------------------------------
+
+    def _enqueue(self, job: Job) -> None:
+        self._queue.append(job)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give waiting jobs to workers that have room; the least loaded first."""
+        held_back: list[Job] = []
+        while self._queue:
+            job = self._queue.popleft()
+            worker = self._worker_for(job)
+            if worker is None:
+                held_back.append(job)
+                if not job.alone:
+                    break
+                continue
+            worker.jobs[job.id] = job
+            if worker.link is not None:
+                self._send(worker, job)
+        self._queue.extendleft(reversed(held_back))
+
+    def _worker_for(self, job: Job) -> _Worker | None:
+        if job.alone:
+            busy = sum(1 for worker in self._workers.values() if worker.alone)
+            if busy >= self._options.limits.threads:
+                return None
+            number = next(self._numbers)
+            self._spawn(number, True)
+            self._workers[number].retiring = True  # one job, then the end
+            return self._workers[number]
+        free = [
+            worker
+            for worker in self._workers.values()
+            if worker.ready
+            and not worker.alone
+            and not worker.retiring
+            and len(worker.jobs) < self._options.limits.threads
+        ]
+        return min(free, key=lambda worker: len(worker.jobs), default=None)
+
+    def _send_reserved(self, number: int, job: Job) -> None:
+        worker = self._workers.get(number)
+        if worker is None or worker.retiring:
+            self._answer(job, Reply("the environment is gone", ToolErrorKind.DIED))
+            return
+        worker.jobs[job.id] = job
+        if worker.link is not None:
+            self._send(worker, job)
+
+    def _send(self, worker: _Worker, job: Job) -> None:
+        assert worker.link is not None
+        job.started = time.monotonic()
+        job.timer = self._loop.call_later(job.timeout_s, self._on_deadline, worker, job)
+        worker.link.send(job.message)
+
+    def _on_deadline(self, worker: _Worker, job: Job) -> None:
+        if job.answered or self._workers.get(worker.number) is not worker:
+            return
+        self._answer(job, Reply(f"no answer within {job.timeout_s:g} s", ToolErrorKind.TIMEOUT))
+        if job.is_async and not worker.alone and worker.link is not None:
+            worker.link.send({"op": "cancel", "id": job.id})
+            self._loop.call_later(_CANCEL_GRACE_S, self._on_cancel_ignored, worker, job)
+            return
+        self._retire(worker)
+        self._bury_if_done(worker)
+
+    def _on_cancel_ignored(self, worker: _Worker, job: Job) -> None:
+        if job.id in worker.jobs:
+            self._retire(worker)
+            self._bury_if_done(worker)
+
+    def _answer(self, job: Job, reply: Reply) -> None:
+        if job.answered:
+            return
+        job.answered = True
+        if job.timer is not None:
+            job.timer.cancel()
+        if job.future.set_running_or_notify_cancel():
+            job.future.set_result(reply.timed(job.started, time.monotonic()))
+
+    # --- on the loop: who is still there -----------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Find workers that do not start, and workers that several calls wait for and that say nothing."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            for worker in list(self._workers.values()):
+                if worker.link is not None and not worker.ready and now - worker.born > _START_TIMEOUT_S:
+                    self._lose(worker, "the process of the tool did not start")
+                elif worker.ready and len(worker.jobs) > 1 and worker.waiting:
+                    self._listen_to(worker, now)
+
+    def _listen_to(self, worker: _Worker, now: float) -> None:
+        if worker.pinged is None:
+            worker.pinged = now
+            assert worker.link is not None
+            worker.link.send({"op": "ping"})
+        elif now - worker.pinged > self._options.frozen_after_s:
+            self._lose(worker, "the process of the tool stopped answering")
+
+
+def _ending(status: int) -> str:
+    """How a process ended, for a model to read."""
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return f"the process of the tool was ended by {name}"
+    return f"the process of the tool ended with exit code {status}"

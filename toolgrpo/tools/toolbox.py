@@ -1,0 +1,172 @@
+"""`load_tools`, `run_tool` and the `Toolbox` between them.
+
+A `Toolbox` joins what it was given: functions in worker processes, functions in this process, an environment class, MCP
+servers. Each is a backend with specs; a session of the toolbox is one session of each backend. The toolbox checks names
+and arguments and turns every answer into one `ToolResult`; nothing that a model can write raises here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any
+
+from toolgrpo.errors import PluginError
+from toolgrpo.tools.arguments import ArgumentChecker, nearest
+from toolgrpo.tools.backends import Backend, BackendSession
+from toolgrpo.tools.calls import parse_call
+from toolgrpo.tools.loopthread import LoopThread
+from toolgrpo.tools.render import cut
+from toolgrpo.tools.spec import ToolSpec
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+
+__all__ = ["Session", "Toolbox", "run_tool"]
+
+_MAX_ERROR_CHARS = 1000
+
+
+class Toolbox:
+    """The tools of a run. Use `load_tools` to make one; `close` ends its processes."""
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self._backends = tuple(backends)
+        self._owners: dict[str, int] = {}
+        self._specs: dict[str, ToolSpec] = {}
+        self._checkers: dict[str, ArgumentChecker] = {}
+        self._loop: LoopThread | None = None
+        for index, backend in enumerate(self._backends):
+            for spec in backend.specs:
+                if spec.name in self._specs:
+                    raise PluginError(f"Two tools are named '{spec.name}', from different sources. Rename one.")
+                self._specs[spec.name] = spec
+                self._owners[spec.name] = index
+                self._checkers[spec.name] = ArgumentChecker(spec.name, spec.parameters)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._specs)
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The OpenAI function form of every tool, for a chat template."""
+        return [dict(spec.schema) for spec in self._specs.values()]
+
+    def session(self, row: Mapping[str, Any]) -> Session:
+        """The tools as one episode sees them; `row` goes to the environment's reset, if there is one."""
+        return Session(self, [backend.session(row) for backend in self._backends])
+
+    def run(self, call: object) -> ToolResult:
+        """One call outside any episode; see `run_tool`."""
+        if self._loop is None:
+            self._loop = LoopThread("toolgrpo-run-tool")
+        return self._loop.submit(self._run(call)).result()
+
+    def close(self) -> None:
+        """End every process. Safe to call twice."""
+        for backend in self._backends:
+            backend.close()
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def __enter__(self) -> Toolbox:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _run(self, call: object) -> ToolResult:
+        async with self.session({}) as session:
+            (result,) = await session.call([parse_call(call)])
+            return result
+
+    def find(self, name: str) -> tuple[ToolSpec, ArgumentChecker, int] | None:
+        """A tool's spec, its checker, and the index of its backend."""
+        spec = self._specs.get(name)
+        return None if spec is None else (spec, self._checkers[name], self._owners[name])
+
+
+class Session:
+    """The tools as one episode sees them: an async context manager."""
+
+    def __init__(self, toolbox: Toolbox, parts: Sequence[BackendSession]) -> None:
+        self._toolbox = toolbox
+        self._parts = parts
+        self._open = AsyncExitStack()
+        self._began = time.monotonic()
+
+    @property
+    def observation(self) -> str | None:
+        """What the environment says before the first turn, if anything."""
+        return next((part.observation for part in self._parts if part.observation is not None), None)
+
+    async def __aenter__(self) -> Session:
+        self._began = time.monotonic()
+        async with AsyncExitStack() as stack:
+            for part in self._parts:
+                stack.push_async_callback(part.close)
+                await part.open()
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]:
+        """Answer all attempts at the same time, in their order."""
+        return tuple(await asyncio.gather(*(self._answer(attempt) for attempt in attempts)))
+
+    async def reward(self) -> float | None:
+        """What the environment gives for the episode so far, if it gives anything."""
+        for part in self._parts:
+            reward = await part.reward()
+            if reward is not None:
+                return reward
+        return None
+
+    async def _answer(self, attempt: CallAttempt) -> ToolResult:
+        if attempt.status is not AttemptStatus.OK or attempt.name is None:
+            return self._refuse(attempt, ToolErrorKind(_kind_of(attempt.status)), attempt.detail or "a malformed call")
+        found = self._toolbox.find(attempt.name)
+        if found is None:
+            close = nearest(attempt.name, self._toolbox.names)
+            hint = f"did you mean {close}? " if close else ""
+            known = ", ".join(self._toolbox.names)
+            detail = f"there is no tool named '{attempt.name[:80]}'; {hint}The tools are: {known}"
+            return self._refuse(attempt, ToolErrorKind.UNKNOWN_TOOL, detail)
+        spec, checker, owner = found
+        checked = checker.check(attempt.arguments or {})
+        if checked.complaint is not None:
+            return self._refuse(attempt, ToolErrorKind.BAD_ARGUMENTS, checked.complaint)
+        reply = await self._parts[owner].call(spec, checked.arguments)
+        text = reply.text if reply.error is None else cut(f"Error: {spec.name}: {reply.text}", _MAX_ERROR_CHARS).text
+        return ToolResult(
+            content=text,
+            name=spec.name,
+            error=reply.error,
+            started_s=max(0.0, reply.started - self._began),
+            duration_s=max(0.0, reply.ended - reply.started),
+            truncated=reply.truncated,
+            cached=reply.cached,
+            ends_episode=spec.ends_episode and reply.error is None,
+        )
+
+    def _refuse(self, attempt: CallAttempt, kind: ToolErrorKind, detail: str) -> ToolResult:
+        content = cut(f"Error: {detail}", _MAX_ERROR_CHARS).text
+        return ToolResult(content, attempt.name, kind, started_s=time.monotonic() - self._began)
+
+
+def run_tool(toolbox: Toolbox, call: object) -> ToolResult:
+    """Run one call, given as `{"name": ..., "arguments": {...}}`, text or object. Never raises for what a model can write."""
+    return toolbox.run(call)
+
+
+def _kind_of(status: AttemptStatus) -> str:
+    return ToolErrorKind.MISSING_NAME if status is AttemptStatus.OK else status.value
