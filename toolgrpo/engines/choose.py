@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toolgrpo.engines.base import Engine
 from toolgrpo.engines.vllm_seam import vllm_available
 from toolgrpo.errors import ConfigError
 
-__all__ = ["EngineChoice", "choose_engine"]
+__all__ = ["EngineChoice", "choose_engine", "given"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
     name: str
     why: str
+
+
+def given(engine: Engine) -> EngineChoice:
+    return EngineChoice(engine.name, "given")
 
 
 def choose_engine(engine: str, *, server_urls: list[str] | None, vllm_mode: str | None = None) -> EngineChoice:

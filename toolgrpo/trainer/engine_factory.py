@@ -63,7 +63,6 @@ def _vllm_colocate(trainer: Any) -> Engine:
 
 
 def _vllm_server(trainer: Any) -> Engine:
-    from toolgrpo.engines.vllm_server import VLLMServerEngine
 
     raise NotImplementedError
 

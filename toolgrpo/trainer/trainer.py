@@ -17,13 +17,16 @@ from transformers import AutoTokenizer, PreTrainedModel
 from trl import GRPOTrainer
 
 from toolgrpo.chat import resolve_format
-from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.chat.base import ChatFormat
+from toolgrpo.engines.base import Engine, SamplingOptions
+from toolgrpo.engines.choose import given
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
-from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.tools import load_tools
+from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_factory import build_engine
@@ -31,13 +34,14 @@ from toolgrpo.trajectory import Message
 
 __all__ = ["ToolGRPOTrainer"]
 
-Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | Toolbox
+Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
 
 
 class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or a `Toolbox`.
+    `engine` and `chat` replace what the config and the tokenizer would choose.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         processing_class: Any = None,
         *,
         tools: Tools | None = None,
+        engine: Engine | None = None,
+        chat: ChatFormat | None = None,
         **kwargs: Any,
     ) -> None:
         for name in ("rollout_func", "environment_factory"):
@@ -61,7 +67,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.warn_if_untested()
         args = args or ToolGRPOConfig("toolgrpo-output")
         tokenizer = processing_class or _load_tokenizer(model, args)
-        self.chat = resolve_format(tokenizer)
+        self.chat = chat or resolve_format(tokenizer)
         self.toolbox = _as_toolbox(tools, args)
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
@@ -73,7 +79,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 processing_class=tokenizer,
                 **kwargs,
             )
-        self.engine, self.engine_choice = build_engine(self)
+        self.engine, self.engine_choice = build_engine(self) if engine is None else (engine, given(engine))
         trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
         self._rows: list[Mapping[str, Any]] = []
         self._weights_of_step: int | None = None
@@ -160,8 +166,8 @@ def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
     return tuple(dict(message) for message in prompt)
 
 
-def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> Toolbox | None:
-    if tools is None or isinstance(tools, Toolbox):
+def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> ToolProvider | None:
+    if tools is None or isinstance(tools, ToolProvider):
         return tools
     return load_tools(tools, tool_timeout_s=args.tool_timeout)
 

@@ -1,0 +1,265 @@
+"""The trainer on a scripted engine: what reaches TRL is exactly what the ledgers hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import ConfigError, EngineError, ToolGRPOError
+from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.trajectory import Trajectory
+
+GROUP = 4
+CALL = 'call add {"a": 1, "b": 2}'
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {f"t{i}": i for i in range(320)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[])), eos_token="t256", pad_token="t258"
+    )
+
+
+def rows(n: int = 8) -> Dataset:
+    return Dataset.from_list([{"prompt": f"q{i}", "answer": str(i)} for i in range(n)])
+
+
+def config(folder: Path, **changes: Any) -> ToolGRPOConfig:
+    return ToolGRPOConfig(
+        **{
+            "output_dir": str(folder),
+            "per_device_train_batch_size": 8,
+            "num_generations": GROUP,
+            "max_completion_length": 120,
+            "max_steps": 2,
+            "learning_rate": 1e-3,
+            "report_to": "none",
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            # The scripted log-probabilities are not the model's: a mask would drop every sequence.
+            "vllm_importance_sampling_mode": "token_truncate",
+            **changes,
+        }
+    )
+
+
+def two_turns(request: SampleRequest, number: int) -> list[int]:
+    """A call first; then answers of differing length, so that padding has something to do."""
+    answered = ">tool:" in ByteChat.text(request.ids)
+    return ByteChat.say("end" + "." * (number % 5) if answered else CALL)
+
+
+class Seen(ToolGRPOTrainer):
+    """Keeps the batches that TRL computes its loss from."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self.seen = [*getattr(self, "seen", []), inputs]
+        return super()._compute_loss(model, inputs)
+
+
+def make(
+    tiny: Any, folder: Path, reward: Callable[..., list[float]], script: Any = two_turns, kind: type = Seen, **changes: Any
+) -> Any:
+    return kind(
+        tiny(0),
+        reward,
+        config(folder, **changes),
+        train_dataset=rows(),
+        eval_dataset=rows(4),
+        processing_class=byte_tokenizer(),
+        tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
+        engine=ScriptedEngine(script),
+        chat=ByteChat(),
+    )
+
+
+def by_length(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(c[-1]["content"]) % 3) for c in completions]
+
+
+def test_the_loss_sees_ids_mask_and_logprobs_of_the_ledgers(tiny_qwen3: Any, tmp_path: Path) -> None:
+    kept: list[Trajectory] = []
+
+    def reward(completions: list[Any], trajectories: list[Trajectory], **_: Any) -> list[float]:
+        kept.extend(trajectories)
+        return by_length(completions)
+
+    trainer = make(tiny_qwen3, tmp_path, reward, max_steps=1)
+    trainer.train()
+    (inputs,) = trainer.seen
+    ledgers = {t.prompt_ids + t.ids: t for t in kept}
+    assert len(kept) == 8
+    for i in range(8):
+        real = inputs["completion_mask"][i].bool()
+        prompt = tuple(inputs["prompt_ids"][i][inputs["prompt_mask"][i].bool()].tolist())
+        ledger = ledgers[prompt + tuple(inputs["completion_ids"][i][real].tolist())]
+        assert tuple(inputs["tool_mask"][i][real].tolist()) == ledger.mask
+        assert 0 < sum(ledger.mask) < len(ledger.mask)
+        expected = [0.0 if lp is None else lp for lp in ledger.logprobs]
+        assert inputs["sampling_per_token_logps"][i][real].tolist() == pytest.approx(expected)
+        assert prompt == ledger.prompt_ids
+
+
+def test_rewards_see_tool_messages_and_columns(tiny_qwen3: Any, tmp_path: Path) -> None:
+    def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        assert len(answer) == 8
+        for completion in completions:
+            assert [m["role"] for m in completion] == ["assistant", "tool", "assistant"]
+            assert completion[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+            assert completion[1] == {"role": "tool", "name": "add", "content": "3"}
+        return by_length(completions)
+
+    trainer = make(tiny_qwen3, tmp_path, reward)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    logs = trainer.state.log_history[0]
+    assert logs["rollout/turns"] == 2 and logs["tools/call_frequency"] == 1 and logs["stop/finished"] == 1
+    assert logs["tools/add/calls"] == 8
+
+
+def test_weights_are_pushed_once_a_step(tiny_qwen3: Any, tmp_path: Path) -> None:
+    trainer = make(tiny_qwen3, tmp_path, by_length, max_steps=3, gradient_accumulation_steps=2)
+    trainer.train()
+    assert trainer.engine.weight_loads == 3
+    assert trainer.engine.open_requests == 0 and not trainer.engine.is_open
+
+
+def test_evaluation_goes_through_the_same_episodes(tiny_qwen3: Any, tmp_path: Path) -> None:
+    trainer = make(tiny_qwen3, tmp_path, by_length, per_device_eval_batch_size=8)
+    metrics = trainer.evaluate()
+    assert metrics["eval_rollout/turns"] == 2 and "eval_reward" in trainer.state.log_history[-1]
+
+
+def test_every_episode_is_recorded_as_it_was(tiny_qwen3: Any, tmp_path: Path) -> None:
+    kept: list[Trajectory] = []
+
+    def reward(completions: list[Any], trajectories: list[Trajectory], **_: Any) -> list[float]:
+        kept.extend(trajectories)
+        return by_length(completions)
+
+    trainer = make(tiny_qwen3, tmp_path, reward)
+    trainer.train()
+    trainer.close()
+    records = read_episodes(tmp_path / "episodes.jsonl")
+    own = ("step", "mode", "reward_given", "row")
+    again = [Trajectory.from_record({k: v for k, v in r.items() if k not in own}) for r in records]
+    assert [json.loads(json.dumps(t.to_record())) for t in again] == [json.loads(json.dumps(t.to_record())) for t in kept]
+    assert [r["step"] for r in records] == [0] * 8 + [1] * 8
+
+
+def test_a_lost_episode_stops_training_and_is_no_reward(tiny_qwen3: Any, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        seen.append(len(completions))
+        return by_length(completions)
+
+    def script(request: SampleRequest, number: int) -> Any:
+        return EngineError("the server is gone") if number >= 16 else two_turns(request, number)
+
+    trainer = make(tiny_qwen3, tmp_path, reward, script, engine_retries=0)
+    with pytest.raises(EngineError, match="the server is gone"):
+        trainer.train()
+    assert seen == [8] and trainer.state.global_step == 1
+
+
+def test_trl_options_that_would_not_work_are_refused(tiny_qwen3: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rollout_func"):
+        ToolGRPOTrainer(tiny_qwen3(0), by_length, config(tmp_path), rollout_func=lambda *a: {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "vllm"}, "engine must be one of"),
+        ({"tool_timeout": 0.0}, "tool_timeout must be a positive number"),
+        ({"max_turns": 0}, "max_turns must be at least 1"),
+        ({"episode_timeout": -1.0}, "episode_timeout must be a positive number"),
+        ({"max_completion_length": None}, "max_completion_length"),
+        ({"vllm_server_urls": ["http://x"], "engine": "transformers"}, "vllm_server_urls"),
+    ],
+)
+def test_impossible_configs_are_refused_at_once(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ToolGRPOError, match=message):
+        config(tmp_path, **changes)
+
+
+def test_single_turns_without_tools_give_trls_own_losses(tiny_qwen3: Any, tmp_path: Path) -> None:
+    """TRL's own trainer, given the same tokens and log-probabilities through its `rollout_func`, step by step."""
+
+    def script(request: SampleRequest, number: int) -> list[int]:
+        return ByteChat.say("abcdefgh"[number % 7 :] + "z" * (number % 3))
+
+    def by_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(len(ids) % 4) for ids in completion_ids]
+
+    ours = ToolGRPOTrainer(
+        tiny_qwen3(0),
+        by_ids,
+        config(tmp_path / "ours", max_steps=4),
+        train_dataset=rows(),
+        processing_class=byte_tokenizer(),
+        engine=ScriptedEngine(script),
+        chat=ByteChat(),
+    )
+    trajectories: list[Trajectory] = []
+    plain_rollout = ours.rollout
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        result = plain_rollout(*args, **kwargs)
+        trajectories.extend(result.trajectories)
+        return result
+
+    ours.rollout = keep  # type: ignore[method-assign]
+    ours.train()
+    replay = iter(trajectories)
+
+    def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        batch = [next(replay) for _ in prompts]
+        return {
+            "prompt_ids": [list(t.prompt_ids) for t in batch],
+            "completion_ids": [list(t.ids) for t in batch],
+            "logprobs": [list(t.logprobs) for t in batch],
+        }
+
+    theirs_config = GRPOConfig(
+        **{
+            **{k: v for k, v in config(tmp_path).to_dict().items() if k in GRPOConfig.__dataclass_fields__},
+            "output_dir": str(tmp_path / "theirs"),
+            "max_steps": 4,
+            "generation_batch_size": None,
+        }
+    )
+    theirs = GRPOTrainer(
+        tiny_qwen3(0),
+        by_ids,
+        theirs_config,
+        train_dataset=rows(),
+        processing_class=byte_tokenizer(),
+        rollout_func=rollout_func,
+    )
+    theirs.use_vllm = True  # correct for the engine's log-probabilities, as ours does
+    theirs.vllm_generation = type("NoEngine", (), {"sync_weights": staticmethod(lambda: None)})()
+    theirs._last_loaded_step = -1
+    theirs.train()
+    for mine, his in zip(ours.state.log_history[:4], theirs.state.log_history[:4], strict=True):
+        for key in ("loss", "grad_norm", "reward", "entropy"):
+            assert mine[key] == pytest.approx(his[key], abs=1e-7), key
+        assert mine["grad_norm"] > 0, "a comparison of zeros would show nothing"
+    for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(a, b)
