@@ -188,13 +188,15 @@ def _complain(error: jsonschema.ValidationError) -> str:
     where = _where(error.absolute_path)
     kinds = _kinds(error.schema) if isinstance(error.schema, Mapping) else []
     got = f"got {_short(error.instance)}"
+    rule: Any = error.validator_value
     if error.validator == "required":
-        missing = [name for name in error.validator_value if name not in error.instance]
+        instance: Any = error.instance
+        missing = [name for name in rule if name not in instance]
         names = ", ".join(f"'{name}'" for name in missing)
         inside = f"{where}: " if error.absolute_path else ""
         return f"{inside}missing {'parameter' if not inside else 'key'}{'s' if len(missing) > 1 else ''} {names}"
     if error.validator in ("enum", "const"):
-        allowed = error.validator_value if error.validator == "enum" else [error.validator_value]
+        allowed = rule if error.validator == "enum" else [rule]
         return f"{where} must be one of {', '.join(_short(v) for v in allowed[:20])}; {got}"
     if error.validator in ("type", "anyOf") and kinds:
         wanted = " or ".join(dict.fromkeys(_ARTICLES.get(kind, kind) for kind in kinds))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.tools.backends import Backend, FunctionBackend
+from toolgrpo.tools.decorator import options_of
+from toolgrpo.tools.environments import EnvironmentBackend
+from toolgrpo.tools.inprocess import InProcessBackend
+from toolgrpo.tools.loading import LoadedTool, Source, load_functions, tools_of
+from toolgrpo.tools.mcp_config import read_mcp_config
 from toolgrpo.tools.outputlog import OutputLog
 from toolgrpo.tools.pool import PoolOptions, WorkerPool
 from toolgrpo.tools.sources import environment_source, source_of
@@ -19,10 +24,14 @@ from toolgrpo.tools.worker import Limits
 
 __all__ = ["load_tools"]
 
+ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
+
 
 def load_tools(
-    spec: str | Path | ModuleType | Sequence[Callable[..., Any]] | None = None,
+    spec: ToolSource | None = None,
     *,
+    environment: str | Path | Callable[..., Any] | None = None,
+    mcp_config: str | Path | Mapping[str, Any] | None = None,
     tool_timeout_s: float = 30.0,
     cache_tools: bool = False,
     workers: int = 4,
@@ -35,7 +44,9 @@ def load_tools(
     """Load tools and start their workers.
 
     Args:
-        spec: A plugin file, a module or its name, or a list of functions.
+        spec: A plugin file, a module or its name, or a list of functions. A file may export an ENVIRONMENT instead.
+        environment: A class with state: `path.py:Class`, `module:Class`, or the class itself.
+        mcp_config: An `mcp.json`, or its contents.
         tool_timeout_s: Seconds that one call may take, unless its tool says otherwise.
         cache_tools: Treat every function as pure unless it says otherwise.
         workers: Worker processes.
@@ -43,14 +54,76 @@ def load_tools(
         memory_mb: Address space of each worker; 0 for no limit.
         max_result_chars: Longer results are cut with a notice.
         log_path: Where what tools print goes; without it, to the logger `toolgrpo.tools.output`.
-        load_timeout_s: Seconds that importing the plugin may take.
+        load_timeout_s: Seconds that importing the plugin, or connecting to an MCP server, may take.
     """
-    for name, value in (("tool_timeout_s", tool_timeout_s), ("workers", workers), ("load_timeout_s", load_timeout_s)):
+    _check_positive(tool_timeout_s=tool_timeout_s, workers=workers, load_timeout_s=load_timeout_s)
+    _check_positive(threads_per_worker=threads_per_worker, max_result_chars=max_result_chars)
+    if memory_mb < 0:
+        raise ConfigError(f"memory_mb must be a number of megabytes, or 0 for no limit; got {memory_mb!r}")
+    chosen = _choose(spec)
+    with ExitStack() as undo:
+        backends: list[Backend] = []
+        order: list[str] = chosen.order
+        held = chosen.held
+        if chosen.source is not None or environment is not None:
+            source = None if environment is None else environment_source(environment)
+            hello = {"tools": chosen.source and asdict(chosen.source), "environment": source and asdict(source)}
+            limits = Limits(threads_per_worker, memory_mb, max_result_chars)
+            options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
+            pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
+            undo.callback(pool.close)
+            order = order or [known.name for known in pool.spec.functions]
+            if any(known.in_process for known in pool.spec.functions):
+                assert chosen.source is not None
+                held = [tool for tool in load_functions(chosen.source) if tool.spec.in_process]
+            outside = [known for known in pool.spec.functions if not known.in_process]
+            backends.append(FunctionBackend(pool, outside, tool_timeout_s, cache_all=cache_tools))
+            if pool.spec.environment is not None:
+                backends.append(EnvironmentBackend(pool, pool.spec.environment, tool_timeout_s))
+        if held:
+            inside = InProcessBackend(held, tool_timeout_s, cache_all=cache_tools, max_result_chars=max_result_chars)
+            undo.callback(inside.close)
+            backends.append(inside)
+        if mcp_config is not None:
+            servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars)
+            undo.callback(servers.close)
+            backends.append(servers)
+        toolbox = Toolbox(backends, order)
+        undo.pop_all()
+    return toolbox
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What `spec` comes to: a source for the workers, tools held here, and the order of their names if it is known."""
+
+    source: Source | None
+    held: list[LoadedTool]
+    order: list[str]
+
+
+def _choose(spec: ToolSource | None) -> _Chosen:
+    if spec is None:
+        return _Chosen(None, [], [])
+    if not isinstance(spec, list | tuple) or not any(options_of(member).in_process for member in spec):
+        return _Chosen(source_of(spec), [], [])
+    loaded = tools_of(spec, "the given callables")  # their code is here already, and names must be told apart
+    outside = [tool.function for tool in loaded if not tool.spec.in_process]
+    return _Chosen(
+        source=source_of(outside) if outside else None,
+        held=[tool for tool in loaded if tool.spec.in_process],
+        order=[tool.spec.name for tool in loaded],
+    )
+
+
+def _mcp(config: str | Path | Mapping[str, Any], timeout_s: float, connect_timeout_s: float, max_chars: int) -> Backend:
+    servers = read_mcp_config(config)
+    from toolgrpo.tools.mcp_backend import McpBackend  # the SDK takes a second to import; most runs need none of it
+
+    return McpBackend(servers, timeout_s, connect_timeout_s=connect_timeout_s, max_result_chars=max_chars)
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
         if not value > 0:
             raise ConfigError(f"{name} must be positive, got {value!r}")
-    tools = None if spec is None else source_of(spec)
-    hello = {"tools": tools and asdict(tools), "environment": None}
-    limits = Limits(threads_per_worker, memory_mb, max_result_chars)
-    options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
-    pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
-    return Toolbox([FunctionBackend(pool, pool.spec.functions, tool_timeout_s, cache_all=cache_tools)])

@@ -81,16 +81,11 @@ class Plugin:
 
     @property
     def spec(self) -> PluginSpec:
-        environment = self.environment
-        return PluginSpec(
-            functions=tuple(tool.spec for tool in self.functions.values()),
-            environment=environment
-            and EnvironmentSpec(
-                name=environment.name,
-                tools=tuple(tool.spec for tool in environment.tools.values()),
-                gives_reward=environment.reward_method is not None,
-            ),
-        )
+        known = None
+        if self.environment is not None:
+            tools = tuple(tool.spec for tool in self.environment.tools.values())
+            known = EnvironmentSpec(self.environment.name, tools, self.environment.reward_method is not None)
+        return PluginSpec(tuple(tool.spec for tool in self.functions.values()), known)
 
 
 def load_plugin(tools: Source | None, environment: Source | None) -> Plugin:

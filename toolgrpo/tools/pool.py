@@ -124,9 +124,9 @@ class WorkerPool:
         self._loop.call_soon_threadsafe(self._spawn, number, True)
         return number
 
-    def submit_on(self, number: int, message: Mapping[str, Any], timeout_s: float, *, is_async: bool) -> Future[Reply]:
+    def submit_on(self, number: int, message: Mapping[str, Any], timeout_s: float) -> Future[Reply]:
         """Run a call on a reserved worker; DIED if that worker is gone."""
-        job = self._job(message, timeout_s, alone=True, is_async=is_async)
+        job = self._job(message, timeout_s, alone=True, is_async=False)
         self._loop.call_soon_threadsafe(self._send_reserved, number, job)
         return job.future
 

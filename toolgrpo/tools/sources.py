@@ -6,6 +6,8 @@ name, those of scripts, notebooks and closures by value.
 
 from __future__ import annotations
 
+import base64
+import importlib
 import importlib.machinery
 import os
 import sys
@@ -30,7 +32,7 @@ def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> S
         return Source(path=spec) if looks_like_path else Source(module=spec)
     if isinstance(spec, ModuleType):
         return _module_source(spec)
-    if isinstance(spec, Sequence):
+    if isinstance(spec, list | tuple):
         for index, member in enumerate(spec):
             if not callable(member):
                 raise PluginError(
@@ -59,14 +61,12 @@ def environment_source(spec: str | Path | Callable[..., Any]) -> Source:
 def callables_source(functions: Sequence[Callable[..., Any]]) -> Source:
     """Functions or classes as a blob for the workers."""
     try:
-        import cloudpickle
+        cloudpickle: Any = importlib.import_module("cloudpickle")
     except ImportError as error:
         raise PluginError(
             "tools given as functions need the package cloudpickle to reach the tool workers: install it, "
             "or put the functions into a file and give its path"
         ) from error
-    import base64
-
     with _by_value(functions, cloudpickle):
         try:
             blob = cloudpickle.dumps(list(functions))

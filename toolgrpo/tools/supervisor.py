@@ -96,12 +96,13 @@ class Supervisor:
 
     def _serve(self) -> None:
         reader = FrameReader()
+        control = self._control.fileno()
         while True:
-            ready, _, _ = select.select([self._control, self._wakeup[0]], [], [], _SWEEP_S)
+            ready, _, _ = select.select([control, self._wakeup[0]], [], [], _SWEEP_S)
             if self._wakeup[0] in ready:
                 os.read(self._wakeup[0], 4096)
             self._reap()
-            if self._control in ready:
+            if control in ready:
                 chunk, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 64)
                 if not chunk:
                     return

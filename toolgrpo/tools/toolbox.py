@@ -31,7 +31,7 @@ _MAX_ERROR_CHARS = 1000
 class Toolbox:
     """The tools of a run. Use `load_tools` to make one; `close` ends its processes."""
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
+    def __init__(self, backends: Sequence[Backend], order: Sequence[str] = ()) -> None:
         self._backends = tuple(backends)
         self._owners: dict[str, int] = {}
         self._specs: dict[str, ToolSpec] = {}
@@ -44,6 +44,8 @@ class Toolbox:
                 self._specs[spec.name] = spec
                 self._owners[spec.name] = index
                 self._checkers[spec.name] = ArgumentChecker(spec.name, spec.parameters)
+        first = [name for name in order if name in self._specs]
+        self._specs = {name: self._specs[name] for name in dict.fromkeys([*first, *self._specs])}
 
     @property
     def names(self) -> list[str]:

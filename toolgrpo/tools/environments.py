@@ -1,0 +1,134 @@
+"""Stateful tools: one instance of an environment class per episode, each in a process of its own.
+
+A process each, because a state that hangs or dies must cost its own episode and no other. Calls of one turn run one after
+the other, in call order, as the methods share their instance's state; none is ever run twice. After a call that overran
+or killed the process, the environment is gone: later calls are told so, and there is no reward (None, never 0).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgrpo.errors import PluginError, ToolExecutorError
+from toolgrpo.tools.plugin import EnvironmentSpec
+from toolgrpo.tools.pool import WorkerPool
+from toolgrpo.tools.reply import Reply
+from toolgrpo.tools.spec import ToolSpec
+from toolgrpo.tools.wire import pack_objects
+from toolgrpo.trajectory import ToolErrorKind
+
+__all__ = ["EnvironmentBackend"]
+
+_logger = logging.getLogger(__name__)
+_OPEN_ATTEMPTS = 2
+_CLOSE_TIMEOUT_S = 5.0
+_GONE = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
+
+
+class EnvironmentBackend:
+    """Instances of one environment class."""
+
+    def __init__(self, pool: WorkerPool, spec: EnvironmentSpec, timeout_s: float) -> None:
+        self._pool = pool
+        self._spec = spec
+        self._timeout_s = timeout_s
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._spec.tools
+
+    def session(self, row: Mapping[str, Any]) -> EnvironmentSession:
+        return EnvironmentSession(self._pool, self._spec, self._timeout_s, row)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class EnvironmentSession:
+    """One instance, for one episode."""
+
+    def __init__(self, pool: WorkerPool, spec: EnvironmentSpec, timeout_s: float, row: Mapping[str, Any]) -> None:
+        self._pool = pool
+        self._spec = spec
+        self._timeout_s = timeout_s
+        self._row = row
+        self._worker: int | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self.observation: str | None = None
+
+    async def open(self) -> None:
+        """Make the instance and reset it with the row. A reset that raises is the plugin's error, and ends the run."""
+        row = pack_objects(dict(self._row))
+        for attempt in range(1, _OPEN_ATTEMPTS + 1):
+            self._worker = self._pool.reserve()
+            reply = await self._ask({"op": "open", "row": row}, self._timeout_s)
+            if reply.error is None:
+                self.observation = None if reply.silent else reply.text
+                return
+            self._release()
+            if reply.error not in _GONE:
+                raise PluginError(
+                    f"environment {self._spec.name}: reset raised for a row with the columns {sorted(self._row)}: "
+                    f"{reply.text}. Let reset accept every column of the dataset, for instance with **row."
+                )
+            _logger.warning("environment %s: reset failed (%s), attempt %d", self._spec.name, reply.text, attempt)
+        raise ToolExecutorError(
+            f"environment {self._spec.name}: reset failed {_OPEN_ATTEMPTS} times, last with: {reply.text}"
+        )
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
+        async with self._one_at_a_time:
+            message = {"op": "method", "tool": spec.name, "args": dict(arguments)}
+            reply = await self._ask(message, spec.timeout_s or self._timeout_s)
+            if reply.error in _GONE:
+                self._release()
+            return reply
+
+    async def reward(self) -> float | None:
+        """What the instance gives; None if it gives none or is gone."""
+        if not self._spec.gives_reward or self._worker is None:
+            return None
+        reply = await self._ask({"op": "reward"}, self._timeout_s)
+        if reply.error in _GONE:
+            _logger.warning("environment %s: no reward (%s)", self._spec.name, reply.text)
+            self._release()
+            return None
+        if reply.error is not None:
+            raise PluginError(f"environment {self._spec.name}: the reward method failed: {reply.text}")
+        return _as_reward(reply.text, self._spec.name)
+
+    async def close(self) -> None:
+        """Let the instance clean up, within a short time, and end its process."""
+        if self._worker is not None:
+            try:
+                reply = await self._ask({"op": "close"}, min(self._timeout_s, _CLOSE_TIMEOUT_S))
+                if reply.error is not None:
+                    _logger.warning("environment %s: close failed: %s", self._spec.name, reply.text)
+            finally:
+                self._release()
+
+    async def _ask(self, message: Mapping[str, Any], timeout_s: float) -> Reply:
+        if self._worker is None:
+            return Reply("the environment is gone since an earlier call failed", ToolErrorKind.DIED)
+        return await asyncio.wrap_future(self._pool.submit_on(self._worker, message, timeout_s))
+
+    def _release(self) -> None:
+        if self._worker is not None:
+            self._pool.release(self._worker)
+            self._worker = None
+
+
+def _as_reward(text: str, name: str) -> float | None:
+    if text == "null":
+        return None
+    try:
+        reward = float(text)
+    except ValueError:
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise PluginError(f"environment {name}: the reward must be a finite number or None, got {text[:80]}")
+    return reward
