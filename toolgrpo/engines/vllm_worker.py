@@ -1,0 +1,23 @@
+"""What a `vllm serve` on the CPU must know besides vLLM: `--worker-extension-cls toolgrpo.engines.vllm_worker.ToolGRPOWorker`.
+
+vLLM adds the methods of this class to its workers and lets them be called over `/collective_rpc`. On the CPU a head tied to
+the embeddings is a packed copy, which vLLM's reload leaves as it was; without the call below the server would go on
+drawing from the old head. On GPUs nothing is packed and no extension is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolgrpo.engines.vllm_seam import _repack_tied_heads
+
+__all__ = ["WORKER_EXTENSION", "ToolGRPOWorker"]
+
+WORKER_EXTENSION = "toolgrpo.engines.vllm_worker.ToolGRPOWorker"
+
+
+class ToolGRPOWorker:
+    """Mixed into vLLM's worker class by vLLM itself."""
+
+    def toolgrpo_repack_tied_heads(self: Any) -> None:
+        _repack_tied_heads(self.get_model())
