@@ -21,7 +21,6 @@ from trl import ModelConfig, get_kbit_device_map, get_peft_config, get_quantizat
 
 from toolgrpo.config_files import parse_args
 from toolgrpo.data import load_tasks
-from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation import SuccessRate, grade
 from toolgrpo.nano import ensure_nano

@@ -115,7 +115,15 @@ def run_rollout(
     """`run_episodes` for a caller that is not async, also where an event loop already runs (a notebook)."""
 
     def run() -> RolloutResult:
-        return asyncio.run(run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
+        # The main task returns nothing: asyncio.run makes a repr of it when it ends (through signal.getsignal), and the
+        # repr of a whole rollout takes longer than scheduling it.
+        outcome: list[RolloutResult] = []
+
+        async def main() -> None:
+            outcome.append(await run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
+
+        asyncio.run(main())
+        return outcome[0]
 
     try:
         asyncio.get_running_loop()

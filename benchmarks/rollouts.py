@@ -1,0 +1,370 @@
+"""Rollouts: TRL's own tool loop and ours, side by side on one engine, with the same weights and scripted decisions.
+
+    python benchmarks/rollouts.py            # table on the terminal, JSON in benchmarks/results/rollouts.json
+    python benchmarks/rollouts.py --quick    # one repetition, two latencies
+
+What is compared: 64 rollouts of up to 5 turns of 32 tokens. Whether a turn calls the tool, and how long the tool takes, is
+scripted per rollout and turn, the same for both; the tokens are really sampled by one colocated vLLM engine. TRL calls the
+tool in its own thread; ours calls it in worker processes. `bound` is the larger of the engine alone on the same number of
+tokens in one batch, and the slowest trajectory run on its own.
+
+Then: what the scheduler itself costs on a simulated engine, and the largest difference between the engine's and the
+trainer's log-probabilities in fp32.
+"""
+
+from __future__ import annotations
+
+from toolgrpo.startup import prepare
+
+prepare()
+
+import argparse  # noqa: E402
+import contextvars  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import random  # noqa: E402
+import re  # noqa: E402
+import statistics  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+import tracemalloc  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+N, MAX_TURNS, TURN_TOKENS = 64, 5, 32
+RESULTS = Path(__file__).parent / "results" / "rollouts.json"
+TOOLS = '''
+import time
+
+def wait(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "result 42 result 42 result 42"
+
+TOOL_FUNCTIONS = [wait]
+'''
+
+
+def wait(seconds: float) -> str:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "result 42 result 42 result 42"
+
+
+def decision(uid: int, turn: int) -> float | None:
+    """The tool's latency as a multiple of the nominal one, or None if this turn answers."""
+    rng = random.Random(uid * 1000 + turn)
+    calls = turn < MAX_TURNS - 1 and rng.random() < 0.75
+    factor = rng.choice([0.5, 1.0, 1.0, 1.5])
+    return factor if calls else None
+
+
+def turns_of(uid: int) -> int:
+    return 1 + next(turn for turn in range(MAX_TURNS) if decision(uid, turn) is None)
+
+
+def question(uid: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"What is {uid} plus {uid}?"}]
+
+
+class NativeLoop:
+    """TRL's own trainer with `tools=`, its decisions scripted where it parses a response."""
+
+    def __init__(self, model: str) -> None:
+        import trl.trainer.grpo_trainer as module
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        self.latency_s = 0.0
+        self._module = module
+        args = GRPOConfig(
+            tempfile.mkdtemp(),
+            per_device_train_batch_size=N,
+            num_generations=8,
+            max_completion_length=MAX_TURNS * 64,
+            use_vllm=True,
+            vllm_mode="colocate",
+            max_steps=1,
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            vllm_max_model_length=1024,
+            vllm_gpu_memory_utilization=0.2,
+            save_strategy="no",
+            gradient_checkpointing=False,
+            generation_kwargs={"max_tokens": TURN_TOKENS, "ignore_eos": True},
+        )
+        rows = Dataset.from_list([{"prompt": question(uid)} for uid in range(N)])
+        self.trainer = GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args, rows, tools=[wait])
+        # Its weights come from the same folder; its weight sync crashes on the CPU and is not what is measured.
+        self.trainer._last_loaded_step = self.trainer.state.global_step
+        self.trainer._sync_tool_dicts, self.trainer._async_tool_dicts = [{"wait": wait}] * N, [{}] * N
+        module.parse_response = self._parse
+
+    @property
+    def llm(self) -> Any:
+        return self.trainer.vllm_generation.llm
+
+    def _parse(self, tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, Any]:
+        """TRL parses the live rollouts in order, one round after the other: that tells whose turn it is."""
+        uid = self._order[self._at]
+        factor = decision(uid, self._turn)
+        message: dict[str, Any] = {"role": "assistant", "content": "x"}
+        if factor is not None:
+            call = {"name": "wait", "arguments": {"seconds": self.latency_s * factor}}
+            message["tool_calls"] = [{"type": "function", "function": call}]
+            self._next.append(uid)
+        self._at += 1
+        if self._at == len(self._order):
+            self._order, self._next, self._at, self._turn = self._next, [], 0, self._turn + 1
+        return message
+
+    def run(self) -> tuple[float, int]:
+        """Seconds, and sampled tokens."""
+        self._order, self._next, self._at, self._turn = list(range(N)), [], 0, 0
+        started = time.perf_counter()
+        output = self.trainer._generate([question(uid) for uid in range(N)])
+        return time.perf_counter() - started, sum(sum(mask) for mask in output[2])
+
+
+_uid: contextvars.ContextVar[int] = contextvars.ContextVar("uid")
+_turn: contextvars.ContextVar[int] = contextvars.ContextVar("turn")
+
+
+class ScriptedDecisions:
+    """Our chat format with its parse replaced: the prompt says which rollout this task is."""
+
+    def __init__(self, chat: Any, latency_s: Callable[[], float]) -> None:
+        self._chat = chat
+        self._latency_s = latency_s
+        self.name, self.stop_ids = chat.name, ()
+
+    def prompt(self, messages: Sequence[Any], schemas: Any, **kwargs: Any) -> list[int]:
+        _uid.set(int(re.findall(r"\d+", messages[0]["content"])[0]))
+        _turn.set(0)
+        ids: list[int] = self._chat.prompt(messages, schemas, **kwargs)
+        return ids
+
+    def bridge(self, ids: Any, tool_messages: Any) -> list[int]:
+        bridged: list[int] = self._chat.bridge(ids, tool_messages)
+        return bridged
+
+    def parse(self, ids: Any) -> Any:
+        from toolgrpo.chat.base import ParsedTurn
+        from toolgrpo.trajectory import AttemptStatus, CallAttempt
+
+        self._chat.parse(ids)  # its cost belongs to ours
+        factor = decision(_uid.get(), _turn.get())
+        _turn.set(_turn.get() + 1)
+        if factor is None:
+            return ParsedTurn("x", None, (), False)
+        seconds = self._latency_s() * factor
+        return ParsedTurn("x", None, (CallAttempt(AttemptStatus.OK, "", "wait", {"seconds": seconds}),), False)
+
+
+class OurLoop:
+    def __init__(self, native: NativeLoop) -> None:
+        from toolgrpo.chat import resolve_format
+        from toolgrpo.engines.base import SamplingOptions
+        from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+        from toolgrpo.engines.vllm_seam import StepEngine
+        from toolgrpo.rollout import EpisodeLimits, EpisodeRunner, TokenCutter
+        from toolgrpo.tools import load_tools
+
+        self.latency_s = 0.0
+        tokenizer = native.trainer.processing_class
+        folder = Path(tempfile.mkdtemp())
+        (folder / "wait_tool.py").write_text(TOOLS)
+        self.tools = load_tools(folder / "wait_tool.py", tool_timeout_s=30.0)
+        self.runner = EpisodeRunner(
+            engine=VLLMColocateEngine(StepEngine(native.llm.llm_engine)),
+            chat=ScriptedDecisions(resolve_format(tokenizer), lambda: self.latency_s),
+            limits=EpisodeLimits(
+                max_completion_length=MAX_TURNS * 64, max_turns=MAX_TURNS, max_turn_tokens=TURN_TOKENS
+            ),
+            options=SamplingOptions(),
+            cut=TokenCutter(tokenizer, 1024),
+            tools=self.tools,
+        )
+
+    def run(self, uids: Sequence[int] = range(N)) -> tuple[float, int]:
+        from toolgrpo.rollout import Episode, run_rollout
+
+        episodes = [Episode(messages=tuple(question(uid))) for uid in uids]
+        started = time.perf_counter()
+        result = run_rollout(episodes, self.runner)
+        return time.perf_counter() - started, sum(t.n_sampled for t in result.trajectories)
+
+
+def engine_alone(native: NativeLoop) -> float:
+    """The same prompts and numbers of sampled tokens in one batch, without turns or tools."""
+    from vllm import SamplingParams
+
+    prompts = native.trainer._tokenize_prompts([question(uid) for uid in range(N)])[0]
+    params = [
+        SamplingParams(max_tokens=TURN_TOKENS * turns_of(uid), ignore_eos=True, logprobs=0, detokenize=False)
+        for uid in range(N)
+    ]
+    native.llm.reset_prefix_cache()
+    started = time.perf_counter()
+    native.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return time.perf_counter() - started
+
+
+def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -> dict[str, float]:
+    native.latency_s = ours.latency_s = latency_s
+    slowest = max(range(N), key=lambda uid: sum(decision(uid, turn) or 0.0 for turn in range(turns_of(uid))))
+    times: dict[str, list[float]] = {"TRL": [], "ours": [], "engine": [], "path": []}
+    tokens = {}
+    for _ in range(repeats):
+        for name, run in (("TRL", native.run), ("ours", ours.run), ("path", lambda: ours.run([slowest]))):
+            native.llm.reset_prefix_cache()
+            seconds, n = run()
+            times[name].append(seconds)
+            tokens[name] = n
+        times["engine"].append(engine_alone(native))
+    median = {name: statistics.median(values) for name, values in times.items()}
+    bound = max(median["engine"], median["path"])
+    assert tokens["TRL"] == tokens["ours"], f"both must sample the same number of tokens: {tokens}"
+    return {
+        "latency_s": latency_s,
+        "trl_s": median["TRL"],
+        "ours_s": median["ours"],
+        "times_faster": median["TRL"] / median["ours"],
+        "engine_alone_s": median["engine"],
+        "slowest_path_s": median["path"],
+        "bound_s": bound,
+        "ours_over_bound": median["ours"] / bound,
+        "sampled_tokens": tokens["ours"],
+    }
+
+
+def scheduler_cost(n: int) -> dict[str, float]:
+    """Our own cost per turn, with an engine and tools that answer at once."""
+    from toolgrpo.engines.base import SamplingOptions
+    from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, run_rollout
+    from toolgrpo.rollout.cutting import Cut
+    from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+
+    call, end = ByteChat.say('call f {"a": 1}'), ByteChat.say("the answer is 3")
+    engine = ScriptedEngine(lambda request, _: end if len(request.ids) > 120 else call)
+    runner = EpisodeRunner(
+        engine=engine,
+        chat=ByteChat(),
+        limits=EpisodeLimits(max_completion_length=1000),
+        options=SamplingOptions(),
+        cut=lambda text: Cut(text, False),
+        tools=ScriptedTools({"f": lambda a: "3"}),
+    )
+    episodes = [Episode(messages=({"role": "user", "content": "q"},)) for _ in range(n)]
+    started = time.process_time()
+    result = run_rollout(episodes, runner)
+    seconds = time.process_time() - started
+    turns = sum(len(t.turns) for t in result.trajectories)
+    engine.requests.clear()
+    tracemalloc.start()
+    kept = run_rollout(episodes, runner)
+    engine.requests.clear()
+    held = tracemalloc.get_traced_memory()[0] / len(kept.trajectories)
+    tracemalloc.stop()
+    return {"episodes": n, "turns": turns, "us_per_turn": seconds / turns * 1e6, "bytes_per_episode": held}
+
+
+def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
+    """Largest difference between engine and trainer in fp32, over multi-turn trajectories with real tool calls."""
+    import torch
+    from datasets import Dataset
+
+    from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+    from toolgrpo.data.arithmetic import arithmetic_rows
+
+    rows = arithmetic_rows("train", 512, seed=1)
+    config = ToolGRPOConfig(
+        tempfile.mkdtemp(),
+        per_device_train_batch_size=N,
+        num_generations=8,
+        max_completion_length=224,
+        report_to="none",
+        use_cpu=True,
+        gradient_checkpointing=False,
+        record_episodes=False,
+        vllm_max_model_length=1024,
+    )
+    tools = Path(__file__).parent.parent / "tools_funcs" / "math_tools.py"
+    trainer = ToolGRPOTrainer(
+        model, lambda completions, **_: [0.0] * len(completions), config, Dataset.from_list(rows), tools=tools
+    )
+    try:
+        trajectories = trainer.rollout(rows).trajectories
+    finally:
+        trainer.close()
+    worst, tokens = 0.0, 0
+    for trajectory in trajectories:
+        if tokens >= min_tokens:
+            break
+        ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.ids]])
+        with torch.no_grad():
+            logits = trainer.model(ids).logits[0, len(trajectory.prompt_ids) - 1 : -1].float()
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(trajectory.ids)[:, None])[:, 0].tolist()
+        pairs = [(a, b) for a, b in zip(own, trajectory.logprobs, strict=True) if b is not None]
+        worst = max([worst, *(abs(a - b) for a, b in pairs)])
+        tokens += len(pairs)
+    return {"tokens": tokens, "largest_difference": worst}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one repetition, latencies 0 and 0.1 s")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+
+    from toolgrpo.nano import ensure_nano
+
+    model = str(ensure_nano())
+    native = NativeLoop(model)
+    ours = OurLoop(native)
+    for loop in (native, ours):
+        loop.run()  # warm up
+    latencies = (0.0, 0.1) if options.quick else (0.0, 0.1, 0.5)
+    rows = [compare(native, ours, latency, 1 if options.quick else 3) for latency in latencies]
+    ours.tools.close()
+    sizes = (64, 1024) if options.quick else (256, 1024, 4096)
+    results = {
+        "rollouts": rows,
+        "scheduler": [scheduler_cost(n) for n in sizes],
+        "logprobs": logprob_difference(model, 2_000 if options.quick else 10_000),
+    }
+    print(f"\n{N} rollouts of up to {MAX_TURNS} turns, seconds (median)")
+    print(f"{'latency':>8} {'TRL':>8} {'ours':>8} {'faster':>8} {'bound':>8} {'ours/bound':>11}")
+    for row in rows:
+        print(
+            f"{row['latency_s']:>8.1f} {row['trl_s']:>8.2f} {row['ours_s']:>8.2f} {row['times_faster']:>7.1f}x "
+            f"{row['bound_s']:>8.2f} {row['ours_over_bound']:>11.2f}"
+        )
+    for row in results["scheduler"]:
+        print(
+            f"scheduler, {row['episodes']} episodes: {row['us_per_turn']:.0f} us per turn, "
+            f"{row['bytes_per_episode'] / 1024:.1f} KiB per finished episode"
+        )
+    logprobs = results["logprobs"]
+    print(f"engine and trainer, {logprobs['tokens']} tokens: largest difference {logprobs['largest_difference']:.1e}")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
