@@ -29,7 +29,7 @@ def tiny_qwen3() -> Any:
             tie_word_embeddings=True,
             initializer_range=0.3,  # far from uniform, so that a wrong token or weight shows
             bos_token_id=None,
-            eos_token_id=None,
+            eos_token_id=316,  # greedy decoding says it often, and only a request may say that it ends a turn
             pad_token_id=None,
         )
         return Qwen3ForCausalLM(config).float()
