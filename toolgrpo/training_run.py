@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from trl import ModelConfig, get_kbit_device_map, get_peft_config, get_quantizat
 
 from toolgrpo.config_files import parse_args
 from toolgrpo.data import load_tasks
+from toolgrpo.data.arithmetic import success
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation import SuccessRate, grade
 from toolgrpo.nano import ensure_nano
@@ -30,6 +31,7 @@ from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
+from toolgrpo.trajectory import Trajectory
 
 __all__ = ["ScriptArguments", "TrainingRun", "parse_arguments"]
 
@@ -169,7 +171,7 @@ class TrainingRun:
             self.terminal.say("tools     none")
             return None
         toolbox = load_tools(spec, tool_timeout_s=self.config.tool_timeout)
-        self.terminal.say(f"tools     {', '.join(toolbox.signatures)} from {spec}")
+        self.terminal.say(f"tools     {', '.join(_signature(schema) for schema in toolbox.schemas)} from {spec}")
         return toolbox
 
     def _load_rewards(self) -> list[Any]:
@@ -192,10 +194,19 @@ class TrainingRun:
         rates = {}
         for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
             result = trainer.rollout(rows, options, label=f"{when} ({name})")
-            rewards = grade(result.trajectories, rows, trainer.reward_funcs)
-            rates[name] = SuccessRate(sum(r >= self.config.success_threshold for r in rewards), len(rewards))
+            succeeded = self._succeeded(result.trajectories, rows, trainer)
+            rates[name] = SuccessRate(sum(succeeded), len(succeeded))
         self.terminal.say(f"{when:<9} " + ", ".join(f"{name} success {rate}" for name, rate in rates.items()))
         return rates
+
+    def _succeeded(
+        self, trajectories: Sequence[Trajectory], rows: list[Mapping[str, Any]], trainer: ToolGRPOTrainer
+    ) -> list[bool]:
+        """The embedded task has a measure of its own, stricter than its reward; elsewhere the reward decides."""
+        if (self.script.eval_dataset_id_or_path or self.script.dataset_id_or_path) == "arithmetic":
+            return [success(t.messages, row["answer"]) for t, row in zip(trajectories, rows, strict=True)]
+        rewards = grade(trajectories, rows, trainer.reward_funcs, trainer.reward_weights.tolist())
+        return [reward >= self.config.success_threshold for reward in rewards]
 
     def _summary(
         self,
@@ -241,6 +252,13 @@ class TrainingRun:
         for name in ("model", "episodes", "log"):
             if summary[name]:
                 self.terminal.say(f"{name:<9} {summary[name]}")
+
+
+def _signature(schema: Mapping[str, Any]) -> str:
+    function = schema["function"]
+    properties = function.get("parameters", {}).get("properties", {})
+    parameters = ", ".join(f"{name}: {spec.get('type', 'any')}" for name, spec in properties.items())
+    return f"{function['name']}({parameters})"
 
 
 def _rate(value: dict[str, Any]) -> str:
