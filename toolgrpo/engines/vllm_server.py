@@ -223,7 +223,10 @@ class _Run:
                 f"the vLLM server at {server.url} refused a request of {len(request.ids)} tokens with "
                 f"{response.status_code}: {response.text[:500]}"
             )
-        return parse_completion(response.json(), request)
+        try:
+            return parse_completion(response.json(), request)
+        except EngineError as error:
+            raise _Lost(str(error)) from error
 
 
 class _WeightGuard:
