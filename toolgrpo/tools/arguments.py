@@ -198,11 +198,24 @@ def _complain(error: jsonschema.ValidationError) -> str:
     if error.validator in ("enum", "const"):
         allowed = rule if error.validator == "enum" else [rule]
         return f"{where} must be one of {', '.join(_short(v) for v in allowed[:20])}; {got}"
+    if error.validator == "anyOf" and (inner := _inside_the_fitting_branch(error)) is not None:
+        return _complain(inner)
     if error.validator in ("type", "anyOf") and kinds:
         wanted = " or ".join(dict.fromkeys(_ARTICLES.get(kind, kind) for kind in kinds))
         example = _EXAMPLES.get(kinds[0], "") if len(set(kinds)) == 1 else ""
         return f"{where} must be {wanted}{example}, {got}"
     return f"{where}: {_short(error.message, quote=False)}"
+
+
+def _inside_the_fitting_branch(error: jsonschema.ValidationError) -> jsonschema.ValidationError | None:
+    """If the value has the type of just one branch, what is wrong inside it; then that is worth more words."""
+    branches: dict[Any, list[jsonschema.ValidationError]] = {}
+    for sub in error.context or ():
+        branches.setdefault(sub.relative_schema_path[0], []).append(sub)
+    fitting = [
+        errors for errors in branches.values() if not any(e.validator == "type" and not e.relative_path for e in errors)
+    ]
+    return fitting[0][0] if len(fitting) == 1 else None
 
 
 def _where(path: Iterable[str | int]) -> str:

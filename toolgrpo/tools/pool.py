@@ -49,7 +49,7 @@ class PoolOptions:
 
     workers: int = 4
     limits: Limits = field(default_factory=Limits)
-    frozen_after_s: float = 3.0  # a worker with several calls that is silent this long is given up
+    frozen_after_s: float = 3.0  # silence after which a worker with several calls is given up; less for short timeouts
     load_timeout_s: float = 120.0
 
 
@@ -408,7 +408,7 @@ class WorkerPool:
             worker.pinged = now
             assert worker.link is not None
             worker.link.send({"op": "ping"})
-        elif now - worker.pinged > self._options.frozen_after_s:
+        elif now - worker.pinged > min(self._options.frozen_after_s, min(j.timeout_s for j in worker.waiting) / 4):
             self._lose(worker, "the process of the tool stopped answering")
 
 

@@ -1,7 +1,7 @@
 """Tool schemas from signatures and docstrings, in the OpenAI function form.
 
 For the simple types the result equals `transformers.utils.get_json_schema`, so that prompts stay those that TRL users have
-(a test compares them); everything richer (Enum, dataclass, TypedDict, pydantic models, dates, Annotated constraints, sets)
+(a test compares them; only a bare `list`, and unions of types with insides, say more here); everything richer (Enum, dataclass, TypedDict, pydantic models, dates, Annotated constraints, sets)
 comes from pydantic, with references inlined. transformers itself is not used: importing it takes seconds, and a tool worker
 must start in well under one; it also reads only Google docstrings. docstring_parser reads Google, NumPy and reST.
 
@@ -21,10 +21,19 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import docstring_parser
 import pydantic
+import typing_extensions
 
 from toolgrpo.errors import PluginError
 
-__all__ = ["DocText", "function_schema", "parse_docstring", "type_hints", "type_schema", "wrap_explicit_schema"]
+__all__ = [
+    "DocText",
+    "function_schema",
+    "modern_hint",
+    "parse_docstring",
+    "type_hints",
+    "type_schema",
+    "wrap_explicit_schema",
+]
 
 _BASIC: dict[Any, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -76,12 +85,33 @@ def type_hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
     """The annotations with their names resolved, or a PluginError that says which could not be."""
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
-        return typing.get_type_hints(target, include_extras=True)
+        return {name: modern_hint(hint) for name, hint in typing.get_type_hints(target, include_extras=True).items()}
     except Exception as error:  # annotations are arbitrary code: NameError, TypeError, SyntaxError, ...
         raise PluginError(
             f"{where}: the annotations cannot be read ({type(error).__name__}: {error}). "
             "Import every name that the annotations use at the top of the file, outside `if TYPE_CHECKING`."
         ) from error
+
+
+def modern_hint(hint: Any, _inside: tuple[Any, ...] = ()) -> Any:
+    """The same annotation with `typing.TypedDict`s as those of typing_extensions: pydantic takes no others before 3.12."""
+    if typing_extensions.TypedDict is typing.TypedDict or hint in _inside:
+        return hint
+    if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
+        required = hint.__required_keys__
+        fields = {
+            key: (typing_extensions.Required if key in required else typing_extensions.NotRequired)[
+                modern_hint(value, (*_inside, hint))
+            ]
+            for key, value in typing_extensions.get_type_hints(hint, include_extras=False).items()
+        }
+        return typing_extensions.TypedDict(hint.__name__, fields)  # type: ignore[operator]  # the functional form
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (list, dict, tuple, Union, types.UnionType) and args:
+        modern = tuple(arg if arg is ... else modern_hint(arg, _inside) for arg in args)
+        if modern != args:
+            return Union[modern] if origin in (Union, types.UnionType) else origin[modern]  # noqa: UP007 (a tuple of members)
+    return hint
 
 
 def type_schema(hint: Any, where: str) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Results as text."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+
+from toolgrpo.tools.render import UnrenderableResult, cut, describe_exception, render_result
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Model(pydantic.BaseModel):
+    name: str
+
+
+class Kind(enum.Enum):
+    A = "a"
+
+
+class Text(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("as it is", "as it is"),
+        (Text("subclass"), '"subclass"'),
+        (3, "3"),
+        (2.5, "2.5"),
+        (float("nan"), "NaN"),
+        (True, "true"),
+        (None, "null"),
+        ({"a": [1, "é"]}, '{"a": [1, "é"]}'),
+        ({1: 2}, '{"1": 2}'),
+        ((1, 2), "[1, 2]"),
+        (Point(1), '{"x": 1}'),
+        (Model(name="n"), '{"name": "n"}'),
+        (Kind.A, '"a"'),
+        (datetime.date(2024, 1, 31), '"2024-01-31"'),
+        (decimal.Decimal("1.10"), '"1.10"'),
+        (np.float64(1.5), "1.5"),
+        (np.arange(3), "[0, 1, 2]"),
+        ("a\ud800b", "a?b"),
+        (["\ud800"], '["?"]'),
+    ],
+)
+def test_text_of(value: Any, text: str) -> None:
+    assert render_result(value, 1000).text == text
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 0, b"\xff", {"k": object()}])
+def test_what_has_no_text_form_is_refused_by_its_type(value: Any) -> None:
+    with pytest.raises(UnrenderableResult, match=f"returned a {type(value).__name__}"):
+        render_result(value, 1000)
+
+
+def test_cut_says_how_much_is_left_out() -> None:
+    assert cut("x" * 10, 10) == cut("x" * 10, 99)
+    rendered = cut("x" * 110, 10)
+    assert rendered.truncated
+    assert rendered.text == "x" * 10 + "\n[cut: 100 of 110 characters left out]"
+
+
+def test_an_exception_that_cannot_be_read_is_named() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert describe_exception(Odd()) == "Odd: (its message cannot be read)"
+    assert describe_exception(ValueError("x")) == "ValueError: x"
+    assert len(describe_exception(ValueError("x" * 10_000))) < 600
