@@ -1,0 +1,158 @@
+"""The embedded tasks: arithmetic questions that need one tool call, and chains that need two or three.
+
+Invariants:
+
+* A split, a size and a seed always give the same rows, on every machine.
+* Train and held-out rows are disjoint by the problem itself (its operations and numbers), not only by its wording.
+* Every answer is a non-negative integer of at most four digits; divisions have no remainder.
+
+`success` is the measure the task is judged by: the tools gave the answer, and the final message says it. The built-in
+`accuracy` reward looks at the last tool response only.
+
+Not covered: negative numbers, decimals, brackets.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolgrpo.errors import DataError
+
+__all__ = ["OPERATIONS", "SPLITS", "Problem", "Step", "arithmetic_rows", "draw_problem", "success"]
+
+Operation = Literal["add", "subtract", "multiply", "divide"]
+Split = Literal["train", "heldout"]
+
+OPERATIONS: tuple[Operation, ...] = ("add", "subtract", "multiply", "divide")
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+LARGEST = 9999
+
+_CALLS_WEIGHTS = {1: 0.40, 2: 0.35, 3: 0.25}
+_HELDOUT_ONE_IN = 5
+_WORDS: dict[Operation, str] = {"add": "plus", "subtract": "minus", "multiply": "times", "divide": "divided by"}
+_COMMANDS: dict[Operation, str] = {
+    "add": "Add {left} and {right}",
+    "subtract": "Subtract {right} from {left}",
+    "multiply": "Multiply {left} by {right}",
+    "divide": "Divide {left} by {right}",
+}
+_CONTINUATIONS: dict[Operation, str] = {
+    "add": "add {right}",
+    "subtract": "subtract {right}",
+    "multiply": "multiply by {right}",
+    "divide": "divide by {right}",
+}
+_NUMBER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a problem; `left` is the result of the step before, except in the first."""
+
+    operation: Operation
+    left: int
+    right: int
+
+    @property
+    def result(self) -> int:
+        if self.operation == "add":
+            return self.left + self.right
+        if self.operation == "subtract":
+            return self.left - self.right
+        if self.operation == "multiply":
+            return self.left * self.right
+        return self.left // self.right
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question in words, and the calls that answer it."""
+
+    question: str
+    steps: tuple[Step, ...]
+
+    @property
+    def answer(self) -> int:
+        return self.steps[-1].result
+
+    @property
+    def split(self) -> Split:
+        """Decided by operations and numbers, so that no other wording of a held-out problem is ever trained on."""
+        key = f"{self.steps[0].left}" + "".join(f" {step.operation} {step.right}" for step in self.steps)
+        return "heldout" if zlib.crc32(key.encode()) % _HELDOUT_ONE_IN == 0 else "train"
+
+
+def draw_problem(rng: random.Random, n_calls: int) -> Problem:
+    """A random problem of `n_calls` operations, of either split."""
+    steps: list[Step] = []
+    while len(steps) < n_calls:
+        operation = rng.choice(OPERATIONS)
+        step = _first_step(rng, operation) if not steps else _next_step(rng, operation, steps[-1].result)
+        if step is not None:
+            steps.append(step)
+    return Problem(_wording(rng, steps), tuple(steps))
+
+
+def arithmetic_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]:
+    """`n` different questions: {"prompt": messages, "answer": text of the number, "n_calls": calls it needs}."""
+    if split not in SPLITS:
+        raise DataError(f"the arithmetic tasks have the splits {' and '.join(SPLITS)}, got {split!r}")
+    if n < 0:
+        raise DataError(f"the number of arithmetic questions must be at least 0, got {n}")
+    rng = random.Random(f"arithmetic {split} {seed}")
+    calls, weights = list(_CALLS_WEIGHTS), list(_CALLS_WEIGHTS.values())
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < n:
+        problem = draw_problem(rng, rng.choices(calls, weights)[0])
+        if problem.split == split:
+            rows[problem.question] = {
+                "prompt": [{"role": "user", "content": problem.question}],
+                "answer": str(problem.answer),
+                "n_calls": len(problem.steps),
+            }
+    return list(rows.values())
+
+
+def success(messages: Sequence[Mapping[str, Any]], answer: str) -> bool:
+    """Whether an episode did the task: the last tool response is the answer, and the final message says the same number."""
+    if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
+        return False
+    responses = [message for message in messages if message.get("role") == "tool"]
+    said = _NUMBER.findall(str(messages[-1].get("content") or ""))
+    return bool(responses) and str(responses[-1].get("content")).strip() == answer and said[-1:] == [answer]
+
+
+def _first_step(rng: random.Random, operation: Operation) -> Step:
+    if operation == "divide":
+        right = rng.randint(2, 12)
+        return Step(operation, right * rng.randint(2, 99), right)
+    left, right = rng.randint(2, 99), rng.randint(2, 99)
+    if operation == "subtract":
+        left, right = max(left, right), min(left, right)
+    return Step(operation, left, right)
+
+
+def _next_step(rng: random.Random, operation: Operation, left: int) -> Step | None:
+    """A step that goes on from `left`, or None where this operation does not fit it."""
+    if operation == "add" or operation == "subtract":
+        right = rng.randint(2, 99)
+    else:
+        right = rng.randint(2, 9)
+    step = Step(operation, left, right)
+    exact = operation != "divide" or left % right == 0
+    return step if exact and 0 < step.result <= LARGEST else None
+
+
+def _wording(rng: random.Random, steps: Sequence[Step]) -> str:
+    first = steps[0]
+    if len(steps) == 1 and rng.random() < 0.5:
+        return f"What is {first.left} {_WORDS[first.operation]} {first.right}?"
+    sentence = _COMMANDS[first.operation].format(left=first.left, right=first.right)
+    for step in steps[1:]:
+        sentence += ", then " + _CONTINUATIONS[step.operation].format(right=step.right)
+    return sentence + "."

@@ -1,0 +1,51 @@
+"""What a person sees of the build: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+__all__ = ["BuildProgress"]
+
+_LINES = 5
+
+
+class BuildProgress:
+    """Used as a context; `step(index, loss)` after each training step."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._started = time.monotonic()
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("building nano (once)", total=steps)
+
+    def __enter__(self) -> BuildProgress:
+        self._console.print(
+            "building nano, once: teaching a tiny model to call tools (about a minute)", highlight=False
+        )
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def step(self, index: int, loss: float) -> None:
+        done = index + 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=f"building nano (once), loss {loss:.3f}")
+        elif done % max(1, self._steps // _LINES) == 0:
+            seconds = time.monotonic() - self._started
+            self._console.print(
+                f"nano: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s", highlight=False
+            )
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
