@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -149,11 +150,11 @@ class SupervisorLink:
         """End it and everything below it."""
         self._on_lost = lambda: None
         self._hang_up()
-        deadline = self._loop.time() + 3.0
+        deadline = self._loop.time() + (3.0 if self._loaded.done() and not self._loaded.cancelled() else 0.0)
         while self._process.poll() is None and self._loop.time() < deadline:
             await asyncio.sleep(0.005)
         if self._process.poll() is None:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         if self._output >= 0:
             self._drain()

@@ -53,7 +53,7 @@ class McpConnection:
         self._connect_timeout_s = connect_timeout_s
         self._max_result_chars = max_result_chars
         self._open: _Open | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[_Open] | None = None
         self._failures = 0
         self._not_before = 0.0
         self._background: set[asyncio.Task[None]] = set()
@@ -77,6 +77,10 @@ class McpConnection:
         return reply.timed(started, time.monotonic())
 
     async def close(self) -> None:
+        """Leave the server, also if it is just being reached."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         if self._open is not None:
             await self._drop(self._open)
 
@@ -88,7 +92,7 @@ class McpConnection:
                 return self._reply(await connection.client.call_tool(name, dict(arguments)))
         except TimeoutError:
             if connection is not None:
-                self._later(self._probe(connection))
+                self._later(self._probe(connection, min(_PROBE_TIMEOUT_S, timeout_s)))
             return Reply(f"no answer within {timeout_s:g} s", ToolErrorKind.TIMEOUT)
         except ServerDown as error:
             return Reply(str(error), ToolErrorKind.DIED)
@@ -111,20 +115,27 @@ class McpConnection:
         return Reply(rendered.text, error, truncated=rendered.truncated)
 
     async def _connected(self) -> _Open:
-        async with self._opening:
-            if self._open is not None and self._open.task.done():
-                self._open = None
-            if self._open is None:
-                if time.monotonic() < self._not_before:
-                    raise ServerDown(f"the server '{self._config.name}' is down; it is tried again later")
-                try:
-                    self._open = await self._connect()
-                except ServerDown:
-                    self._failures += 1
-                    self._not_before = time.monotonic() + min(_MAX_PAUSE_S, 0.5 * 2**self._failures)
-                    raise
-                self._failures = 0
+        """The connection, opened if need be. The opening outlives a caller whose deadline comes first."""
+        if self._open is not None and not self._open.task.done():
             return self._open
+        if self._opening is None:
+            if time.monotonic() < self._not_before:
+                raise ServerDown(f"the server '{self._config.name}' is down; it is tried again later")
+            self._opening = asyncio.get_running_loop().create_task(self._reopen())
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen by the callers
+        return await asyncio.shield(self._opening)
+
+    async def _reopen(self) -> _Open:
+        try:
+            self._open = await self._connect()
+        except ServerDown:
+            self._failures += 1
+            self._not_before = time.monotonic() + min(_MAX_PAUSE_S, 0.5 * 2**self._failures)
+            raise
+        finally:
+            self._opening = None
+        self._failures = 0
+        return self._open
 
     async def _connect(self) -> _Open:
         loop = asyncio.get_running_loop()
@@ -172,10 +183,10 @@ class McpConnection:
         )
         return stdio_client(parameters, errlog=stack.enter_context(open(os.devnull, "w")))
 
-    async def _probe(self, connection: _Open) -> None:
+    async def _probe(self, connection: _Open, timeout_s: float) -> None:
         """After a call that overran: does the server still answer at all?"""
         try:
-            await asyncio.wait_for(connection.client.list_tools(cache_mode="bypass"), _PROBE_TIMEOUT_S)
+            await asyncio.wait_for(connection.client.list_tools(cache_mode="bypass"), timeout_s)
         except Exception:  # any failure means the same here
             await self._drop(connection)
 

@@ -37,10 +37,10 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """SIGKILL this process when its parent ends."""
+def die_with_parent(yes: bool = True) -> None:
+    """SIGKILL this process when its parent ends, or no longer."""
     if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0, 0, 0, 0)
 
 
 def own_directory_per_thread() -> bool:

@@ -74,6 +74,7 @@ class Supervisor:
     def run(self) -> None:
         process.adopt_orphans()
         process.first_to_be_killed(500)
+        process.die_with_parent()  # the import may hang and not see the trainer go
         before = process.open_descriptors()
         try:
             self._plugin = _load(self._hello)
@@ -83,6 +84,7 @@ class Supervisor:
         except BaseException as error:  # the plugin's own code may raise anything while it is looked at
             self._send({"op": "failed", "message": f"loading failed: {describe_exception(error)}"})
             return
+        process.die_with_parent(False)  # from here on the end of the socket says so, and there is tidying to do
         self._forkable = process.forkable(before)
         self._left_alone = set(process.children())
         self._listen_for_ended_children()
