@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -110,6 +111,8 @@ def test_a_server_that_freezes_is_replaced() -> None:
         assert run_tool(box, {"name": "freeze_loop"}).error is ToolErrorKind.TIMEOUT
         assert answered_again(box)
         assert run_tool(box, {"name": "process_id"}).content != before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(before), 0)
 
 
 def test_one_session_per_trajectory_by_choice() -> None:

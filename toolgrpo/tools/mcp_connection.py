@@ -3,6 +3,8 @@
 The SDK's client must be entered and left by one task, so a task of its own keeps each connection. A connection that broke
 is opened again by the next call, with a pause that grows while that fails. A server that let a call overrun is asked for
 its tools; if that gets no answer either, it counts as broken.
+
+Not covered: a frozen stdio server outlives a trainer that was killed (a sound one ends with its stdin).
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ class McpConnection:
             await asyncio.wait([self._opening])
         if self._open is not None:
             await self._drop(self._open)
+        if self._background:  # connections that are being left: a cancelled one would leave its server running
+            await asyncio.wait(self._background, timeout=2 * _CLOSE_TIMEOUT_S)
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
         connection: _Open | None = None
