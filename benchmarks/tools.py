@@ -1,0 +1,214 @@
+"""Tool calls: what a worker costs, how many slow calls overlap, and how soon a lost worker is replaced.
+
+    python benchmarks/tools.py            # table on the terminal, JSON in benchmarks/results/tools.json
+    python benchmarks/tools.py --quick    # fewer repetitions
+
+The plain way stands beside ours where it has one: calls in this thread, one after the other, as TRL's tool loop makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from toolgrpo.tools import Toolbox, load_tools, tool
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolResult
+
+RESULTS = Path(__file__).parent / "results" / "tools.json"
+
+
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: A.
+        b: B.
+    """
+    return a + b
+
+
+async def add_async(a: int, b: int) -> int:
+    """Add on the loop.
+
+    Args:
+        a: A.
+        b: B.
+    """
+    return a + b
+
+
+@tool(isolate=True)
+def add_isolated(a: int, b: int) -> int:
+    """Add in a process of its own.
+
+    Args:
+        a: A.
+        b: B.
+    """
+    return a + b
+
+
+def nap(seconds: float) -> str:
+    """Sleep.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "slept"
+
+
+@tool(timeout=1.0)
+def hang() -> str:
+    """Hang."""
+    time.sleep(10**9)
+    return ""
+
+
+def process_id() -> int:
+    """Give the id of the process this runs in."""
+    return os.getpid()
+
+
+def attempt(name: str, **arguments: object) -> CallAttempt:
+    return CallAttempt(AttemptStatus.OK, "", name, arguments)
+
+
+def in_session(toolbox: Toolbox, work: Callable[[Any], Any]) -> Any:
+    async def run() -> Any:
+        async with toolbox.session({}) as session:
+            return await work(session)
+
+    return asyncio.run(run())
+
+
+def overhead_ms(toolbox: Toolbox, name: str, calls: int) -> dict[str, float]:
+    """How long a call of an instant tool takes, one after the other."""
+
+    async def work(session: Any) -> list[float]:
+        times = []
+        for i in range(calls + 20):
+            started = time.perf_counter()
+            (result,) = await session.call([attempt(name, a=i, b=1)])
+            times.append((time.perf_counter() - started) * 1000)
+            assert result.content == str(i + 1)
+        return sorted(times[20:])
+
+    times = in_session(toolbox, work)
+    return {"p50": statistics.median(times), "p95": times[int(len(times) * 0.95)]}
+
+
+def throughput(toolbox: Toolbox, calls: int) -> float:
+    """Instant calls a second, 64 in flight."""
+
+    async def work(session: Any) -> float:
+        started = time.perf_counter()
+        for _ in range(calls // 64):
+            await session.call([attempt("add", a=1, b=1)] * 64)
+        return calls / (time.perf_counter() - started)
+
+    return float(in_session(toolbox, work))
+
+
+def naps_s(toolbox: Toolbox, count: int) -> float:
+    """How long `count` simultaneous sleeps of a second take."""
+
+    async def work(session: Any) -> float:
+        started = time.perf_counter()
+        results: tuple[ToolResult, ...] = await session.call([attempt("nap", seconds=1.0)] * count)
+        assert all(result.ok for result in results)
+        return time.perf_counter() - started
+
+    return float(in_session(toolbox, work))
+
+
+def replacement_s(load: Callable[[], Toolbox]) -> dict[str, float]:
+    """One worker, lost to a hang while others keep calling: when its successor answers, and the longest gap meanwhile."""
+    with load() as toolbox:
+
+        async def work(session: Any) -> dict[str, float]:
+            (first,) = await session.call([attempt("process_id")])
+            hanging = asyncio.create_task(session.call([attempt("hang")]))
+            gaps, lost_at, replaced_at = [], 0.0, 0.0
+            while not replaced_at:
+                started = time.perf_counter()
+                (result,) = await session.call([attempt("process_id")])
+                gaps.append(time.perf_counter() - started)
+                if hanging.done() and not lost_at:
+                    lost_at = time.perf_counter()
+                if result.content != first.content:
+                    replaced_at = time.perf_counter()
+            return {"replaced_after_s": max(0.0, replaced_at - (lost_at or replaced_at)), "longest_gap_s": max(gaps)}
+
+        found: dict[str, float] = in_session(toolbox, work)
+        return found
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    calls = 300 if quick else 3000
+    tools = [add, add_async, add_isolated, nap, hang, process_id]
+    started = time.perf_counter()
+    with load_tools(tools, workers=4) as toolbox:
+        loaded_s = time.perf_counter() - started
+        in_session(toolbox, lambda session: session.call([attempt("add", a=1, b=1)]))
+        first_answer_s = time.perf_counter() - started
+        shared = overhead_ms(toolbox, "add", calls)
+        results: dict[str, Any] = {
+            "load_s": loaded_s,
+            "first_answer_s": first_answer_s,
+            "call_ms": shared,
+            "async_call_ms": overhead_ms(toolbox, "add_async", calls),
+            "isolated_call_ms": overhead_ms(toolbox, "add_isolated", calls // 10),
+            "calls_per_s": throughput(toolbox, calls // 64 * 64),
+            "naps_256_s": min(naps_s(toolbox, 256) for _ in range(1 if quick else 3)),
+        }
+    plain_started = time.perf_counter()
+    for _ in range(3):
+        nap(1.0)
+    results["naps_256_one_by_one_s"] = (time.perf_counter() - plain_started) / 3 * 256  # extrapolated from three
+    results["replacement"] = replacement_s(lambda: load_tools(tools, workers=1))
+    return results
+
+
+def show(results: dict[str, Any]) -> None:
+    table = Table(title="Tool calls")
+    for column in ("what", "measured", "goal"):
+        table.add_column(column)
+    call, isolated, lost = results["call_ms"], results["isolated_call_ms"], results["replacement"]
+    table.add_row("call through a worker, p50 / p95", f"{call['p50']:.2f} / {call['p95']:.2f} ms", "p50 < 1 ms")
+    asynchronous = results["async_call_ms"]
+    table.add_row("the same, an async function", f"{asynchronous['p50']:.2f} / {asynchronous['p95']:.2f} ms", "")
+    table.add_row("the same, isolate=True", f"{isolated['p50']:.2f} / {isolated['p95']:.2f} ms", "")
+    table.add_row("calls a second, 64 in flight", f"{results['calls_per_s']:.0f}", "")
+    table.add_row("256 simultaneous sleeps of 1 s", f"{results['naps_256_s']:.2f} s", "< 2 s")
+    table.add_row("the same one by one in this thread", f"{results['naps_256_one_by_one_s']:.0f} s", "(extrapolated)")
+    table.add_row("worker lost to a hang, replaced after", f"{lost['replaced_after_s'] * 1000:.0f} ms", "< 1 s")
+    table.add_row("longest wait of another call meanwhile", f"{lost['longest_gap_s'] * 1000:.0f} ms", "")
+    table.add_row("load_tools / first answer", f"{results['load_s']:.2f} / {results['first_answer_s']:.2f} s", "")
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    arguments = parser.parse_args()
+    results = measure(arguments.quick)
+    results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "quick": arguments.quick}
+    show(results)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
