@@ -1,0 +1,258 @@
+"""The command line over a YAML file over the defaults, for the dataclasses of a recipe.
+
+    script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
+
+Every field is a flag and a YAML key. On top of TRL's parser this gives:
+
+* YAML keys may stand under headings (`model:`, `data:`, ...), which are for the reader only;
+* a YAML value is checked against the type of its field, as a flag is; YAML's traps are taken out of the way (a bare
+  `no` stays the text "no" where text is wanted, `1e-5` is a number, a key that stands twice is an error);
+* an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
+* whatever is wrong is a `ConfigError` of one sentence, also where a dataclass itself refuses its values.
+
+Not covered: what the values mean; the dataclasses check that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, overload
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from trl import TrlParser
+
+from toolgrpo.errors import ConfigError, ToolGRPOError
+
+__all__ = ["ALIASES", "HEADINGS", "parse_args", "read_config"]
+
+HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
+
+ALIASES = {"max_grpo_completion_length": "max_completion_length"}
+
+_MAX_CONFIG_BYTES = 1 << 20
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """One key that a config file or command line may have."""
+
+    name: str
+    type: Any
+    choices: tuple[Any, ...] | None
+
+    def check(self, value: Any) -> Any:
+        """The value as the field wants it, or a ValueError that says what is wrong."""
+        adapter: TypeAdapter[Any] = TypeAdapter(self.type, config=ConfigDict(arbitrary_types_allowed=True))
+        try:
+            checked = adapter.validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"must be {_type_name(self.type)}, got {value!r} ({_reason(error)})") from error
+        if self.choices is not None and checked not in self.choices:
+            raise ValueError(f"must be one of {', '.join(map(str, self.choices))}; got {value!r}")
+        return checked
+
+
+@overload
+def parse_args(dataclass_types: tuple[type[A]], argv: Sequence[str]) -> tuple[A]: ...
+@overload
+def parse_args(dataclass_types: tuple[type[A], type[B]], argv: Sequence[str]) -> tuple[A, B]: ...
+@overload
+def parse_args(dataclass_types: tuple[type[A], type[B], type[C]], argv: Sequence[str]) -> tuple[A, B, C]: ...
+def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> tuple[Any, ...]:
+    """One instance of each dataclass, from `--config FILE.yaml` and the flags after it."""
+    known = _known_keys(dataclass_types)
+    parser = _Parser(dataclass_types, known)
+    path, flags = _take_config([_without_alias(argument) for argument in argv])
+    if path is not None:
+        parser.use_config(read_config(path, known.values()))
+    return parser.instances(flags)
+
+
+def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:
+    """The checked values of a YAML file, without its headings."""
+    by_name = {key.name: key for key in known}
+    values: dict[str, Any] = {}
+    for name, value in _flatten(_load_yaml(Path(path)), path, by_name):
+        key = by_name.get(ALIASES.get(name, name))
+        if key is None:
+            raise ConfigError(f"{path}: unknown key {name!r}; the nearest known key is {_nearest(name, by_name)!r}")
+        if key.name in values:
+            raise ConfigError(f"{path}: {key.name!r} is given twice ({name!r}); keep one")
+        try:
+            values[key.name] = key.check(value)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {name} {error}") from error
+    return values
+
+
+class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
+    """TRL's parser, with one kind of error and no guessing of abbreviated flags."""
+
+    def __init__(self, dataclass_types: tuple[type[Any], ...], known: Mapping[str, _Known]) -> None:
+        super().__init__(dataclass_types, allow_abbrev=False)
+        self.add_argument("--config", metavar="FILE.yaml", help="YAML file with values for any of these flags.")
+        for alias, name in ALIASES.items():
+            if name in known:
+                self.add_argument(f"--{alias}", metavar="N", help=f"Another name of --{name}.")
+        for action in self._actions:
+            key = known.get(action.dest)
+            if key is not None and action.type is not None and _takes_none(key.type):
+                action.type = _or_none(action.type)
+
+    def use_config(self, values: Mapping[str, Any]) -> None:
+        self.set_defaults_with_config(**values)
+
+    def instances(self, flags: list[str]) -> tuple[Any, ...]:
+        try:
+            *outputs, rest = self.parse_args_into_dataclasses(
+                args=flags, return_remaining_strings=True, look_for_args_file=False
+            )
+        except ToolGRPOError:
+            raise
+        except (ValueError, TypeError) as error:  # a dataclass refused its values
+            raise ConfigError(str(error)) from error
+        if rest:
+            raise ConfigError(self._complaint(rest))
+        return tuple(outputs[: len(self.dataclass_types)])
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(re.sub(r"^argument (--\w+)(?:/-[\w-]+)*: ", r"\1: ", message))
+
+    def _complaint(self, rest: Sequence[str]) -> str:
+        flag = next((word for word in rest if word.startswith("--")), None)
+        if flag is None:
+            return f"{rest[0]!r} belongs to no flag; flags are written --name value (--help lists them)"
+        flag = flag.partition("=")[0]
+        flags = [option for action in self._actions for option in action.option_strings if "_" in option[2:] or "-" not in option[2:]]
+        return f"unknown flag {flag}; the nearest known flag is {_nearest(flag, flags)} (--help lists them all)"
+
+
+def _known_keys(dataclass_types: Iterable[type[Any]]) -> dict[str, _Known]:
+    known: dict[str, _Known] = {}
+    for dataclass_type in dataclass_types:
+        hints = typing.get_type_hints(dataclass_type)
+        for field in dataclass_fields(dataclass_type):
+            if field.init:
+                choices = field.metadata.get("choices")
+                known[field.name] = _Known(field.name, hints[field.name], tuple(choices) if choices else None)
+    return known
+
+
+def _without_alias(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    target = ALIASES.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") else None
+    return argument if target is None else f"--{target}{equals}{value}"
+
+
+def _take_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The path behind `--config`, and the other arguments."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", action="append", nargs="?", default=[])
+    namespace, rest = parser.parse_known_args(list(argv))
+    paths: list[str | None] = namespace.config
+    if len(paths) > 1:
+        raise ConfigError(f"--config is given {len(paths)} times; give one file, and single values as flags after it")
+    if paths and not paths[0]:
+        raise ConfigError("--config needs a file, e.g. --config recipes/configs/nano.yaml")
+    return (paths[0] if paths else None), rest
+
+
+def _flatten(content: Mapping[str, Any], path: str | Path, known: Mapping[str, _Known]) -> Iterable[tuple[str, Any]]:
+    """(key, value) pairs with the headings taken away."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and name in HEADINGS:
+            yield from ((str(key), inner) for key, inner in value.items())
+        elif isinstance(value, Mapping) and name not in known:
+            raise ConfigError(
+                f"{path}: unknown heading {name!r}; the headings are {', '.join(HEADINGS)} "
+                f"(the nearest is {_nearest(str(name), HEADINGS)!r})"
+            )
+        elif value is None and name in HEADINGS and name not in known:
+            continue  # a heading with nothing under it
+        else:
+            yield str(name), value
+
+
+def _load_yaml(path: Path) -> Mapping[str, Any]:
+    if path.is_dir():
+        raise ConfigError(f"--config {path} is a folder; give a YAML file, e.g. recipes/configs/nano.yaml")
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ConfigError(f"--config {path} has {path.stat().st_size:,} bytes; that is no config file. Is it data?")
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path}: there is no such file (the working folder is {Path.cwd()})") from None
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path} is not text (byte {error.start} is no UTF-8); give a YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        raise ConfigError(f"--config {path} is empty; it should hold lines such as `learning_rate: 1e-5`")
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which only true and false are booleans, 1e-5 is a number, and a key stands once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", node.value[index][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$", re.IGNORECASE), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _takes_none(hint: Any) -> bool:
+    """Whether None can be told from text: an optional field that is not text."""
+    arguments = typing.get_args(hint)
+    return type(None) in arguments and str not in arguments
+
+
+def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    def converted(text: str) -> Any:
+        return None if isinstance(text, str) and text.lower() in ("none", "null") else convert(text)
+
+    converted.__name__ = getattr(convert, "__name__", "value")  # argparse names it in its error
+    return converted
+
+
+def _type_name(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    plain = hint if isinstance(hint, type) and not typing.get_args(hint) else None
+    return names.get(plain, plain.__name__) if plain else str(hint).replace("typing.", "").replace("NoneType", "None")
+
+
+def _reason(error: ValidationError) -> str:
+    return "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()[:3]))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]

@@ -1,0 +1,30 @@
+"""`accuracy`: the last tool response against the answer.
+
+1.0 if it is the answer (case and outer space ignored), 0.1 if a tool was called but the answer differs, 0.0 without a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toolgrpo.trajectory import Message
+
+__all__ = ["CALLED", "RIGHT", "SILENT", "accuracy"]
+
+RIGHT, CALLED, SILENT = 1.0, 0.1, 0.0
+
+
+def accuracy(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
+    return [_score(completion, expected) for completion, expected in zip(completions, answer, strict=True)]
+
+
+def _score(completion: Sequence[Message], expected: Any) -> float:
+    responses = [message["content"] for message in completion if message["role"] == "tool"]
+    if not responses:
+        return SILENT
+    return RIGHT if _plain(responses[-1]) == _plain(expected) else CALLED
+
+
+def _plain(value: Any) -> str:
+    return str(value).strip().casefold()

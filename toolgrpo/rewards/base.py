@@ -1,0 +1,202 @@
+"""One reward: a user's or built-in function behind checks, callable the way TRL calls rewards.
+
+Invariants:
+
+* A call returns exactly one finite float per completion, or raises. What the function returns is never repaired:
+  a wrong length, None, NaN or a failure is a `RewardError` that names the file, the function and the row.
+* The function gets only the arguments it asks for; one that it needs and nobody has is an error that lists what there is.
+* A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and is never a score.
+
+This package knows no torch, TRL or vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolgrpo.errors import PluginError, RewardError, WorldError
+from toolgrpo.trajectory import Message
+
+__all__ = ["Reward", "RewardFunction"]
+
+RewardFunction = Callable[..., Any]
+"""`reward_func(completions, answer, **kwargs) -> list[float]`, plain or async."""
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A checked reward function. `source` says where it is from, for logs and errors."""
+
+    function: RewardFunction
+    name: str
+    source: str
+    _signature: inspect.Signature = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise PluginError(
+                f"{self.source}: {self.name} must be callable, as in `def {self.name}(completions, answer, **kwargs)`; "
+                f"it is a {type(self.function).__name__}"
+            )
+        object.__setattr__(self, "_signature", _checked_signature(self.function, self.name, self.source))
+
+    @property
+    def __name__(self) -> str:
+        """What TRL logs the reward as."""
+        return self.name
+
+    def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[float]:
+        """One float per completion; `arguments` are what TRL passes: prompts, ids, trajectories, every column."""
+        available = {"completions": completions, **arguments}
+        given = self._select(available)
+        try:
+            returned = self._run(given)
+        except (WorldError, RewardError):
+            raise
+        except Exception as error:  # a plugin may raise anything; it must not look like ours
+            raise self._failure(error, given, available) from error
+        return self._checked(returned, available)
+
+    def _select(self, available: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = self._signature.parameters.values()
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            given = dict(available)
+        else:
+            given = {parameter.name: available[parameter.name] for parameter in parameters if parameter.name in available}
+        missing = [
+            parameter.name
+            for parameter in parameters
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind not in _VARIADIC
+            and parameter.name not in given
+        ]
+        if missing:
+            raise RewardError(
+                f"{self._where()} asks for {', '.join(repr(name) for name in missing)}, which the data does not have. "
+                f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
+            )
+        return given
+
+    def _run(self, given: Mapping[str, Any]) -> Any:
+        returned = self.function(**given)
+        return _wait_for(returned) if inspect.isawaitable(returned) else returned
+
+    def _checked(self, returned: Any, available: Mapping[str, Any]) -> list[float]:
+        n = len(available["completions"])
+        if hasattr(returned, "tolist"):  # numpy and torch
+            returned = returned.tolist()
+        if isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Sequence):
+            raise RewardError(
+                f"{self._where()} returned {_short(returned)}; it must return a list of {n} numbers, one per completion"
+            )
+        if len(returned) != n:
+            raise RewardError(
+                f"{self._where()} returned {len(returned)} rewards for {n} completions; it must return one per completion"
+            )
+        return [self._number(value, row, available) for row, value in enumerate(returned)]
+
+    def _number(self, value: Any, row: int, available: Mapping[str, Any]) -> float:
+        if hasattr(value, "item"):  # a scalar of numpy or torch
+            value = value.item()
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise RewardError(
+                f"{self._where()} returned {_short(value)} for row {row}{_about(row, available)}; every reward must be a "
+                f"finite number. Where nothing can be scored, return a number on purpose (0.0) or raise."
+            )
+        return float(value)
+
+    def _failure(self, error: Exception, given: Mapping[str, Any], available: Mapping[str, Any]) -> RewardError:
+        row = self._failing_row(given)
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        which = f" at row {row}{_about(row, available)}" if row is not None else ""
+        return RewardError(f"{self._where()} raised {what}{_line_of(error, self.source)}{which}. Mend the reward or the row.")
+
+    def _failing_row(self, given: Mapping[str, Any]) -> int | None:
+        """The first row that fails alone, found by asking again, one row at a time."""
+        n = len(given["completions"])
+        for row in range(n):
+            alone = {
+                key: [value[row]] if isinstance(value, (list, tuple)) and len(value) == n else value
+                for key, value in given.items()
+            }
+            try:
+                self._run(alone)
+            except Exception:  # the plugin's; this only finds where
+                return row
+        return None
+
+    def _where(self) -> str:
+        return f"reward {self.name} ({self.source})"
+
+
+def _checked_signature(function: RewardFunction, name: str, source: str) -> inspect.Signature:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"{source}: the arguments of {name} cannot be read ({error}); write it as a plain function") from error
+    parameters = signature.parameters
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    positional_only = [p.name for p in parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+    if positional_only or ("completions" not in parameters and not takes_all):
+        raise PluginError(
+            f"{source}: {name}{signature} cannot be called as a reward: it must take `completions` by name, as in "
+            f"`def {name}(completions, answer, **kwargs) -> list[float]`"
+        )
+    return signature
+
+
+def _wait_for(awaitable: Awaitable[Any]) -> Any:
+    """The result of a coroutine, on the loop that all async rewards share (so that their clients live on)."""
+
+    async def run() -> Any:
+        return await awaitable
+
+    return asyncio.run_coroutine_threadsafe(run(), _RewardLoop.get()).result()
+
+
+class _RewardLoop:
+    """One event loop on a daemon thread, started when the first async reward is called."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _lock = threading.Lock()
+
+    @classmethod
+    def get(cls) -> asyncio.AbstractEventLoop:
+        with cls._lock:
+            if cls._loop is None:
+                cls._loop = asyncio.new_event_loop()
+                threading.Thread(target=cls._loop.run_forever, name="toolgrpo-rewards", daemon=True).start()
+            return cls._loop
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _about(row: int, available: Mapping[str, Any]) -> str:
+    """The end of the row's prompt, so that a person finds it in the data."""
+    prompts = available.get("prompts")
+    if not prompts or row >= len(prompts):
+        return ""
+    prompt = prompts[row]
+    text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
+    text = " ".join(text.split())
+    return f" (prompt {text if len(text) <= 80 else text[:77] + '...'!r})"
+
+
+def _line_of(error: BaseException, source: str) -> str:
+    """`, line N` for the innermost frame that lies in the reward's own file."""
+    path = source.partition(":")[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f" (line {frames[-1].lineno})" if frames else ""
