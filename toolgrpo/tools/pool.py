@@ -140,11 +140,6 @@ class WorkerPool:
             self._thread.submit(self._shut_down()).result(timeout=10)
             self._thread.close()
 
-    @property
-    def worker_pids_alive(self) -> int:
-        """How many workers there are now."""
-        return len(self._workers)
-
     def _job(self, message: Mapping[str, Any], timeout_s: float, *, alone: bool, is_async: bool) -> Job:
         if self._closing:
             raise ToolExecutorError("this toolbox is closed; load it again to call its tools")
