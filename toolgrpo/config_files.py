@@ -135,7 +135,12 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         if flag is None:
             return f"{rest[0]!r} belongs to no flag; flags are written --name value (--help lists them)"
         flag = flag.partition("=")[0]
-        flags = [option for action in self._actions for option in action.option_strings if "_" in option[2:] or "-" not in option[2:]]
+        flags = [
+            option
+            for action in self._actions
+            for option in action.option_strings
+            if "_" in option[2:] or "-" not in option[2:]
+        ]
         return f"unknown flag {flag}; the nearest known flag is {_nearest(flag, flags)} (--help lists them all)"
 
 

@@ -72,7 +72,9 @@ class Reward:
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             given = dict(available)
         else:
-            given = {parameter.name: available[parameter.name] for parameter in parameters if parameter.name in available}
+            given = {
+                parameter.name: available[parameter.name] for parameter in parameters if parameter.name in available
+            }
         missing = [
             parameter.name
             for parameter in parameters
@@ -119,7 +121,9 @@ class Reward:
         row = self._failing_row(given)
         what = f"{type(error).__name__}: {error}".rstrip(": ")
         which = f" at row {row}{_about(row, available)}" if row is not None else ""
-        return RewardError(f"{self._where()} raised {what}{_line_of(error, self.source)}{which}. Mend the reward or the row.")
+        return RewardError(
+            f"{self._where()} raised {what}{_line_of(error, self.source)}{which}. Mend the reward or the row."
+        )
 
     def _failing_row(self, given: Mapping[str, Any]) -> int | None:
         """The first row that fails alone, found by asking again, one row at a time."""
@@ -143,7 +147,9 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise PluginError(f"{source}: the arguments of {name} cannot be read ({error}); write it as a plain function") from error
+        raise PluginError(
+            f"{source}: the arguments of {name} cannot be read ({error}); write it as a plain function"
+        ) from error
     parameters = signature.parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     positional_only = [p.name for p in parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY]

@@ -21,9 +21,7 @@ def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
     file = Path(path)
     module = _run_file(file)
     if not hasattr(module, name):
-        functions = sorted(
-            key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
-        )
+        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         there = f"It has {', '.join(functions)}; choose one with --reward_function_name." if functions else ""
         raise PluginError(f"{file} has no {name}. {there or f'Write one, e.g. `{_EXAMPLE}`.'}")
     return Reward(getattr(module, name), name=name, source=str(file))

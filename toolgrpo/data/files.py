@@ -1,0 +1,153 @@
+"""Rows from files: JSONL, JSON, Parquet and CSV.
+
+Each reader yields every row with the place where it stands, and never raises for a row: what cannot be read comes as a
+`RawRow` with a problem. JSONL, CSV and Parquet are streamed, so memory stays flat; a JSON file is read as a whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow
+import pyarrow.parquet
+
+from toolgrpo.data.rows import RawRow
+from toolgrpo.errors import DataError
+
+__all__ = ["READERS", "find_files", "read_file"]
+
+MAX_LINE_BYTES = 4 << 20
+_BATCH = 1000
+
+
+def read_jsonl(path: Path) -> Iterator[RawRow]:
+    """One JSON object a line; empty lines are passed over."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            where = f"{path}, line {number}"
+            if len(line) > MAX_LINE_BYTES:
+                size = len(line) + _skip_line(file, line)
+                yield RawRow(
+                    where, None, f"the line has {size:,} bytes; no row of text needs more than {MAX_LINE_BYTES:,}"
+                )
+            elif line.strip():
+                yield _json_row(where, line)
+
+
+def read_json(path: Path) -> Iterator[RawRow]:
+    """A list of JSON objects."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        hint = " (one object a line is called .jsonl)" if getattr(error, "msg", "") == "Extra data" else ""
+        raise DataError(f"{path} is not valid JSON: {error}{hint}") from error
+    if not isinstance(content, list):
+        raise DataError(f"{path} must hold a list of rows, but it is a {type(content).__name__}")
+    for number, row in enumerate(content, start=1):
+        yield _object_row(f"{path}, item {number}", row)
+
+
+def read_parquet(path: Path) -> Iterator[RawRow]:
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            number = 0
+            for batch in file.iter_batches(_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield RawRow(f"{path}, row {number}", row)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path} is not a Parquet file: {error}") from error
+
+
+def read_csv(path: Path) -> Iterator[RawRow]:
+    """A first line of column names, then one row a line (or several, in quotes)."""
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # the default refuses 131,073 characters
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            reader = csv.DictReader(file, strict=True)
+            for row in reader:
+                where = f"{path}, line {reader.line_num}"
+                if None in row or None in row.values():
+                    n = len(reader.fieldnames or ())
+                    yield RawRow(where, None, f"it does not have the {n} cells that the first line names")
+                else:
+                    yield RawRow(where, row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{path}, after line {reader.line_num}: not valid CSV: {error}") from error
+
+
+READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".json": read_json,
+    ".parquet": read_parquet,
+    ".csv": read_csv,
+}
+
+
+def read_file(path: Path) -> Iterator[RawRow]:
+    """Every row of a file, by the kind that its name ends with."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: files of this kind are not read; use {', '.join(READERS)} (or .yaml for a mixture)")
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(f"{path} is empty (0 bytes)")
+        if path.suffix.lower() != ".parquet":
+            _check_text_file(path)
+        yield from reader(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def find_files(folder: Path, split: str) -> list[Path]:
+    """The files of one split in a folder: `train.jsonl`, or `train-00000-of-00002.parquet` and so on."""
+    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS and file.is_file()]
+    if not files:
+        raise DataError(f"the folder {folder} holds no data files ({', '.join(READERS)})")
+    chosen = [file for file in files if file.stem == split or file.stem.startswith((f"{split}-", f"{split}_"))]
+    if not chosen:
+        names = ", ".join(str(file.relative_to(folder)) for file in files[:8])
+        raise DataError(
+            f"the folder {folder} has no split {split!r} (a file {split}.jsonl, for example); it holds {names}"
+        )
+    return chosen
+
+
+def _json_row(where: str, line: bytes) -> RawRow:
+    try:
+        return _object_row(where, json.loads(line.decode("utf-8-sig")))
+    except UnicodeDecodeError as error:
+        return RawRow(where, None, f"it is not UTF-8 text (byte {error.start})")
+    except json.JSONDecodeError as error:
+        return RawRow(where, None, f"it is not valid JSON: {error.msg} at column {error.colno}")
+    except RecursionError:
+        return RawRow(where, None, "it is not valid JSON: nested too deeply")
+    except ValueError as error:  # a number of more than 4300 digits
+        return RawRow(where, None, f"it is not valid JSON: {error}")
+
+
+def _object_row(where: str, row: Any) -> RawRow:
+    if not isinstance(row, dict):
+        return RawRow(where, None, f"a row must be an object with named columns, but this is a {type(row).__name__}")
+    return RawRow(where, row)
+
+
+def _skip_line(file: IO[bytes], line: bytes) -> int:
+    """Read on to the end of an overlong line; how many bytes that took."""
+    skipped = 0
+    while not line.endswith(b"\n") and (line := file.readline(MAX_LINE_BYTES)):
+        skipped += len(line)
+    return skipped
+
+
+def _check_text_file(path: Path) -> None:
+    with path.open("rb") as file:
+        if b"\0" in file.read(4096):
+            raise DataError(f"{path} is a binary file, not text; Parquet files must be named .parquet")

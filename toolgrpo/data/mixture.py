@@ -1,0 +1,113 @@
+"""Several data sets as one, for training with many tools and tasks: a YAML file.
+
+    system_prompt: You may call tools.          # for rows that have none; optional, here or per task
+    tasks:
+      - data: gsm8k:recipes/data/gsm8k_30.jsonl # anything that load_tasks takes, but no other mixture
+        name: gsm8k                             # column `task`; default: the data
+        weight: 2                               # share of the rows; default 1
+        tools: [calculator]                     # column `tools`; default: all
+        reward: gsm8k                           # column `reward`: a built-in name or a file, for --reward by_task
+
+Invariants: no row is used twice, so the data set that runs out first (for its weight) bounds the mixture; the order is
+drawn from the seed; the same file and seed give the same rows. Paths are relative to the working folder.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from toolgrpo.data.rows import OnBadRow, Row
+from toolgrpo.errors import DataError
+
+__all__ = ["Mixture", "Task", "is_mixture"]
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+class Task(BaseModel):
+    """One part of a mixture."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: str
+    name: str | None = None
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    tools: list[str] | None = None
+    reward: str | None = None
+    system_prompt: str | None = None
+
+
+class _MixtureFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tasks: list[Task] = Field(min_length=1)
+    system_prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A checked mixture file."""
+
+    path: Path
+    tasks: tuple[Task, ...]
+    system_prompt: str | None
+
+    @classmethod
+    def from_file(cls, path: Path) -> Mixture:
+        try:
+            content = _MixtureFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise DataError(f"the mixture {path} cannot be read: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise DataError(f"the mixture {path} is not valid YAML: {' '.join(str(error).split())}") from error
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
+            )
+            raise DataError(
+                f"the mixture {path} is wrong: {problems}. It must hold `tasks:` with `data:` each"
+            ) from error
+        for task in content.tasks:
+            if is_mixture(task.data):
+                raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")
+        return cls(path, tuple(content.tasks), content.system_prompt)
+
+    def rows(
+        self, load: Callable[..., Iterator[Row]], *, limit: int | None, seed: int, on_bad_row: OnBadRow
+    ) -> Iterator[Row]:
+        """The rows of all tasks, in the shares of their weights, in an order drawn from the seed."""
+        parts = [list(load(task.data, on_bad_row=on_bad_row)) for task in self.tasks]
+        for task, part in zip(self.tasks, parts, strict=True):
+            if not part:
+                raise DataError(f"{self.path}: {task.data} has no rows that can be used")
+        total = min(len(part) / task.weight for task, part in zip(self.tasks, parts, strict=True))
+        rows = [
+            self._with_task(row, task)
+            for task, part in zip(self.tasks, parts, strict=True)
+            for row in part[: max(1, int(total * task.weight + 1e-9))]
+        ]
+        random.Random(seed).shuffle(rows)
+        yield from rows[:limit]
+
+    def _with_task(self, row: Row, task: Task) -> Row:
+        columns: dict[str, Any] = {"task": task.name or task.data}
+        if any(other.tools is not None for other in self.tasks):
+            columns["tools"] = task.tools
+        if any(other.reward is not None for other in self.tasks):
+            columns["reward"] = task.reward
+        system = task.system_prompt or self.system_prompt
+        prompt = row["prompt"]
+        if system and prompt[0]["role"] not in ("system", "developer"):
+            prompt = [{"role": "system", "content": system}, *prompt]
+        return {**row, **columns, "prompt": prompt}
+
+
+def is_mixture(spec: str | Path) -> bool:
+    return str(spec).lower().endswith(_SUFFIXES)

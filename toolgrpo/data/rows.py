@@ -1,0 +1,169 @@
+"""What a row is, and what makes it a bad one.
+
+Invariants of a checked row:
+
+* `prompt` is a non-empty list of messages that ends with something for the model to answer;
+* `answer`, where the data has answers, is non-empty text (numbers are written out);
+* every other column is as it was; none has a name that the trainer gives a meaning of its own.
+
+No bad row is skipped silently: it raises, or is handed to `on_bad_row`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolgrpo.errors import DataError
+
+__all__ = ["BadRows", "Convert", "OnBadRow", "RawRow", "Row", "RowProblem", "check_row", "good_rows", "raise_bad_row"]
+
+Row = dict[str, Any]
+Convert = Callable[[Mapping[str, Any]], Row]
+OnBadRow = Callable[[DataError], None]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# What TRL or toolgrpo pass to rewards under these names, or drop from rows that have them.
+RESERVED = (
+    "prompts",
+    "completion",
+    "completions",
+    "completion_ids",
+    "trajectories",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+    "image",
+    "images",
+)
+
+
+class RowProblem(ValueError):
+    """What is wrong with a row, without where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """A row as its source has it, or what kept the source from reading it."""
+
+    where: str  # file and line
+    columns: Mapping[str, Any] | None
+    problem: str = ""
+
+
+class BadRows:
+    """Counts bad rows and keeps the first few: pass `bad_rows.add` as `on_bad_row`."""
+
+    def __init__(self, keep: int = 5) -> None:
+        self.count = 0
+        self.first: list[DataError] = []
+        self._keep = keep
+
+    def add(self, error: DataError) -> None:
+        self.count += 1
+        if len(self.first) < self._keep:
+            self.first.append(error)
+
+    def summary(self) -> str:
+        """One line for the number of skipped rows, and one for each of the first few."""
+        if not self.count:
+            return "no bad rows"
+        more = self.count - len(self.first)
+        lines = [f"{self.count} bad {'row was' if self.count == 1 else 'rows were'} skipped:"]
+        lines += [f"  {error}" for error in self.first]
+        return "\n".join(lines + ([f"  and {more} more"] if more else []))
+
+
+def raise_bad_row(error: DataError) -> None:
+    raise DataError(f"{error}. Mend the row, or skip such rows with --skip_bad_rows.") from error.__cause__
+
+
+def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow) -> Iterator[Row]:
+    """The rows in the form that training wants; each bad one goes to `on_bad_row`."""
+    with_answer: bool | None = None
+    for raw in raw_rows:
+        try:
+            if raw.columns is None:
+                raise RowProblem(raw.problem)
+            row = check_row(convert(raw.columns))
+            if with_answer is None:
+                with_answer = "answer" in row
+            elif with_answer and "answer" not in row:
+                raise RowProblem("it has no 'answer', although the rows before it have one")
+        except RowProblem as problem:
+            on_bad_row(DataError(f"{raw.where}: {problem}"))
+        else:
+            yield row
+
+
+def check_row(columns: Mapping[str, Any]) -> Row:
+    """The row with its prompt as messages and its answer as text."""
+    row = dict(columns)
+    if "prompt" not in row:
+        raise RowProblem(f"it has no 'prompt'; its columns are {', '.join(map(str, row)) or '(none)'}")
+    row["prompt"] = _messages(row["prompt"])
+    if "answer" in row:
+        row["answer"] = _answer(row["answer"])
+    for name in RESERVED:
+        if name in row:
+            raise RowProblem(f"the column name {name!r} is taken by the trainer; rename the column")
+    return row
+
+
+def _messages(prompt: Any) -> list[Row]:
+    if isinstance(prompt, str):
+        _check_text(prompt, "the prompt")
+        if not prompt.strip():
+            raise RowProblem("the prompt is empty")
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list):
+        raise RowProblem(f"the prompt must be text or a list of messages, not {_name(prompt)}")
+    if not prompt:
+        raise RowProblem("the prompt is an empty list of messages")
+    messages = [_message(message, number) for number, message in enumerate(prompt, start=1)]
+    if messages[-1]["role"] == "assistant":
+        raise RowProblem("the prompt ends with an assistant message; the model would have nothing to answer")
+    return messages
+
+
+def _message(message: Any, number: int) -> Row:
+    if not isinstance(message, Mapping):
+        raise RowProblem(f"message {number} of the prompt must have a role and content; it is {_name(message)}")
+    kept = {key: value for key, value in message.items() if value is not None}  # Arrow fills absent keys with None
+    role = kept.get("role")
+    if role not in ROLES:
+        raise RowProblem(f"message {number} of the prompt has the role {role!r}; it must be one of {', '.join(ROLES)}")
+    content = kept.setdefault("content", "" if kept.get("tool_calls") else None)
+    if not isinstance(content, str):
+        raise RowProblem(f"the content of message {number} of the prompt must be text, not {_name(content)}")
+    _check_text(content, f"message {number} of the prompt")
+    return kept
+
+
+def _answer(answer: Any) -> str:
+    if isinstance(answer, str):
+        _check_text(answer, "the answer")
+        if not answer.strip():
+            raise RowProblem("the answer is empty")
+        return answer
+    if isinstance(answer, bool) or (isinstance(answer, (int, float)) and math.isfinite(answer)):
+        return str(answer)
+    raise RowProblem(
+        f"the answer must be text or a number, not {_name(answer)}; other values can stand in columns of their own, "
+        f"which rewards get by name"
+    )
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RowProblem(f"{what} has a broken character at position {error.start} (a lone surrogate)") from error
+
+
+def _name(value: Any) -> str:
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"

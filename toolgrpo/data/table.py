@@ -1,0 +1,125 @@
+"""Rows into a `datasets.Dataset` on disk, in flat memory and with no value changed.
+
+The rows are gone through twice: once to learn the kind of each column, once to write them. A column whose values do not
+fit one kind (numbers here, text there, objects of different keys) is kept as JSON, so every row gives back what it had;
+Arrow alone would fill in keys or turn numbers into text.
+
+The Arrow file lies in a temporary folder of the process and goes with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from datasets import Dataset, Features, Json, List, Value
+
+from toolgrpo.data.rows import Row
+
+__all__ = ["write_rows"]
+
+_BATCH = 1000
+_MESSAGE_KEYS = {"role", "content"}
+
+FEATURES: dict[str, Any] = {
+    "null": Value("null"),
+    "bool": Value("bool"),
+    "int": Value("int64"),
+    "float": Value("float64"),
+    "text": Value("string"),
+    "ints": List(Value("int64")),
+    "floats": List(Value("float64")),
+    "texts": List(Value("string")),
+    "messages": List({"role": Value("string"), "content": Value("string")}),
+    "json": Json(),
+}
+_SCALARS = {bool: "bool", int: "int", float: "float", str: "text"}
+_LISTS = {int: "ints", float: "floats", str: "texts"}
+
+
+def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
+    """A dataset of the rows, None if there are none. `rows(first)` gives them anew; `first` is True the first time."""
+    kinds: dict[str, str] = {}
+    for batch in _batches(rows(True)):
+        for column in dict.fromkeys(key for row in batch for key in row):
+            kinds[column] = _widen(kinds.get(column, "null"), _kind([row.get(column) for row in batch]))
+    if not kinds:
+        return None
+    features = Features({column: FEATURES[kind] for column, kind in kinds.items()})
+    path = _new_file()
+    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, features.arrow_schema) as writer:
+        for batch in _batches(rows(False)):
+            arrays = [
+                _array([row.get(column) for row in batch], kind, features.arrow_schema.field(column).type)
+                for column, kind in kinds.items()
+            ]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=features.arrow_schema))
+    return Dataset.from_file(str(path))
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    iterator = iter(rows)
+    while batch := list(islice(iterator, _BATCH)):
+        yield batch
+
+
+def _kind(values: list[Any]) -> str:
+    kind = "null"
+    for value in values:
+        kind = _widen(kind, _kind_of(value))
+        if kind == "json":
+            break
+    return kind
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        return "json"
+    if type(value) in _SCALARS:
+        return _SCALARS[type(value)]
+    if isinstance(value, list) and value:
+        inner = {type(item) for item in value}
+        if len(inner) == 1 and (only := inner.pop()) in _LISTS:
+            return _LISTS[only] if only is not int or all(-(2**63) <= item < 2**63 for item in value) else "json"
+        if all(isinstance(item, dict) and item.keys() == _MESSAGE_KEYS and _all_text(item) for item in value):
+            return "messages"
+    return "json"
+
+
+def _all_text(item: dict[str, Any]) -> bool:
+    return all(isinstance(value, str) for value in item.values())
+
+
+def _widen(one: str, other: str) -> str:
+    if one == other or other == "null":
+        return one
+    return other if one == "null" else "json"
+
+
+def _array(values: list[Any], kind: str, arrow_type: pyarrow.DataType) -> pyarrow.Array:
+    if kind != "json":
+        return pyarrow.array(values, type=arrow_type)
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False, default=str) for value in values]
+    return pyarrow.ExtensionArray.from_storage(arrow_type, pyarrow.array(texts, type=pyarrow.string()))
+
+
+def _new_file() -> Path:
+    folder = tempfile.mkdtemp(prefix="toolgrpo-rows-")
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a forked child
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return Path(folder) / "rows.arrow"
