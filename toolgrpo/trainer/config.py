@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
+from toolgrpo.trainer.prefix_sharing import MODES, SharedPass
 
 __all__ = ["ENGINES", "ToolGRPOConfig"]
 
@@ -62,6 +63,21 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         default=None, metadata={"help": "Do not compile in colocated vLLM; default: on the CPU (starts 20 s sooner)."}
     )
 
+    # the training pass
+    prefix_sharing: str = field(
+        default="auto",
+        metadata={
+            "help": "Read a prompt once for all its completions: auto (where it pays), on (or fail), or off (TRL's pass).",
+            "choices": MODES,
+        },
+    )
+    max_tokens_per_pass: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most packed tokens of one forward pass of a prefix-shared batch; default: no more than TRL's."
+        },
+    )
+
     # what people see
     success_threshold: float = field(
         default=1.0, metadata={"help": "An episode counts as a success if its reward is at least this."}
@@ -87,6 +103,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}")
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
+        self.shared_pass()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
@@ -103,6 +120,10 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             max_tool_response_tokens=self.max_tool_response_tokens,
             deadline_s=self.episode_timeout,
         )
+
+    def shared_pass(self) -> SharedPass:
+        """The prefix-shared training pass these fields ask for."""
+        return SharedPass(mode=self.prefix_sharing, max_tokens=self.max_tokens_per_pass)
 
     def sampling_options(self) -> SamplingOptions:
         """How tokens are drawn in training."""

@@ -81,6 +81,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             )
         self.engine, self.engine_choice = build_engine(self) if engine is None else (engine, given(engine))
         trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
+        self._shared_pass = args.shared_pass()
         self._rows: list[Mapping[str, Any]] = []
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
@@ -122,6 +123,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
         return super()._generate_and_score_completions(inputs)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
+        padded = super()._get_per_token_logps_and_entropies
+        return padded(model, *args, **kwargs) if shared is None else shared
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]

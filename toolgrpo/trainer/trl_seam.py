@@ -7,6 +7,10 @@ What is used, and why (`tests/contract/test_trl_seam.py` fails with a sentence w
 * `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says whether TRL shall
   correct for the difference between the engine's and the trainer's log-probabilities;
 * `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
+* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs` and counts in
+  `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
+* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes its arguments and
+  gives its three results;
 * `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names, gathered and merged
   under DeepSpeed, FSDP and PEFT.
 """
@@ -14,7 +18,7 @@ What is used, and why (`tests/contract/test_trl_seam.py` fails with a sentence w
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +26,8 @@ from typing import Any
 import torch
 import trl
 
+from toolgrpo.trainer.group_order import keep_groups_together
+from toolgrpo.trainer.prefix_sharing import SharedPass
 from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [
@@ -33,6 +39,8 @@ __all__ = [
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
+    "prepare_inputs",
+    "shared_logps",
     "warn_if_untested",
 ]
 
@@ -132,3 +140,42 @@ def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     walker.accelerator = trainer.accelerator
     walker._dist = trainer._dist
     yield from walker._iter_named_params()
+
+
+def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
+    """TRL's micro-batch of now, after the samples of each group were brought together where prompts may be shared."""
+    before = trainer._buffered_inputs
+    inputs = prepare(generation_batch)
+    buffered = trainer._buffered_inputs
+    if mode_of(trainer) != "train" or buffered is before or trainer.args.prefix_sharing == "off":
+        return inputs
+    trainer._buffered_inputs = keep_groups_together(buffered, trainer.args.gradient_accumulation_steps)
+    return trainer._buffered_inputs[trainer._step % len(buffered)]
+
+
+def shared_logps(
+    trainer: Any,
+    shared_pass: SharedPass,
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+    **other_inputs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
+    """(log-probabilities, entropies, no auxiliary loss) as TRL's pass gives them, or None where that pass must run."""
+    if compute_aux_loss or any(value is not None for value in other_inputs.values()):
+        return None
+    scored = shared_pass.score_completions(
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        unwrapped=trainer.accelerator.unwrap_model(model),
+        batch_size=batch_size,
+        compute_entropy=compute_entropy,
+        autocast=trainer.accelerator.autocast(),
+    )
+    return None if scored is None else (scored.logps, scored.entropies, None)
