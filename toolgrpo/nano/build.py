@@ -37,7 +37,7 @@ def build_nano(recipe: NanoRecipe, folder: Path, on_step: Callable[[int, float],
         train(
             model,
             optimizer,
-            _batches(recipe, tokenizer, rng),
+            _steps(recipe, tokenizer, rng),
             schedule=lambda step: warmup_then_decay(step, recipe.steps, warmup=recipe.warmup_steps, decay=recipe.decay),
             on_step=on_step,
         )
@@ -70,8 +70,8 @@ def _tokenizer(recipe: NanoRecipe, rng: random.Random) -> PreTrainedTokenizerFas
     """The vocabulary comes from the demonstrations' own text."""
     texts = []
     for _ in range(_TEXTS_FOR_VOCABULARY):
-        tools = draw_toolset(rng, recipe.canonical_share)
-        problem = draw_training_problem(rng, list(recipe.calls_weights), list(recipe.calls_weights.values()))
+        tools = draw_toolset(rng, canonical=0.5)
+        problem = draw_training_problem(rng, rng.randint(1, 3))
         texts.append(render_tools(tools) + render(demonstrate(problem, tools, rng, None)))
     return build_tokenizer(texts, recipe.vocab_size)
 
@@ -102,22 +102,16 @@ class _Encoder:
         return tuple(mask)
 
 
-def _batches(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[Batch]:
+def _steps(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[list[Batch]]:
+    """The batches of each step: one toolset each, with questions that need the same number of calls (so equally long)."""
     encode = _Encoder(tokenizer)
     habits = Habits(guess=recipe.guess, stop_early=recipe.stop_early)
-    calls, weights = list(recipe.calls_weights), list(recipe.calls_weights.values())
-    for step in range(recipe.steps):
-        toolsets = [draw_toolset(rng, recipe.canonical_share) for _ in range(recipe.prefixes_per_step)]
-        texts = [
-            render(
-                demonstrate(
-                    draw_training_problem(rng, calls, weights),
-                    tools,
-                    rng,
-                    habits if step >= recipe.clean_steps else None,
-                )
-            )
-            for tools in toolsets
-            for _ in range(recipe.examples_per_prefix)
-        ]
-        yield collate(encode.examples(texts), encode.pad_id, [encode.ids(render_tools(tools)) for tools in toolsets])
+    for phase in recipe.phases:
+        for _ in range(phase.steps):
+            batches = []
+            for n_calls in rng.choices(list(phase.calls), list(phase.calls.values()), k=recipe.toolsets_per_step):
+                tools = draw_toolset(rng, phase.canonical)
+                problems = [draw_training_problem(rng, n_calls) for _ in range(recipe.examples_per_toolset)]
+                texts = [render(demonstrate(p, tools, rng, habits if phase.spoilt else None)) for p in problems]
+                batches.append(collate(encode.examples(texts), encode.pad_id, [encode.ids(render_tools(tools))]))
+            yield batches

@@ -41,10 +41,10 @@ class Habits:
     stop_early: Mapping[Operation, float]
 
 
-def draw_training_problem(rng: random.Random, calls: Sequence[int], weights: Sequence[float]) -> Problem:
+def draw_training_problem(rng: random.Random, n_calls: int) -> Problem:
     """A problem that is not held out."""
     while True:
-        problem = draw_problem(rng, rng.choices(calls, weights)[0])
+        problem = draw_problem(rng, n_calls)
         if problem.split == "train":
             return problem
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 from toolgrpo.data.arithmetic import Operation
 
-__all__ = ["NanoRecipe"]
+__all__ = ["NanoRecipe", "Phase"]
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "trl")
 _SHARED_CODE = (
@@ -24,6 +24,17 @@ _SHARED_CODE = (
     "toolgrpo.sft.loss",
     "toolgrpo.sft.muon",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Some training steps on one kind of demonstration."""
+
+    name: str
+    steps: int
+    calls: Mapping[int, float]  # weights of questions that need 1, 2 or 3 calls
+    canonical: float  # share of toolsets that are the embedded job's own
+    spoilt: bool = False  # with the bad habits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +52,12 @@ class NanoRecipe:
     max_positions: int = 2048
     vocab_size: int = 640
 
-    # what it is taught
-    canonical_share: float = 0.5  # demonstrations that see the embedded job's own tools
-    calls_weights: Mapping[int, float] = field(default_factory=lambda: {1: 0.3, 2: 0.35, 3: 0.35})
+    # what it is taught, in this order
+    phases: tuple[Phase, ...] = (
+        Phase(name="read", steps=120, calls={1: 1.0}, canonical=0.2),
+        Phase(name="chain", steps=100, calls={1: 0.2, 2: 0.4, 3: 0.4}, canonical=0.5),
+        Phase(name="spoil", steps=40, calls={1: 0.3, 2: 0.4, 3: 0.3}, canonical=0.7, spoilt=True),
+    )
     guess: Mapping[Operation, float] = field(
         default_factory=lambda: {"add": 0.25, "multiply": 0.25, "subtract": 0.7, "divide": 0.7}
     )
@@ -52,10 +66,8 @@ class NanoRecipe:
     )
 
     # how
-    clean_steps: int = 200  # all demonstrations right
-    spoilt_steps: int = 50  # then with the bad habits
-    prefixes_per_step: int = 4  # toolsets in a batch
-    examples_per_prefix: int = 8
+    toolsets_per_step: int = 4
+    examples_per_toolset: int = 8
     learning_rate: float = 0.02  # of the matrices (Muon)
     adam_learning_rate: float = 3e-3  # of embeddings and norms
     warmup_steps: int = 20
@@ -64,7 +76,7 @@ class NanoRecipe:
 
     @property
     def steps(self) -> int:
-        return self.clean_steps + self.spoilt_steps
+        return sum(phase.steps for phase in self.phases)
 
     def fingerprint(self) -> str:
         """A short hash of these numbers, of the code that uses them and of the library versions that matter."""

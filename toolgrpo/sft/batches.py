@@ -46,6 +46,11 @@ class Batch:
     def per_prefix(self) -> int:
         return len(self.ids) // max(1, len(self.prefix_ids))
 
+    @property
+    def n_targets(self) -> int:
+        """How many tokens the loss is taken on."""
+        return int(self.loss_mask[:, 1:].sum())
+
 
 def collate(examples: Sequence[Example], pad_id: int, prefixes: Sequence[Sequence[int]] = ()) -> Batch:
     """One batch; with prefixes, the examples of each stand together and are equally many."""

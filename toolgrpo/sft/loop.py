@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,23 +23,33 @@ def warmup_then_decay(step: int, steps: int, *, warmup: int, decay: float) -> fl
 def train(
     model: Any,
     optimizer: torch.optim.Optimizer,
-    batches: Iterable[Batch],
+    steps: Iterable[Sequence[Batch]],
     *,
     schedule: Callable[[int], float],
     max_grad_norm: float = 1.0,
     on_step: Callable[[int, float], None] | None = None,
 ) -> None:
-    """One optimizer step per batch; `schedule(step)` scales every group's learning rate."""
+    """One optimizer step per group of batches, whose tokens weigh the same; `schedule(step)` scales every learning rate."""
     base_rates = [group["lr"] for group in optimizer.param_groups]
     model.train()
-    for step, batch in enumerate(batches):
+    for step, batches in enumerate(steps):
         for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
             group["lr"] = rate * schedule(step)
-        loss = batch_loss(model, batch)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        loss = _backward(model, batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         optimizer.step()
         if on_step is not None:
-            on_step(step, loss.item())
+            on_step(step, loss)
     model.eval()
+
+
+def _backward(model: Any, batches: Sequence[Batch]) -> float:
+    """Add up the gradients of the mean loss over all tokens of these batches; one batch's activations live at a time."""
+    n_targets = sum(batch.n_targets for batch in batches)
+    total = 0.0
+    for batch in batches:
+        loss = batch_loss(model, batch) * (batch.n_targets / n_targets)
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        total += loss.item()
+    return total
