@@ -17,7 +17,7 @@ from typing import Any
 
 from datasets import Dataset
 from rich.table import Table
-from trl import ModelConfig, get_kbit_device_map, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.config_files import parse_args
 from toolgrpo.data import load_tasks
@@ -157,7 +157,7 @@ class TrainingRun:
         }
         quantization = get_quantization_config(self.model)
         if quantization is not None:
-            kwargs.update(device_map=get_kbit_device_map(), quantization_config=quantization)
+            kwargs["quantization_config"] = quantization
         return {key: value for key, value in kwargs.items() if value is not None}
 
     def _peft_config(self) -> Any:

@@ -119,30 +119,12 @@ def subjects(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Subject
 
 @pytest.fixture(params=["scripted", *REAL])
 def subject(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> Subject:
-    _expect_known_failure(request)
     return subjects(request.param)
 
 
 @pytest.fixture(params=REAL)
 def real(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> Subject:
-    _expect_known_failure(request)
     return subjects(request.param)
-
-
-# vllm_colocate breaks the contract in two ways: it stops at the config's end of sequence, and `close` lets open requests wait
-# for ever. Strict: whoever mends it is told to delete these lines.
-KNOWN_FAILURES = {
-    "test_a_sample_has_as_many_logprobs_as_ids_and_ends_at_max_tokens",
-    "test_a_stop_token_ends_the_sample_and_is_its_last",
-    "test_only_the_stop_tokens_of_the_request_stop_it",
-    "test_a_short_request_joins_a_running_long_one_and_ends_before_it",
-    "test_closing_fails_what_is_open_and_leaves_nothing",
-}
-
-
-def _expect_known_failure(request: pytest.FixtureRequest) -> None:
-    if request.param == "vllm_colocate" and request.node.originalname in KNOWN_FAILURES:
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason="vllm_colocate: eos and close, see above"))
 
 
 def ask(ids=(11, 12, 13), max_tokens=12, stop_ids=(), options=GREEDY, seed=None) -> SampleRequest:

@@ -75,6 +75,7 @@ class VLLMColocateEngine:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
         self._abort([*self._aborted, *self._waiting])
+        self._fail_waiting(EngineError("the engine was closed while this request was open"))
         self._vllm.sleep()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -100,10 +101,13 @@ class VLLMColocateEngine:
         except Exception as error:  # vLLM can raise anything from inside a step; every episode must hear of it
             failure = EngineError(f"a step of the vLLM engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(failure)
-            self._waiting.clear()
+            self._fail_waiting(failure)
+
+    def _fail_waiting(self, failure: EngineError) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(failure)
 
     def _abort(self, request_ids: list[str]) -> None:
         if request_ids:

@@ -159,6 +159,7 @@ class StepEngine:
             repetition_penalty=options.repetition_penalty,
             seed=request.seed,
             stop_token_ids=list(request.stop_ids),
+            ignore_eos=True,  # the request says what ends a turn, not the model's config
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
