@@ -113,6 +113,15 @@ def test_a_child_that_was_not_waited_for_ends_with_its_call(toolbox: Toolbox) ->
     assert wait_until_dead(int(result.content))
 
 
+def test_a_helper_that_may_stay_ends_with_its_worker() -> None:
+    with load_tools(HOSTILE, tool_timeout_s=TIMEOUT_S, workers=1) as box:
+        pid = int(run_tool(box, {"name": "start_helper"}).content)
+        assert run_tool(box, {"name": "polite", "arguments": {"text": "x"}}).ok
+        assert alive(pid)
+        assert run_tool(box, {"name": "exit_hard"}).error is ToolErrorKind.DIED
+        assert wait_until_dead(pid)
+
+
 def test_a_daemon_that_left_everything_ends_too(toolbox: Toolbox, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     result = run_tool(toolbox, {"name": "leave_daemon", "arguments": {"path": str(path)}})

@@ -26,6 +26,7 @@ class ToolOptions:
     timeout_s: float | None = None  # default: the run's --tool_timeout
     cache: bool | None = None  # None: as the run says; True: pure; False: never
     isolate: bool = False  # every call alone in a fresh process, never run twice
+    keep_processes: bool = False  # processes that a call starts may outlive it
     in_process: bool = False  # runs in the trainer's process, where nothing contains it
     ends_episode: bool = False  # a good call of this tool ends the episode
     schema: Mapping[str, Any] | None = None  # an explicit JSON schema instead of the signature's
@@ -33,6 +34,8 @@ class ToolOptions:
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise PluginError(f"@tool(timeout=...) must be a positive number of seconds, got {self.timeout_s!r}")
+        if self.isolate and self.keep_processes:
+            raise PluginError("@tool(isolate=True, keep_processes=True) contradict each other: choose one")
         if self.in_process and self.isolate:
             raise PluginError("@tool(in_process=True, isolate=True) contradict each other: choose one")
 
@@ -43,6 +46,7 @@ def tool(
     timeout: float | None = None,
     cache: bool | None = None,
     isolate: bool = False,
+    keep_processes: bool = False,
     in_process: bool = False,
     ends_episode: bool = False,
     schema: Mapping[str, Any] | None = None,
@@ -55,6 +59,8 @@ def tool(
         cache: True for a pure function: same arguments, same answer, asked once a run.
         isolate: Run every call alone in a process of its own. Costs some milliseconds and promises that no call is
             ever run twice and that no other call can disturb it. For tools with effects outside.
+        keep_processes: Let processes that a call starts live on, as long as the worker, instead of killing them with the
+            call. For tools that start a helper once and ask it again.
         in_process: Run in the trainer's own process, for tools that need its objects. Nothing contains such a tool.
         ends_episode: A good call ends the episode.
         schema: An explicit JSON schema: the parameters object, or the whole OpenAI function form.
@@ -64,6 +70,7 @@ def tool(
         timeout_s=timeout,
         cache=cache,
         isolate=isolate,
+        keep_processes=keep_processes,
         in_process=in_process,
         ends_episode=ends_episode,
         schema=schema,

@@ -14,10 +14,11 @@ from toolgrpo.tools.backends import Backend, FunctionBackend
 from toolgrpo.tools.decorator import options_of
 from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.inprocess import InProcessBackend
+from toolgrpo.tools.jobs import PoolOptions
 from toolgrpo.tools.loading import LoadedTool, Source, load_functions, tools_of
 from toolgrpo.tools.mcp_config import read_mcp_config
 from toolgrpo.tools.outputlog import OutputLog
-from toolgrpo.tools.pool import PoolOptions, WorkerPool
+from toolgrpo.tools.pool import WorkerPool
 from toolgrpo.tools.sources import environment_source, source_of
 from toolgrpo.tools.toolbox import Toolbox
 from toolgrpo.tools.worker import Limits
@@ -73,13 +74,8 @@ def load_tools(
             pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
             undo.callback(pool.close)
             order = order or [known.name for known in pool.spec.functions]
-            if any(known.in_process for known in pool.spec.functions):
-                assert chosen.source is not None
-                held = [tool for tool in load_functions(chosen.source) if tool.spec.in_process]
-            outside = [known for known in pool.spec.functions if not known.in_process]
-            backends.append(FunctionBackend(pool, outside, tool_timeout_s, cache_all=cache_tools))
-            if pool.spec.environment is not None:
-                backends.append(EnvironmentBackend(pool, pool.spec.environment, tool_timeout_s))
+            held = held or _held_here(chosen.source, pool)
+            backends += _in_workers(pool, tool_timeout_s, cache_tools)
         if held:
             inside = InProcessBackend(held, tool_timeout_s, cache_all=cache_tools, max_result_chars=max_result_chars)
             undo.callback(inside.close)
@@ -91,6 +87,22 @@ def load_tools(
         toolbox = Toolbox(backends, order)
         undo.pop_all()
     return toolbox
+
+
+def _in_workers(pool: WorkerPool, timeout_s: float, cache_tools: bool) -> list[Backend]:
+    """The functions, and the environment if there is one."""
+    outside = [known for known in pool.spec.functions if not known.in_process]
+    backends: list[Backend] = [FunctionBackend(pool, outside, timeout_s, cache_all=cache_tools)]
+    if pool.spec.environment is not None:
+        backends.append(EnvironmentBackend(pool, pool.spec.environment, timeout_s))
+    return backends
+
+
+def _held_here(source: Source | None, pool: WorkerPool) -> list[LoadedTool]:
+    """The tools of a file or module that asked for this process; only for them it is imported here."""
+    if source is None or not any(known.in_process for known in pool.spec.functions):
+        return []
+    return [tool for tool in load_functions(source) if tool.spec.in_process]
 
 
 @dataclass(frozen=True, slots=True)

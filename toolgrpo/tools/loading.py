@@ -149,6 +149,7 @@ def _load_one(function: Any, label: str) -> LoadedTool:
         timeout_s=options.timeout_s,
         cache=options.cache,
         isolate=options.isolate,
+        keep_processes=options.keep_processes,
         in_process=options.in_process,
         ends_episode=options.ends_episode,
         is_async=inspect.iscoroutinefunction(target),

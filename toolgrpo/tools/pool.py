@@ -16,75 +16,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from toolgrpo.errors import ToolExecutorError
+from toolgrpo.tools.jobs import Job, PoolOptions, WorkerRecord, describe_ending
 from toolgrpo.tools.link import SupervisorLink, WorkerLink
 from toolgrpo.tools.loopthread import LoopThread
 from toolgrpo.tools.outputlog import OutputLog
 from toolgrpo.tools.plugin import PluginSpec
 from toolgrpo.tools.reply import Reply
-from toolgrpo.tools.worker import Limits
 from toolgrpo.trajectory import ToolErrorKind
 
-__all__ = ["Job", "PoolOptions", "WorkerPool"]
+__all__ = ["WorkerPool"]
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 _CANCEL_GRACE_S = 0.5
 _START_TIMEOUT_S = 60.0
 _MAX_START_FAILURES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """How many workers, and what each is given."""
-
-    workers: int = 4
-    limits: Limits = field(default_factory=Limits)
-    frozen_after_s: float = 3.0  # silence after which a worker with several calls is given up; less for short timeouts
-    load_timeout_s: float = 120.0
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One call on its way."""
-
-    id: int
-    message: Mapping[str, Any]
-    timeout_s: float
-    alone: bool
-    is_async: bool
-    future: Future[Reply]
-    started: float = 0.0
-    timer: asyncio.TimerHandle | None = None
-    answered: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """One worker process as the pool sees it."""
-
-    number: int
-    alone: bool  # for one job, or for one environment instance
-    born: float
-    link: WorkerLink | None = None
-    ready: bool = False
-    retiring: bool = False
-    last_heard: float = 0.0
-    pinged: float | None = None
-    jobs: dict[int, Job] = field(default_factory=dict)  # an answered job stays until its reply or the worker's end
-
-    @property
-    def waiting(self) -> list[Job]:
-        return [job for job in self.jobs.values() if not job.answered]
 
 
 class WorkerPool:
@@ -96,7 +51,7 @@ class WorkerPool:
         self._log = log
         self._numbers = itertools.count(1)
         self._job_ids = itertools.count(1)
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, WorkerRecord] = {}
         self._queue: deque[Job] = deque()
         self._start_failures = 0
         self._broken: ToolExecutorError | None = None
@@ -212,11 +167,11 @@ class WorkerPool:
             self._spawn(next(self._numbers), False)
 
     def _spawn(self, number: int, alone: bool) -> None:
-        worker = _Worker(number, alone, born=time.monotonic())
+        worker = WorkerRecord(number, alone, born=time.monotonic())
         self._workers[number] = worker
         self._loop.create_task(self._connect(worker))
 
-    async def _connect(self, worker: _Worker) -> None:
+    async def _connect(self, worker: WorkerRecord) -> None:
         ours, theirs = socket.socketpair()
         assert self._supervisor is not None
         self._supervisor.spawn(worker.number, theirs)
@@ -229,7 +184,7 @@ class WorkerPool:
         for job in worker.waiting:  # of an environment: sent before the worker was there
             self._send(worker, job)
 
-    def _on_message(self, worker: _Worker, message: dict[str, Any]) -> None:
+    def _on_message(self, worker: WorkerRecord, message: dict[str, Any]) -> None:
         worker.last_heard = time.monotonic()
         worker.pinged = None
         if message.get("op") == "ready":
@@ -247,14 +202,14 @@ class WorkerPool:
     def _on_exited(self, number: int, status: int) -> None:
         worker = self._workers.get(number)
         if worker is not None:
-            self._lose(worker, _ending(status))
+            self._lose(worker, describe_ending(status))
 
-    def _on_hung_up(self, worker: _Worker) -> None:
+    def _on_hung_up(self, worker: WorkerRecord) -> None:
         """The socket ended; the exit status usually follows and says more."""
         if self._workers.get(worker.number) is worker:
             self._loop.call_later(0.2, self._lose, worker, "the process of the tool closed its connection")
 
-    def _lose(self, worker: _Worker, how: str) -> None:
+    def _lose(self, worker: WorkerRecord, how: str) -> None:
         """A worker is gone, or given up: decide about its calls, and replace it."""
         if self._workers.pop(worker.number, None) is None:
             return
@@ -279,18 +234,18 @@ class WorkerPool:
             self._refill()
         self._dispatch()
 
-    def _retire(self, worker: _Worker) -> None:
+    def _retire(self, worker: WorkerRecord) -> None:
         """No new calls; a replacement now; the end when its last caller has an answer."""
         if not worker.retiring:
             worker.retiring = True
             if not worker.alone:
                 self._refill()
 
-    def _bury_if_done(self, worker: _Worker) -> None:
+    def _bury_if_done(self, worker: WorkerRecord) -> None:
         if worker.retiring and not worker.waiting and self._workers.pop(worker.number, None) is not None:
             self._kill(worker)
 
-    def _kill(self, worker: _Worker) -> None:
+    def _kill(self, worker: WorkerRecord) -> None:
         if worker.link is not None:
             worker.link.close()
         if self._supervisor is not None:
@@ -326,7 +281,7 @@ class WorkerPool:
                 self._send(worker, job)
         self._queue.extendleft(reversed(held_back))
 
-    def _worker_for(self, job: Job) -> _Worker | None:
+    def _worker_for(self, job: Job) -> WorkerRecord | None:
         if job.alone:
             busy = sum(1 for worker in self._workers.values() if worker.alone)
             if busy >= self._options.limits.threads:
@@ -354,13 +309,13 @@ class WorkerPool:
         if worker.link is not None:
             self._send(worker, job)
 
-    def _send(self, worker: _Worker, job: Job) -> None:
+    def _send(self, worker: WorkerRecord, job: Job) -> None:
         assert worker.link is not None
         job.started = time.monotonic()
         job.timer = self._loop.call_later(job.timeout_s, self._on_deadline, worker, job)
         worker.link.send(job.message)
 
-    def _on_deadline(self, worker: _Worker, job: Job) -> None:
+    def _on_deadline(self, worker: WorkerRecord, job: Job) -> None:
         if job.answered or self._workers.get(worker.number) is not worker:
             return
         self._answer(job, Reply(f"no answer within {job.timeout_s:g} s", ToolErrorKind.TIMEOUT))
@@ -371,7 +326,7 @@ class WorkerPool:
         self._retire(worker)
         self._bury_if_done(worker)
 
-    def _on_cancel_ignored(self, worker: _Worker, job: Job) -> None:
+    def _on_cancel_ignored(self, worker: WorkerRecord, job: Job) -> None:
         if job.id in worker.jobs:
             self._retire(worker)
             self._bury_if_done(worker)
@@ -398,21 +353,10 @@ class WorkerPool:
                 elif worker.ready and len(worker.jobs) > 1 and worker.waiting:
                     self._listen_to(worker, now)
 
-    def _listen_to(self, worker: _Worker, now: float) -> None:
+    def _listen_to(self, worker: WorkerRecord, now: float) -> None:
         if worker.pinged is None:
             worker.pinged = now
             assert worker.link is not None
             worker.link.send({"op": "ping"})
         elif now - worker.pinged > min(self._options.frozen_after_s, min(j.timeout_s for j in worker.waiting) / 4):
             self._lose(worker, "the process of the tool stopped answering")
-
-
-def _ending(status: int) -> str:
-    """How a process ended, for a model to read."""
-    if status < 0:
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        return f"the process of the tool was ended by {name}"
-    return f"the process of the tool ended with exit code {status}"

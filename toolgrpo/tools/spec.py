@@ -18,6 +18,7 @@ class ToolSpec:
     timeout_s: float | None = None
     cache: bool | None = None
     isolate: bool = False
+    keep_processes: bool = False
     in_process: bool = False
     ends_episode: bool = False
     is_async: bool = False

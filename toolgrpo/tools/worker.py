@@ -6,7 +6,7 @@ keep them is killed, and the worker needs not agree.
 
 After each call: builtins that the tool replaced are put back (and the worker asks to be replaced, since a fellow call may
 have seen them), the working directory and umask are those of before (each thread has its own), and processes that a
-stateless tool left behind are killed.
+stateless sync tool left behind are killed.
 
 Not covered: threads of one worker share one interpreter, so a tool that changes another module's globals is seen by its
 fellows until the worker is replaced. `@tool(isolate=True)` gives each call a process of its own.
@@ -63,6 +63,7 @@ class Worker:
         self._threads = ThreadPoolExecutor(limits.threads, "tool", initializer=process.own_directory_per_thread)
         self._loop: LoopThread | None = None
         self._coroutines: dict[int, Future[None]] = {}
+        self._kept: set[int] = set()  # processes that may outlive the call that started them
         self._instance: Any = None
 
     def serve(self) -> None:
@@ -85,21 +86,22 @@ class Worker:
                     running.cancel()
             case "call":
                 tool = self._plugin.functions[message["tool"]]
-                self._start(message["id"], tool.function, lambda: tool.convert.bind(message["args"]), stateful=False)
+                keep = tool.spec.keep_processes
+                self._start(message["id"], tool.function, lambda: tool.convert.bind(message["args"]), keep=keep)
             case "method":
                 tool = self._environment_tool(message["tool"])
                 method = getattr(self._instance, tool.function.__name__)
-                self._start(message["id"], method, lambda: tool.convert.bind(message["args"]), stateful=True)
+                self._start(message["id"], method, lambda: tool.convert.bind(message["args"]), keep=True)
             case "open":
                 self._threads.submit(self._open_environment, message["id"], message["row"])
             case "reward":
                 environment = self._plugin.environment
                 assert environment is not None and environment.reward_method is not None
                 method = getattr(self._instance, environment.reward_method)
-                self._start(message["id"], method, lambda: Bound((), {}), stateful=True)
+                self._start(message["id"], method, lambda: Bound((), {}), keep=True)
             case "close":
                 method = getattr(self._instance, "close", None)
-                self._start(message["id"], method or (lambda: None), lambda: Bound((), {}), stateful=True)
+                self._start(message["id"], method or (lambda: None), lambda: Bound((), {}), keep=True)
 
     def _environment_tool(self, name: str) -> LoadedTool:
         assert self._plugin.environment is not None
@@ -122,14 +124,14 @@ class Worker:
             reply = {"error": ToolErrorKind.RAISED, "text": _log_traceback(error)}
         self._send({"id": call_id, **reply})
 
-    def _start(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], *, stateful: bool) -> None:
+    def _start(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], *, keep: bool) -> None:
         target = function if hasattr(function, "__code__") or hasattr(function, "__func__") else type(function).__call__
         if asyncio.iscoroutinefunction(target):
             self._coroutines[call_id] = self._on_loop().submit(self._run_async(call_id, function, bind))
         else:
-            self._threads.submit(self._run_sync, call_id, function, bind, stateful)
+            self._threads.submit(self._run_sync, call_id, function, bind, keep)
 
-    def _run_sync(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], stateful: bool) -> None:
+    def _run_sync(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], keep: bool) -> None:
         try:
             bound = bind()
             value = function(*bound.args, **bound.kwargs)
@@ -140,8 +142,11 @@ class Worker:
             self._leave_forked_child()
             tainted = self._state.restore()
             reply = self._failed(error)
-        if not stateful:
-            _kill_left_behind(threading.get_native_id())
+        left_behind = set(process.children(threading.get_native_id())) - self._kept
+        if keep:
+            self._kept |= left_behind
+        else:
+            _kill(left_behind)
         self._send({"id": call_id, "retire": tainted, **reply})
 
     async def _run_async(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound]) -> None:
@@ -218,9 +223,9 @@ class _ProcessState:
         return tainted
 
 
-def _kill_left_behind(thread_id: int) -> None:
-    """End the processes that this thread's call started and did not wait for."""
-    for pid in process.children(thread_id):
+def _kill(pids: set[int]) -> None:
+    """End processes that a call started and did not wait for."""
+    for pid in pids:
         with suppress(OSError):  # it may end by itself meanwhile
             if os.getpgid(pid) == pid:
                 os.killpg(pid, signal.SIGKILL)
