@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 
 from toolgrpo.errors import ModelError
-from toolgrpo.nano.progress import BuildProgress
 from toolgrpo.nano.recipe import NanoRecipe
+from toolgrpo.sft.progress import StepProgress
 
 __all__ = ["cache_folder", "ensure_nano", "nano_path"]
 
@@ -63,7 +63,8 @@ def _build(recipe: NanoRecipe, path: Path, console: Console) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.build-", dir=path.parent))
     try:
-        with BuildProgress(console, recipe.steps) as progress:
+        console.print("building nano, once: teaching a tiny model to call tools (about a minute)", highlight=False)
+        with StepProgress(console, "nano", recipe.steps) as progress:
             build_nano(recipe, folder, progress.step)
         folder.chmod(0o755)
         os.replace(folder, path)

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -45,6 +45,10 @@ class Batch:
     @property
     def per_prefix(self) -> int:
         return len(self.ids) // max(1, len(self.prefix_ids))
+
+    def to(self, device: str) -> Batch:
+        """The same batch on another device."""
+        return Batch(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     @property
     def n_targets(self) -> int:

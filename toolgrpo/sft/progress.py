@@ -1,4 +1,4 @@
-"""What a person sees of the build: a bar on a terminal, a line now and then elsewhere."""
+"""What a person sees of supervised training: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-__all__ = ["BuildProgress"]
+__all__ = ["StepProgress"]
 
 _LINES = 5
 
 
-class BuildProgress:
+class StepProgress:
     """Used as a context; `step(index, loss)` after each training step."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, label: str, steps: int) -> None:
+        self._label = label
         self._console = console
         self._steps = steps
         self._started = time.monotonic()
@@ -24,9 +25,9 @@ class BuildProgress:
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task("building nano (once)", total=steps)
+            self._task = self._bar.add_task(label, total=steps)
 
-    def __enter__(self) -> BuildProgress:
+    def __enter__(self) -> StepProgress:
         self._console.print(
             "building nano, once: teaching a tiny model to call tools (about a minute)", highlight=False
         )
@@ -37,11 +38,11 @@ class BuildProgress:
     def step(self, index: int, loss: float) -> None:
         done = index + 1
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=f"building nano (once), loss {loss:.3f}")
+            self._bar.update(self._task, completed=done, description=f"{self._label}, loss {loss:.3f}")
         elif done % max(1, self._steps // _LINES) == 0:
             seconds = time.monotonic() - self._started
             self._console.print(
-                f"nano: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s", highlight=False
+                f"{self._label}: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s", highlight=False
             )
 
     def __exit__(
