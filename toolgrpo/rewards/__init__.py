@@ -5,20 +5,49 @@ from __future__ import annotations
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
+from toolgrpo.rewards.by_task import ByTask
+from toolgrpo.rewards.exact_match import exact_match
+from toolgrpo.rewards.gsm8k import gsm8k
+from toolgrpo.rewards.gym import reasoning_gym
 from toolgrpo.rewards.loading import load_reward
+from toolgrpo.rewards.math import math
+from toolgrpo.rewards.reading import Call, calls, final_answer, last_tool_response, tool_counts
+from toolgrpo.rewards.tool_use import tool_use
 
-__all__ = ["BUILT_IN", "Reward", "get_reward", "load_reward"]
+__all__ = [
+    "BUILT_IN",
+    "Call",
+    "Reward",
+    "calls",
+    "final_answer",
+    "get_reward",
+    "last_tool_response",
+    "load_reward",
+    "tool_counts",
+]
 
 BUILT_IN: dict[str, RewardFunction] = {
     "accuracy": accuracy,
+    "exact_match": exact_match,
+    "gsm8k": gsm8k,
+    "math": math,
+    "reasoning_gym": reasoning_gym,
+    "tool_use": tool_use,
 }
+_BY_TASK = "by_task"
 
 
 def get_reward(name: str) -> Reward:
     """A built-in reward by its name."""
+    if name == _BY_TASK:
+        return Reward(ByTask(_named_or_file), name=name, source="built in")
     if name not in BUILT_IN:
         raise ConfigError(
-            f"there is no built-in reward {name!r}; there are {', '.join(BUILT_IN)}. A reward of your own is given as a "
-            f"file: --reward_fn FILE.py"
+            f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, _BY_TASK))}. A reward of your own is "
+            f"given as a file: --reward_fn FILE.py"
         )
     return Reward(BUILT_IN[name], name=name, source="built in")
+
+
+def _named_or_file(name: str) -> Reward:
+    return load_reward(name) if name.endswith(".py") else get_reward(name)

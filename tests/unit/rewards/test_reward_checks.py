@@ -1,0 +1,114 @@
+"""A reward's file, signature and return value: each thing that is wrong names the file, the function and the row."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.errors import ConfigError, PluginError, RewardError, SandboxError
+from toolgrpo.rewards import get_reward, load_reward
+from toolgrpo.rewards.base import Reward
+
+COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")]
+
+
+def call(reward: Reward, **columns: Any) -> list[float]:
+    prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(3)]
+    return reward(prompts=prompts, completions=COMPLETIONS, completion_ids=[[1]] * 3, answer=["a", "b", "c"], **columns)
+
+
+def write(tmp_path: Path, body: str, signature: str = "completions, answer, **kwargs") -> Path:
+    path = tmp_path / "my_reward.py"
+    path.write_text(f"import math\n\ndef reward_func({signature}):\n    {body}\n")
+    return path
+
+
+def test_a_reward_file_gets_what_it_asks_for(tmp_path: Path) -> None:
+    reward = load_reward(write(tmp_path, "return [len(c[-1]['content']) for c in completions]", "completions"))
+    assert call(reward) == [3.0, 3.0, 5.0]
+    assert (reward.__name__, reward.source) == ("reward_func", str(tmp_path / "my_reward.py"))
+
+
+def test_an_async_reward_is_awaited_also_inside_a_running_loop(tmp_path: Path) -> None:
+    path = tmp_path / "judge.py"
+    path.write_text(
+        "import asyncio\n\nasync def reward_func(completions, answer, **kwargs):\n"
+        "    await asyncio.sleep(0)\n    return [1.0] * len(completions)\n"
+    )
+    reward = load_reward(path)
+
+    async def within() -> list[float]:
+        return call(reward)
+
+    assert call(reward) == asyncio.run(within()) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        ("return [1.0]", ["returned 1 rewards for 3 completions"]),
+        ("return 1.0", ["returned float 1.0", "list of 3 numbers"]),
+        ("return None", ["returned NoneType None"]),
+        ("return [0.0, math.nan, 0.0]", ["float nan", "row 1", "question 1"]),
+        ("return [0.0, 0.0, None]", ["NoneType None", "row 2", "question 2"]),
+        ("return ['1', 1, 1]", ["str '1'", "row 0"]),
+        ("return [1 / (a != 'b') for a in answer]", ["ZeroDivisionError", "line 4", "row 1", "question 1"]),
+    ],
+)
+def test_what_a_reward_does_wrong_is_named(tmp_path: Path, body: str, parts: list[str]) -> None:
+    path = write(tmp_path, body)
+    with pytest.raises(RewardError) as caught:
+        call(load_reward(path))
+    for part in ["reward_func", str(path), *parts]:
+        assert part in str(caught.value)
+
+
+def test_a_column_that_the_data_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
+    reward = load_reward(write(tmp_path, "return [0.0] * 3", "completions, level"))
+    with pytest.raises(RewardError, match=r"asks for 'level'.*answer, completion_ids, completions, prompts"):
+        call(reward)
+
+
+def test_a_failure_of_the_world_is_no_score() -> None:
+    def reward_func(completions: Any) -> list[float]:
+        raise SandboxError("the sandbox is gone")
+
+    with pytest.raises(SandboxError, match="the sandbox is gone"):
+        call(Reward(reward_func, name="reward_func", source="here"))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("reward_func = 3", "reward_func must be callable"),
+        ("def reward_func(outputs): return []", "must take `completions` by name"),
+        ("def reward_func(completions, /): return []", "must take `completions` by name"),
+        ("def score(completions): return []", "has no reward_func. It has score"),
+        ("", "has no reward_func. Write one"),
+        ("def reward_func(:", "line 1 cannot be loaded: SyntaxError"),
+        ("import no_such_module_here", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "SystemExit"),
+    ],
+)
+def test_a_reward_file_that_cannot_be_used(tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    with pytest.raises(PluginError) as caught:
+        load_reward(path)
+    assert part in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_paths_that_are_no_reward_file(tmp_path: Path) -> None:
+    text = tmp_path / "reward.txt"
+    text.write_text("x")
+    for path, part in [(tmp_path, "is a folder"), (tmp_path / "none.py", "does not exist"), (text, "is no .py file")]:
+        with pytest.raises(PluginError, match=part):
+            load_reward(path)
+
+
+def test_an_unknown_built_in_lists_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no built-in reward 'acuracy'; there are accuracy, .*by_task"):
+        get_reward("acuracy")

@@ -1,0 +1,54 @@
+"""`by_task`: each row is scored by the reward that its column `reward` names, a built-in name or the path of a file.
+
+For mixtures of tasks. The rows of one reward are scored together, as if they were the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toolgrpo.errors import RewardError
+from toolgrpo.rewards.base import Reward
+from toolgrpo.trajectory import Message
+
+__all__ = ["ByTask"]
+
+
+class ByTask:
+    """A reward function over other rewards; `find` gives each by its name."""
+
+    def __init__(self, find: Callable[[str], Reward]) -> None:
+        self._find = find
+        self._found: dict[str, Reward] = {}
+
+    def __call__(
+        self,
+        completions: Sequence[list[Message]],
+        reward: Sequence[str | None],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        scores = [0.0] * len(completions)
+        for name in dict.fromkeys(reward):
+            if name is None:
+                raise RewardError(
+                    f"reward by_task: row {list(reward).index(None)} names no reward in its column 'reward'"
+                )
+            if name not in self._found:
+                self._found[name] = self._find(name)
+            rows = [row for row, wanted in enumerate(reward) if wanted == name]
+            own = {key: _only(value, rows, len(completions)) for key, value in columns.items()}
+            if log_metric is not None:
+                own["log_metric"] = log_metric
+            values = self._found[name](completions=[completions[row] for row in rows], **own)
+            for row, value in zip(rows, values, strict=True):
+                scores[row] = value
+            if log_metric is not None:
+                log_metric(f"reward_of_task/{name}", sum(values) / len(values))
+        return scores
+
+
+def _only(value: Any, rows: Sequence[int], n: int) -> Any:
+    is_column = isinstance(value, (list, tuple)) and len(value) == n
+    return [value[row] for row in rows] if is_column else value

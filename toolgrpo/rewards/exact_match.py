@@ -1,0 +1,34 @@
+"""`exact_match`: 1.0 if the answer appears in the final response as a whole (case and spacing ignored), else 0.0.
+
+"7" does not appear in "72", "7.5" or "-7".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from toolgrpo.rewards.reading import final_answer
+from toolgrpo.trajectory import Message
+
+__all__ = ["exact_match"]
+
+
+def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
+    return [
+        float(_appears(_plain(str(expected)), _plain(final_answer(completion))))
+        for completion, expected in zip(completions, answer, strict=True)
+    ]
+
+
+def _appears(answer: str, text: str) -> bool:
+    if not answer:
+        return False
+    before = r"(?<!\w)(?<!\d[.,])(?<![-−])" if answer[0].isdigit() else r"(?<!\w)" if answer[0].isalnum() else ""
+    after = r"(?!\w)(?![.,]\d)" if answer[-1].isdigit() else r"(?!\w)" if answer[-1].isalnum() else ""
+    return re.search(f"{before}{re.escape(answer)}{after}", text) is not None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
