@@ -119,17 +119,12 @@ def cut_into_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: 
     ordered = sorted(rows, key=lambda row: row.tokens)
     if max_tokens is None or not ordered:
         return [ordered] if ordered else []
-    common = _common_lengths(ordered)
     passes: list[list[Row]] = []
-    used = 0
-    for row, shared in zip(ordered, common, strict=True):
-        own = len(row.tokens) - (shared if shared >= min_shared else 0)
-        if passes and used + own <= max_tokens:
+    for row in ordered:
+        if passes and pack([*passes[-1], row], min_shared=min_shared).n_tokens <= max_tokens:
             passes[-1].append(row)
-            used += own
         else:
             passes.append([row])
-            used = len(row.tokens)
     return passes
 
 
