@@ -93,6 +93,7 @@ class TrainingRun:
     ) -> None:
         self.script = script
         self.config = config
+        self.dataset_spec = str(script.dataset_id_or_path)
         self.model = model
         self.terminal = terminal
         self.started = started
@@ -119,15 +120,13 @@ class TrainingRun:
 
     def _load(self) -> tuple[ToolGRPOTrainer, Dataset | None]:
         say = self.terminal.say
-        dataset = load_tasks(
-            self.script.dataset_id_or_path, split=self.script.dataset_split, limit=self.script.max_rows
-        )
+        dataset = load_tasks(self.dataset_spec, split=self.script.dataset_split, limit=self.script.max_rows)
         heldout = self._heldout_rows()
         tools = self._load_tools()
         rewards = self._load_rewards()
         path = self._model_path()
         say(f"model     {self.model.model_name_or_path}" + (f" ({path})" if path != self.model.model_name_or_path else ""))
-        say(f"data      {self.script.dataset_id_or_path}: {len(dataset)} rows, {len(heldout or ())} held out")
+        say(f"data      {self.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
         for reward in rewards:
             say(f"reward    {reward.__name__}: {reward.source}")
         self.config.disable_tqdm = True
@@ -183,7 +182,7 @@ class TrainingRun:
     def _heldout_rows(self) -> Dataset | None:
         if self.script.eval_questions < 1:
             return None
-        spec = self.script.eval_dataset_id_or_path or self.script.dataset_id_or_path
+        spec = self.script.eval_dataset_id_or_path or self.dataset_spec
         return load_tasks(spec, split=self.script.eval_split, limit=self.script.eval_questions)
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, SuccessRate]:
@@ -203,7 +202,7 @@ class TrainingRun:
         self, trajectories: Sequence[Trajectory], rows: list[Mapping[str, Any]], trainer: ToolGRPOTrainer
     ) -> list[bool]:
         """The embedded task has a measure of its own, stricter than its reward; elsewhere the reward decides."""
-        if (self.script.eval_dataset_id_or_path or self.script.dataset_id_or_path) == "arithmetic":
+        if (self.script.eval_dataset_id_or_path or self.dataset_spec) == "arithmetic":
             return [success(t.messages, row["answer"]) for t, row in zip(trajectories, rows, strict=True)]
         rewards = grade(trajectories, rows, trainer.reward_funcs, trainer.reward_weights.tolist())
         return [reward >= self.config.success_threshold for reward in rewards]

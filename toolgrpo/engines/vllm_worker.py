@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolgrpo.engines.vllm_seam import _repack_tied_heads
+from toolgrpo.engines.vllm_seam import repack_tied_heads
 
 __all__ = ["WORKER_EXTENSION", "ToolGRPOWorker"]
 
@@ -20,4 +20,4 @@ class ToolGRPOWorker:
     """Mixed into vLLM's worker class by vLLM itself."""
 
     def toolgrpo_repack_tied_heads(self: Any) -> None:
-        _repack_tied_heads(self.get_model())
+        repack_tied_heads(self.get_model())

@@ -89,7 +89,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     def __post_init__(self) -> None:
         if not torch.cuda.is_available():
             # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and never exact.
-            self.bf16 = bool(self.bf16)
+            self.bf16: bool | None = bool(self.bf16)
         super().__post_init__()
         if self.engine not in ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")

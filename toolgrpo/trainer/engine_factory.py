@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.choose import EngineChoice, choose_engine
@@ -63,11 +66,30 @@ def _vllm_colocate(trainer: Any) -> Engine:
 
 
 def _vllm_server(trainer: Any) -> Engine:
+    from toolgrpo.engines.server_weights import DiskWeights
+    from toolgrpo.engines.vllm_server import VLLMServerEngine
 
-    raise NotImplementedError
+    args, accelerator = trainer.args, trainer.accelerator
+    urls = args.vllm_server_urls or [
+        args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    ]
+    (run_id,) = broadcast_object_list([uuid.uuid4().hex[:12]])  # the same in every process
+    return VLLMServerEngine(
+        urls,
+        weights=DiskWeights(Path(args.output_dir) / "vllm_weights", run_id=run_id),
+        ready_timeout_s=args.vllm_server_timeout,
+        is_main_process=accelerator.is_main_process,
+        wait_for_everyone=accelerator.wait_for_everyone,
+    )
 
 
 def _transformers(trainer: Any) -> Engine:
     from toolgrpo.engines.transformers import TransformersEngine
 
-    return TransformersEngine(lambda: trainer.accelerator.unwrap_model(trainer.model))
+    args = trainer.args
+    return TransformersEngine(
+        lambda: trainer.accelerator.unwrap_model(trainer.model),
+        max_model_len=args.vllm_max_model_length,
+        max_rows=args.max_concurrent_episodes or args.per_device_train_batch_size * args.steps_per_generation,
+        seed=args.seed + trainer.accelerator.process_index,
+    )

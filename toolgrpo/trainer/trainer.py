@@ -82,7 +82,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.engine, self.engine_choice = build_engine(self) if engine is None else (engine, given(engine))
         trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
         self._shared_pass = args.shared_pass()
-        self._rows: list[Mapping[str, Any]] = []
+        self._rows: Sequence[Mapping[str, Any]] = []
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.progress = RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
