@@ -79,6 +79,7 @@ class SupervisorLink:
                 stdout=output_theirs,
                 stderr=output_theirs,
                 pass_fds=(theirs.fileno(),),
+                cwd=hello["folder"],
                 start_new_session=True,  # Ctrl-C in the terminal is for the trainer
                 env=_environment(),
             )

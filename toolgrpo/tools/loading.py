@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -69,6 +70,8 @@ def import_source(source: Source) -> ModuleType:
     if source.path is not None:
         return import_file(Path(source.path))
     assert source.module is not None
+    if os.getcwd() not in sys.path:  # a module beside the command, as `python -m` would find it
+        sys.path.append(os.getcwd())
     try:
         return importlib.import_module(source.module)
     except ModuleNotFoundError as error:

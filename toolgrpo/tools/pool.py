@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import time
 from collections import deque
@@ -46,7 +47,8 @@ class WorkerPool:
     """Runs jobs in worker processes under one supervisor."""
 
     def __init__(self, hello: Mapping[str, Any], options: PoolOptions, log: OutputLog) -> None:
-        self._hello = {**hello, "limits": asdict(options.limits)}
+        self._hello = {**hello, "limits": asdict(options.limits), "folder": os.getcwd()}
+        self._pid = os.getpid()
         self._options = options
         self._log = log
         self._numbers = itertools.count(1)
@@ -100,6 +102,10 @@ class WorkerPool:
             raise ToolExecutorError("this toolbox is closed; load it again to call its tools")
         if self._broken is not None:
             raise self._broken
+        if os.getpid() != self._pid:
+            raise ToolExecutorError(
+                "this toolbox was loaded by another process, and a fork of it cannot call its tools; load them here"
+            )
         job_id = next(self._job_ids)
         return Job(job_id, {**message, "id": job_id}, timeout_s, alone, is_async, Future())
 
@@ -283,7 +289,7 @@ class WorkerPool:
 
     def _worker_for(self, job: Job) -> WorkerRecord | None:
         if job.alone:
-            busy = sum(1 for worker in self._workers.values() if worker.alone)
+            busy = sum(1 for worker in self._workers.values() if worker.alone and worker.retiring)  # not the reserved
             if busy >= self._options.limits.threads:
                 return None
             number = next(self._numbers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +16,8 @@ from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 from toolgrpo.tools.calls import parse_call
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+
+MATH = Path(__file__).parents[3] / "tools_funcs" / "math_tools.py"
 
 
 def add(a: int, b: int) -> int:
@@ -301,6 +305,52 @@ def test_a_file_that_starts_a_thread_is_not_forked_but_works(tmp_path: Path) -> 
         assert run_tool(box, {"name": "threads"}).content == "1"  # a fork would have lost it
         assert run_tool(box, {"name": "die"}).error is ToolErrorKind.DIED
         assert run_tool(box, {"name": "threads"}).content == "1"
+
+
+def test_a_fork_of_the_trainer_is_told_so_instead_of_waiting() -> None:
+    code = f"""
+import asyncio, os
+from toolgrpo.errors import ToolExecutorError
+from toolgrpo.tools import load_tools
+from toolgrpo.tools.calls import parse_call
+box = load_tools({str(MATH)!r}, workers=1)
+attempts = [parse_call({{"name": "subtract", "arguments": {{"a": 3, "b": 1}}}})]
+pid = os.fork()
+if pid == 0:
+    try:
+        asyncio.run(box.session({{}}).call(attempts))
+    except ToolExecutorError as error:
+        os._exit(7 if "loaded by another process" in str(error) else 1)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), asyncio.run(box.session({{}}).call(attempts))[0].content)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["7", "2"], done.stderr
+
+
+def test_a_module_beside_the_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_command.py").write_text(MATH.read_text())
+    monkeypatch.chdir(tmp_path)
+    with load_tools("beside_the_command", workers=1) as box:
+        assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 2}}).content == "3"
+
+
+def test_many_environments_leave_room_for_isolated_calls(tmp_path: Path) -> None:
+    path = tmp_path / "both.py"
+    path.write_text(
+        "from toolgrpo.tools import tool\n"
+        "class E:\n    def reset(self, **row): ...\n    def go(self) -> str:\n        '''Go.'''\n        return 'went'\n"
+        "@tool(isolate=True)\ndef alone() -> str:\n    '''Run alone.'''\n    return 'alone'\n"
+        "ENVIRONMENT, TOOL_FUNCTIONS = E, [alone]\n"
+    )
+
+    async def run() -> list[str]:
+        async with box.session({}) as one, box.session({}) as two, box.session({}) as three:
+            results = await asyncio.gather(*(s.call([attempt("alone"), attempt("go")]) for s in (one, two, three)))
+            return [result.content for pair in results for result in pair]
+
+    with load_tools(path, workers=1, threads_per_worker=2) as box:
+        assert asyncio.run(run()) == ["alone", "went"] * 3
 
 
 def test_values_that_cannot_be_are_refused() -> None:
