@@ -1,0 +1,98 @@
+"""Supervised training: the mask, the shared prefix, the optimizer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from toolgrpo.sft.batches import Example, collate
+from toolgrpo.sft.loop import train, warmup_then_decay
+from toolgrpo.sft.loss import batch_loss
+from toolgrpo.sft.muon import Muon, orthogonalised
+
+PREFIXES = [(1, 2, 3, 4, 5), (6, 7)]  # of different lengths, so one is padded
+TAILS = [
+    Example((8, 9, 10, 11), (0, 0, 1, 1)),
+    Example((9, 8), (0, 1)),
+    Example((12, 13, 14), (0, 1, 1)),
+    Example((15, 16), (0, 1)),
+]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=31,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).float()
+
+
+def _gradients(model, batch):
+    model.zero_grad()
+    loss = batch_loss(model, batch)
+    loss.backward()
+    return loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_a_shared_prefix_gives_the_loss_and_gradients_of_whole_sequences(model):
+    whole = [
+        Example(PREFIXES[index // 2] + tail.ids, (0,) * len(PREFIXES[index // 2]) + tail.mask)
+        for index, tail in enumerate(TAILS)
+    ]
+    loss, gradients = _gradients(model, collate(TAILS, 0, PREFIXES))
+    expected_loss, expected = _gradients(model, collate(whole, 0))
+    torch.testing.assert_close(loss, expected_loss)
+    for mine, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_only_masked_tokens_are_learnt(model):
+    batch = collate(TAILS, 0, PREFIXES)
+    other = copy.deepcopy(batch)
+    other.loss_mask[:] = False
+    other.loss_mask[0, 2] = True
+    assert batch.n_targets == 6 and other.n_targets == 1
+    logits = model(torch.tensor([PREFIXES[0] + TAILS[0].ids])).logits[0, len(PREFIXES[0]) + 1]
+    expected = -torch.log_softmax(logits, -1)[TAILS[0].ids[2]]
+    torch.testing.assert_close(batch_loss(model, other), expected)
+
+
+def test_micro_batches_give_the_step_of_one_batch(model):
+    twin = copy.deepcopy(model)
+    for each, steps in ((model, [[collate(TAILS, 0)]]), (twin, [[collate(TAILS[:1], 0), collate(TAILS[1:], 0)]])):
+        train(each, torch.optim.SGD(each.parameters(), lr=0.1), steps, schedule=lambda step: 1.0)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_training_learns(model):
+    losses = []
+    batch = collate(TAILS, 0, PREFIXES)
+    optimizer = Muon(model.named_parameters(), lr=0.02, adam_lr=3e-3)
+    train(model, optimizer, [[batch]] * 60, schedule=lambda step: 1.0, on_step=lambda step, loss: losses.append(loss))
+    assert len(losses) == 60 and losses[-1] < 0.2 and losses[0] > 2.0
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 24), (2, 24, 8)])
+def test_orthogonalised_matrices_have_singular_values_near_one(shape):
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), 5))
+    assert values.min() > 0.3 and values.max() < 1.5
+
+
+def test_the_schedule_rises_stays_and_falls():
+    factors = [warmup_then_decay(step, 100, warmup=10, decay=0.5) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1) and factors[30] == 1.0 and factors[99] == pytest.approx(0.02)
+    assert factors[:10] == sorted(factors[:10]) and factors[50:] == sorted(factors[50:], reverse=True)
+
+
+def test_uneven_examples_per_prefix_are_refused():
+    with pytest.raises(ValueError, match="evenly"):
+        collate(TAILS[:3], 0, PREFIXES)
+    with pytest.raises(ValueError, match="one length"):
+        Example((1, 2), (1,))

@@ -1,0 +1,107 @@
+"""The embedded tasks: reproducible, disjoint, right, and judged as documented."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from toolgrpo.data.arithmetic import LARGEST, OPERATIONS, Problem, Step, arithmetic_rows, draw_problem, success
+from toolgrpo.errors import DataError
+
+
+def _solve(question: str) -> int:
+    """An independent reading of the question's words."""
+    words = question.rstrip(".?")
+    if found := re.fullmatch(r"What is (\d+) (plus|minus|times|divided by) (\d+)", words):
+        left, word, right = int(found[1]), found[2], int(found[3])
+        return {"plus": left + right, "minus": left - right, "times": left * right, "divided by": left / right}[word]
+    first, *rest = words.split(", then ")
+    numbers = [int(n) for n in re.findall(r"\d+", first)]
+    verb = first.split()[0]
+    value = {
+        "Add": numbers[0] + numbers[1],
+        "Subtract": numbers[1] - numbers[0],
+        "Multiply": numbers[0] * numbers[1],
+        "Divide": numbers[0] / numbers[1],
+    }[verb]
+    for part in rest:
+        n = int(re.findall(r"\d+", part)[0])
+        value = {"add": value + n, "subtract": value - n, "multiply": value * n, "divide": value / n}[part.split()[0]]
+    return value
+
+
+def test_every_answer_is_that_of_the_words():
+    for row in arithmetic_rows("train", 400) + arithmetic_rows("heldout", 400):
+        assert _solve(row["prompt"][0]["content"]) == int(row["answer"])
+
+
+def test_rows_are_the_same_for_the_same_seed_and_differ_for_another():
+    assert arithmetic_rows("train", 50, 1) == arithmetic_rows("train", 50, 1)
+    assert arithmetic_rows("train", 50, 1) != arithmetic_rows("train", 50, 2)
+    assert arithmetic_rows("train", 80, 1)[:50] == arithmetic_rows("train", 50, 1)
+
+
+def test_train_and_heldout_share_no_problem_in_any_wording():
+    def problems(split):
+        return {_key(row["prompt"][0]["content"]) for seed in range(3) for row in arithmetic_rows(split, 500, seed)}
+
+    def _key(question):
+        words = {"plus": "add", "minus": "subtract", "times": "multiply", "divided": "divide"}
+        found = [words.get(w, w) for w in re.findall(r"[a-z]+", question.lower())]
+        operations = [w for w in found if w in OPERATIONS]
+        numbers = [int(n) for n in re.findall(r"\d+", question)]
+        if question.startswith("Subtract"):
+            numbers[0], numbers[1] = numbers[1], numbers[0]
+        return (*operations, *numbers)
+
+    assert not problems("train") & problems("heldout")
+
+
+def test_chains_of_one_two_and_three_calls_all_occur():
+    rows = arithmetic_rows("heldout", 300)
+    share = {n: sum(row["n_calls"] == n for row in rows) / len(rows) for n in (1, 2, 3)}
+    assert all(value > 0.15 for value in share.values()), share
+    assert len({row["prompt"][0]["content"] for row in rows}) == 300
+
+
+def test_results_stay_small_exact_and_not_negative():
+    rng = random.Random(0)
+    for _ in range(500):
+        for step in draw_problem(rng, 3).steps:
+            assert 0 <= step.result <= LARGEST
+            if step.operation == "divide":
+                assert step.left % step.right == 0
+
+
+def test_a_problem_keeps_its_split_in_every_wording():
+    steps = (Step("add", 3, 4),)
+    assert Problem("What is 3 plus 4?", steps).split == Problem("Add 3 and 4.", steps).split
+
+
+def test_an_unknown_split_or_a_negative_size_is_refused():
+    with pytest.raises(DataError, match="train and heldout"):
+        arithmetic_rows("test", 3)
+    with pytest.raises(DataError, match="at least 0"):
+        arithmetic_rows("train", -1)
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([CALL, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "The answer is 7."}], True),
+        ([CALL, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "The answer is 8."}], False),
+        ([CALL, {"role": "tool", "content": "8"}, {"role": "assistant", "content": "The answer is 7."}], False),
+        ([{"role": "assistant", "content": "The answer is 7."}], False),  # right, but guessed
+        ([CALL, {"role": "tool", "content": "7"}], False),  # never said
+        ([CALL, {"role": "tool", "content": "7"}, CALL], False),
+        ([CALL, {"role": "tool", "content": "7"}, {"role": "assistant", "content": None}], False),
+        ([], False),
+    ],
+)
+def test_success_wants_the_tools_and_the_final_word_to_agree(messages, expected):
+    assert success(messages, "7") is expected
