@@ -54,9 +54,8 @@ class NanoRecipe:
 
     # what it is taught, in this order
     phases: tuple[Phase, ...] = (
-        Phase(name="read", steps=120, calls={1: 1.0}, canonical=0.2),
-        Phase(name="chain", steps=100, calls={1: 0.2, 2: 0.4, 3: 0.4}, canonical=0.5),
-        Phase(name="spoil", steps=40, calls={1: 0.3, 2: 0.4, 3: 0.3}, canonical=0.7, spoilt=True),
+        Phase(name="clean", steps=200, calls={1: 0.3, 2: 0.35, 3: 0.35}, canonical=0.5),
+        Phase(name="spoil", steps=50, calls={1: 0.4, 2: 0.35, 3: 0.25}, canonical=0.7, spoilt=True),
     )
     guess: Mapping[Operation, float] = field(
         default_factory=lambda: {"add": 0.25, "multiply": 0.25, "subtract": 0.7, "divide": 0.7}
