@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -48,6 +49,14 @@ class ScriptArguments:
     tool_functions_module: str | None = field(
         default=None, metadata={"help": "Importable module that exports TOOL_FUNCTIONS."}
     )
+    environment: str | None = field(
+        default=None, metadata={"help": "A class with state, one instance an episode: PATH.py:Class."}
+    )
+    mcp_config: str | None = field(default=None, metadata={"help": "Path of an mcp.json that names MCP servers."})
+    cache_tools: bool = field(
+        default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
+    )
+    tool_workers: int = field(default=2, metadata={"help": "Processes that run tools."})
     reward_fn: str | None = field(default=None, metadata={"help": "Path of a Python file that exports a reward function."})
     reward_function_name: str = field(
         default="reward_func", metadata={"help": "Name of the function in the reward file."}
@@ -165,12 +174,23 @@ class TrainingRun:
         return get_peft_config(self.model)
 
     def _load_tools(self) -> Toolbox | None:
-        spec = self.script.tools_script or self.script.tool_functions_module
-        if spec is None:
+        script = self.script
+        spec = script.tools_script or script.tool_functions_module
+        sources = [str(source) for source in (spec, script.environment, script.mcp_config) if source]
+        if not sources:
             self.terminal.say("tools     none")
             return None
-        toolbox = load_tools(spec, tool_timeout_s=self.config.tool_timeout)
-        self.terminal.say(f"tools     {', '.join(_signature(schema) for schema in toolbox.schemas)} from {spec}")
+        toolbox = load_tools(
+            spec,
+            environment=script.environment,
+            mcp_config=script.mcp_config,
+            cache_tools=script.cache_tools,
+            workers=script.tool_workers,
+            tool_timeout_s=self.config.tool_timeout,
+            log_path=Path(self.config.output_dir) / "tools.log",
+        )
+        signatures = ", ".join(_signature(schema) for schema in toolbox.schemas)
+        self.terminal.say(f"tools     {signatures} from {', '.join(sources)}")
         return toolbox
 
     def _load_rewards(self) -> list[Any]:
