@@ -1,10 +1,10 @@
 """One training run from arguments to the closing table: what `recipes/train.py` does.
 
-    load and check   model, tools, rewards, data: every mistake in them is found here, before the first step
-    before           success on held-out rows
-    train            TRL's loop
-    after            the same held-out rows again
-    close            save the model, print the table
+load and check   model, tools, rewards, data: every mistake in them is found here, before the first step
+before           success on held-out rows
+train            TRL's loop
+after            the same held-out rows again
+close            save the model, print the table
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class ScriptArguments:
         default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
     )
     tool_workers: int = field(default=2, metadata={"help": "Processes that run tools."})
-    reward_fn: str | None = field(default=None, metadata={"help": "Path of a Python file that exports a reward function."})
+    reward_fn: str | None = field(
+        default=None, metadata={"help": "Path of a Python file that exports a reward function."}
+    )
     reward_function_name: str = field(
         default="reward_func", metadata={"help": "Name of the function in the reward file."}
     )
@@ -78,7 +80,10 @@ class ScriptArguments:
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """The command line over the YAML file over the defaults."""
     script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv))
-    for name, flag in (("model_name_or_path", model.model_name_or_path), ("dataset_id_or_path", script.dataset_id_or_path)):
+    for name, flag in (
+        ("model_name_or_path", model.model_name_or_path),
+        ("dataset_id_or_path", script.dataset_id_or_path),
+    ):
         if not flag:
             raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
     if not script.reward_fn and not script.reward:
@@ -134,7 +139,10 @@ class TrainingRun:
         tools = self._load_tools()
         rewards = self._load_rewards()
         path = self._model_path()
-        say(f"model     {self.model.model_name_or_path}" + (f" ({path})" if path != self.model.model_name_or_path else ""))
+        say(
+            f"model     {self.model.model_name_or_path}"
+            + (f" ({path})" if path != self.model.model_name_or_path else "")
+        )
         say(f"data      {self.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
         for reward in rewards:
             say(f"reward    {reward.__name__}: {reward.source}")

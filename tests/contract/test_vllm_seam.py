@@ -44,7 +44,9 @@ def ask(engine: VLLMColocateEngine, *requests: SampleRequest) -> list[Sample]:
 
 
 def request(n: int = 20, max_tokens: int = 24, **options: Any) -> SampleRequest:
-    return SampleRequest(ids=list(range(5, 5 + n)), max_tokens=max_tokens, stop_ids=(256,), options=SamplingOptions(**options))
+    return SampleRequest(
+        ids=list(range(5, 5 + n)), max_tokens=max_tokens, stop_ids=(256,), options=SamplingOptions(**options)
+    )
 
 
 def largest_difference(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> float:
@@ -59,12 +61,16 @@ def largest_difference(model: Any, asked: list[SampleRequest], samples: list[Sam
 
 
 def test_the_installed_vllm_is_a_tested_one(started: Any) -> None:
-    assert vllm_seam.vllm_version() in vllm_seam.TESTED_VERSIONS, "add it to TESTED_VERSIONS once all tests pass with it"
+    assert vllm_seam.vllm_version() in vllm_seam.TESTED_VERSIONS, (
+        "add it to TESTED_VERSIONS once all tests pass with it"
+    )
 
 
 def test_torchs_threads_are_put_back(started: Any) -> None:
     around = started[2]
-    assert around["threads after"] == around["threads"], "vLLM changes torch's thread count; torch_threads_kept puts it back"
+    assert around["threads after"] == around["threads"], (
+        "vLLM changes torch's thread count; torch_threads_kept puts it back"
+    )
     assert around["function after"] is around["function"], "vLLM replaces torch.set_num_threads on the CPU"
 
 

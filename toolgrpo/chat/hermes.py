@@ -118,7 +118,9 @@ class HermesFormat:
         ]
         parts = list(self._render(messages, []))
         contents = [index for index, (text, is_content) in enumerate(parts) if is_content and text != "q"]
-        if [parts[index][0] for index in contents] != ["first result", "second result"] or contents[-1] + 1 >= len(parts):
+        if [parts[index][0] for index in contents] != ["first result", "second result"] or contents[-1] + 1 >= len(
+            parts
+        ):
             raise ChatFormatError(
                 f"the chat template of the {self.name} format does not print tool results in order; toolgrpo cannot "
                 f"extend a conversation with it. Set tokenizer.chat_template to one that renders role `tool`."

@@ -139,10 +139,7 @@ def _first_step(rng: random.Random, operation: Operation) -> Step:
 
 def _next_step(rng: random.Random, operation: Operation, left: int) -> Step | None:
     """A step that goes on from `left`, or None where this operation does not fit it."""
-    if operation == "add" or operation == "subtract":
-        right = rng.randint(2, 99)
-    else:
-        right = rng.randint(2, 9)
+    right = rng.randint(2, 99 if operation in ("add", "subtract") else 9)
     step = Step(operation, left, right)
     exact = operation != "divide" or left % right == 0
     return step if exact and 0 < step.result <= LARGEST else None
