@@ -1,0 +1,71 @@
+"""What a sandboxed run is asked for and what it gives back.
+
+Invariants: a result's `value` is built from exact built-in types only, whatever the run's code did; every run has one
+status. This module imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Limits", "RunStatus", "Rung", "SandboxResult"]
+
+
+class RunStatus(StrEnum):
+    """How a run ended."""
+
+    OK = "ok"
+    ERROR = "error"  # an uncaught exception, or an exit with another code than 0
+    TIMEOUT = "timeout"  # the wall-clock or the CPU deadline
+    MEMORY = "memory"
+    OUTPUT = "output"  # printed far more than is kept
+    DISK = "disk"  # wrote more than the scratch folder may hold
+    KILLED = "killed"  # the process died of a signal
+
+
+class Rung(StrEnum):
+    """One step of the ladder, strongest first."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    SECCOMP = "seccomp"
+    UNSAFE = "unsafe"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run may use. `memory_mb` counts from what the preloaded libraries already occupy."""
+
+    timeout_s: float = 10.0
+    memory_mb: int = 1024
+    file_mb: int = 16
+    scratch_mb: int = 64
+    open_files: int = 64
+    output_chars: int = 20_000  # kept of each of stdout and stderr
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "memory_mb", "file_mb", "scratch_mb", "open_files", "output_chars"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name} must be greater than 0; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxResult:
+    """What one run did. `value` is the last expression's where it is a plain literal; `value_repr` is its text."""
+
+    status: RunStatus
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None  # None: ended by a signal or a deadline
+    duration: float = 0.0  # seconds
+    value: Any = None
+    value_repr: str | None = None
+    value_is_plain: bool = False
+    state_lost: bool = False  # in a session: the process is gone, the next run starts from nothing
+
+    @property
+    def ok(self) -> bool:
+        return self.status is RunStatus.OK

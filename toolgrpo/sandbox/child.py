@@ -1,0 +1,121 @@
+"""What happens inside the confined process: run the code as a notebook cell, hand back plain literals.
+
+Nothing here is trusted once the model's code has run beside it: the worker reads what is written on the result pipe as
+a stranger's text.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import sys
+import traceback
+from types import CodeType
+from typing import Any
+
+from toolgrpo.sandbox.literals import NotPlainError, encode
+from toolgrpo.sandbox.wire import pack
+
+__all__ = ["evaluate_all", "fresh_namespace", "open_streams", "report", "run_cell"]
+
+_REPR_CHARS = 2000
+_NAME = "<cell>"
+
+
+def fresh_namespace() -> dict[str, Any]:
+    return {"__name__": "__main__", "__builtins__": __builtins__}
+
+
+def open_streams() -> None:
+    """Text streams over the descriptors 0, 1 and 2, which are this run's own by now."""
+    sys.stdin = io.TextIOWrapper(
+        io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8", errors="replace"
+    )
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="replace", line_buffering=True
+    )
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8", errors="replace", line_buffering=True
+    )
+
+
+def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Execute; what became of it as a JSON-ready dict."""
+    try:
+        body, last = _compile(code)
+        exec(body, namespace)
+        value = None if last is None else eval(last, namespace)
+        return _value_report(value) if last is not None else {"status": "ok", "exit_code": 0}
+    except SystemExit as leave:
+        return _exit_report(leave)
+    except MemoryError:
+        print("MemoryError: the memory limit of this run is used up", file=sys.stderr)
+        return {"status": "memory", "exit_code": 1}
+    except BaseException as error:
+        _print_error(error)
+        return {"status": "error", "exit_code": 1}
+
+
+def evaluate_all(expressions: list[str], namespace: dict[str, Any]) -> dict[str, Any]:
+    """Each expression's plain value, or what went wrong with it."""
+    answers: list[Any] = []
+    for source in expressions:
+        try:
+            answers.append({"value": encode(eval(source, namespace))})
+        except BaseException as error:
+            answers.append({"error": f"{type(error).__name__}: {error}"[:500]})
+    return {"status": "ok", "exit_code": 0, "answers": answers}
+
+
+def report(fd: int, message: dict[str, Any]) -> None:
+    """Flush what was printed, then say how it went."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            continue
+    frame = memoryview(pack(message))
+    while frame:
+        frame = frame[os.write(fd, frame) :]
+
+
+def _compile(code: str) -> tuple[CodeType, CodeType | None]:
+    """The code, and its last expression apart, as a notebook shows it."""
+    tree = ast.parse(code, _NAME)
+    last: CodeType | None = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = compile(ast.Expression(tree.body.pop().value), _NAME, "eval")  # type: ignore[attr-defined] # an Expr
+    return compile(tree, _NAME, "exec"), last
+
+
+def _value_report(value: Any) -> dict[str, Any]:
+    message: dict[str, Any] = {"status": "ok", "exit_code": 0}
+    if value is None:
+        return message
+    message["repr"] = repr(value)[:_REPR_CHARS]
+    try:
+        message["value"] = encode(value)
+    except (NotPlainError, RecursionError):
+        return message
+    return message
+
+
+def _exit_report(leave: SystemExit) -> dict[str, Any]:
+    if leave.code is None or isinstance(leave.code, int):
+        code = int(leave.code or 0) & 0xFF
+    else:
+        print(leave.code, file=sys.stderr)
+        code = 1
+    return {"status": "ok" if code == 0 else "error", "exit_code": code}
+
+
+def _print_error(error: BaseException) -> None:
+    """The traceback without our own frames."""
+    try:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != _NAME:
+            frames = frames.tb_next
+        print("".join(traceback.format_exception(type(error), error, frames)), end="", file=sys.stderr)
+    except BaseException:
+        os.write(2, b"the code raised an exception that could not be printed\n")

@@ -1,0 +1,101 @@
+"""The two confinements behind functions of ours, and giving up root.
+
+`confine_files` (Landlock): from then on the process reads the named folders, writes its scratch folder, and reaches no
+TCP port, no abstract socket and no process outside. `confine_syscalls` (seccomp): from then on it makes the allowed
+system calls only. Both are irreversible and both set no_new_privs.
+Not covered: metadata (`stat`) of files outside, which Landlock does not handle; kernel bugs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+
+import landlockpy
+import seccompy
+
+__all__ = ["NOBODY", "confine_files", "confine_syscalls", "die_with_parent", "drop_root", "enter_namespaces"]
+
+NOBODY = 65534
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _SIGKILL = 1, 4, 8, 9
+_CAP_DAC_READ_SEARCH = 2
+_CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWPID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_READ = landlockpy.AccessFS.READ_FILE | landlockpy.AccessFS.READ_DIR
+_WRITE = (
+    _READ
+    | landlockpy.AccessFS.WRITE_FILE
+    | landlockpy.AccessFS.TRUNCATE
+    | landlockpy.AccessFS.MAKE_REG
+    | landlockpy.AccessFS.MAKE_DIR
+    | landlockpy.AccessFS.REMOVE_FILE
+    | landlockpy.AccessFS.REMOVE_DIR
+)
+
+
+def confine_files(readable: Iterable[str], scratch: str) -> None:
+    """Landlock this process: read `readable`, read and write `scratch`, nothing else."""
+    scopes = landlockpy.Scope.ABSTRACT_UNIX_SOCKET | landlockpy.Scope.SIGNAL
+    with landlockpy.Ruleset(scoped=scopes) as rules:
+        for path in readable:
+            rules.allow_path(path, _READ if os.path.isdir(path) else landlockpy.AccessFS.READ_FILE)
+        rules.allow_path(scratch, _WRITE)
+        rules.restrict()
+
+
+def confine_syscalls(rules: seccompy.Filter) -> None:
+    """Load the allow-list into this process."""
+    rules.load()
+
+
+def die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+
+
+def drop_root(*, keep_reading: bool) -> None:
+    """Become nobody, without groups or capabilities.
+
+    `keep_reading` keeps the capability to pass folders that nobody may not enter, for an interpreter that lives in
+    root's home; only to be used where Landlock says which folders can be read at all.
+    """
+    if os.getuid() != 0:
+        return
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    if keep_reading:
+        _prctl(_PR_SET_KEEPCAPS, 1)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    if keep_reading:
+        _set_capabilities(1 << _CAP_DAC_READ_SEARCH)
+
+
+def enter_namespaces() -> None:
+    """Leave the network, the IPC objects and (for children) the processes of the machine; OSError where refused."""
+    wanted = _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWPID
+    if os.getuid() != 0:
+        wanted |= _CLONE_NEWUSER
+    uid, gid = os.getuid(), os.getgid()
+    if _libc.unshare(wanted) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    if wanted & _CLONE_NEWUSER:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def _set_capabilities(mask: int) -> None:
+    """Effective and permitted to `mask`, inheritable to none."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
+    if _libc.capset(header, sets) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"capset: {os.strerror(code)}")

@@ -1,0 +1,52 @@
+"""Tries one rung on itself and ends with 0 only if what it should stop is stopped. Runs in a throw-away process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+
+from toolgrpo.sandbox.confine import confine_files, confine_syscalls, enter_namespaces
+from toolgrpo.sandbox.syscalls import syscall_filter
+
+__all__ = ["probe_rung"]
+
+
+def probe_rung() -> None:
+    rung = sys.argv[1]
+    scratch = tempfile.mkdtemp()
+    try:
+        if rung == "namespaces":
+            enter_namespaces()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _try(rung, scratch)
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    finally:
+        os.rmdir(scratch)
+
+
+def _try(rung: str, scratch: str) -> None:
+    outside = "/proc/self/environ"
+    rules = syscall_filter(files=rung != "seccomp")
+    if rung != "seccomp":
+        confine_files([], scratch)
+        _must_fail("Landlock let a file outside be read", lambda: open(outside).close())
+    confine_syscalls(rules)
+    _must_fail("seccomp let a socket be made", lambda: socket.socket().close())
+    _must_fail("seccomp let a process be forked", lambda: os.kill(os.getppid(), 0))
+    _must_fail("a file outside could be read", lambda: open(outside).close())
+
+
+def _must_fail(said: str, attempt: object) -> None:
+    try:
+        attempt()  # type: ignore[operator] # a lambda of ours
+    except OSError:
+        return
+    raise RuntimeError(said)

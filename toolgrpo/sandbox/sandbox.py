@@ -1,0 +1,267 @@
+"""`Sandbox`: a pool of warm workers that run model-written Python, for any thread and any event loop.
+
+Invariants: a run has exactly one result or raises SandboxError; a run is never confined less than the rung that was
+logged at start; closing (or the death of this process) ends every process and removes every file.
+Not covered: see docs/sandbox.md for what each rung does not promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from toolgrpo.errors import ConfigError, SandboxError
+from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
+from toolgrpo.sandbox.launch import Mother, choose_rung
+from toolgrpo.sandbox.literals import NotPlainError, decode
+from toolgrpo.sandbox.wire import receive, send
+
+__all__ = ["DEFAULT_PRELOAD", "Sandbox", "Session"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PRELOAD = (
+    "array", "bisect", "cmath", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
+    "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "random", "re", "statistics", "string",
+    "sys", "textwrap", "time", "typing", "unicodedata", "numpy", "sympy",
+)  # fmt: skip
+_GRACE_S = 15.0
+
+
+class Sandbox:
+    """Runs code in forked, confined processes. Use as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        rung: Rung | str = "auto",
+        allow_unsafe: bool = False,
+        preload: Sequence[str] = DEFAULT_PRELOAD,
+        limits: Limits | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ConfigError(f"a sandbox needs at least one worker; got workers={workers}")
+        self.limits = limits or Limits()
+        self.rung, notes = choose_rung(rung, allow_unsafe=allow_unsafe)
+        logger.info("%s", notes)
+        self._scratch = tempfile.mkdtemp(prefix="toolgrpo-sandbox-")
+        self._closed = False
+        self._lock = threading.Lock()
+        try:
+            self._mother = Mother(self.rung, preload=list(preload), scratch=self._scratch)
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        self._idle: queue.LifoQueue[_Link | None] = queue.LifoQueue()
+        for _ in range(workers):
+            self._idle.put(None)  # started on first use
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+
+    def run(
+        self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
+    ) -> SandboxResult:
+        """Run code once, from a fresh state."""
+        request = _request(self._limits(timeout, memory_mb), {"code": code, "stdin": stdin, "keep": False})
+        while (link := self._idle.get()) is not None and link.closed:
+            self._idle.put(None)
+        try:
+            link, result = self._ask_twice(link, request)
+        except BaseException:
+            link = None
+            raise
+        finally:
+            self._idle.put(link)
+        return result
+
+    async def arun(
+        self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
+    ) -> SandboxResult:
+        """`run` without blocking the event loop it is awaited on, whichever that is."""
+        call = functools.partial(self.run, code, stdin=stdin, timeout=timeout, memory_mb=memory_mb)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A process of its own that keeps its state between runs."""
+        session = Session(self)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def close(self) -> None:
+        """End every process and remove the scratch folder. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._mother.close()
+        while not self._idle.empty():
+            link = self._idle.get()
+            if link is not None:
+                link.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _limits(self, timeout: float | None, memory_mb: int | None) -> Limits:
+        limits = self.limits
+        if timeout is not None:
+            limits = replace(limits, timeout_s=timeout)
+        return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
+
+    def _link(self) -> _Link:
+        if self._closed:
+            raise SandboxError("this sandbox is closed; open another one")
+        return _Link(self._mother.worker())
+
+    def _ask_twice(self, link: _Link | None, request: dict[str, Any]) -> tuple[_Link, SandboxResult]:
+        """A worker that was lost is replaced once; a second loss is an error."""
+        for _ in range(2):
+            link = link or self._link()
+            answer = link.ask(request)
+            if answer is not None:
+                return link, _result(answer)
+            link.close()
+            link = None
+        raise SandboxError("two sandbox workers in a row were lost; look for an out-of-memory kill on this machine")
+
+
+class Session:
+    """Runs that share one namespace and one scratch folder; a run that is killed takes the state with it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._link: _Link | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, code: str, *, timeout: float | None = None, memory_mb: int | None = None) -> SandboxResult:
+        """Run code in the state the earlier runs left. `memory_mb` counts from the first run on."""
+        return _result(self._ask({"code": code}, timeout, memory_mb))
+
+    async def arun(self, code: str, *, timeout: float | None = None, memory_mb: int | None = None) -> SandboxResult:
+        call = functools.partial(self.run, code, timeout=timeout, memory_mb=memory_mb)
+        return await asyncio.get_running_loop().run_in_executor(self._sandbox._threads, call)
+
+    def evaluate(self, expressions: Sequence[str], *, timeout: float | None = None) -> list[tuple[bool, Any]]:
+        """For each expression (True, its plain value), or (False, what went wrong)."""
+        answer = self._ask({"expressions": list(expressions)}, timeout, None)
+        answers = _frame(answer).get("answers")
+        if type(answers) is not list or len(answers) != len(expressions):
+            return [(False, f"no result ({_result(answer).status})")] * len(expressions)
+        return [_plain(entry) for entry in answers]
+
+    def close(self) -> None:
+        self._closed = True
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _ask(self, job: dict[str, Any], timeout: float | None, memory_mb: int | None) -> dict[str, Any]:
+        request = _request(self._sandbox._limits(timeout, memory_mb), {**job, "stdin": "", "keep": True})
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this session is closed; open another one")
+            if self._link is None:
+                self._link = self._sandbox._link()
+            answer = self._link.ask(request)
+            if answer is None:
+                self._link.close()
+                self._link = None
+                raise SandboxError("the process of a session was lost, and its state with it")
+            return answer
+
+
+class _Link:
+    """Our end of one worker's channel."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self.closed = False
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The worker's answer; None when the worker is lost or silent long after every deadline."""
+        self._channel.settimeout(request["timeout_s"] + _GRACE_S)
+        try:
+            send(self._channel, request)
+            answer = receive(self._channel)
+        except OSError:
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    def close(self) -> None:
+        self.closed = True
+        self._channel.close()
+
+
+def _request(limits: Limits, job: dict[str, Any]) -> dict[str, Any]:
+    names = ("timeout_s", "memory_mb", "file_mb", "scratch_mb", "open_files", "output_chars")
+    return {**job, **{name: getattr(limits, name) for name in names}}
+
+
+def _frame(answer: dict[str, Any]) -> dict[str, Any]:
+    """What the confined process said about itself, if it is a JSON object; believed for nothing but its own run."""
+    try:
+        frame = json.loads(answer["frame"])
+    except (ValueError, RecursionError):
+        return {}
+    return frame if type(frame) is dict else {}
+
+
+def _plain(entry: Any) -> tuple[bool, Any]:
+    if type(entry) is dict and "value" in entry:
+        try:
+            return True, decode(entry["value"])
+        except (NotPlainError, RecursionError) as error:
+            return False, str(error)
+    return False, str(entry.get("error")) if type(entry) is dict else "no result"
+
+
+def _result(answer: dict[str, Any]) -> SandboxResult:
+    frame = _frame(answer)
+    code, verdict = answer["code"], answer["verdict"]
+    stderr = answer["stderr"]
+    if verdict is not None:
+        status = RunStatus(verdict)
+    elif frame.get("status") in ("ok", "error", "memory"):
+        status, code = RunStatus(frame["status"]), frame.get("exit_code") if code is None else code
+    elif code is not None and code < 0:
+        status = RunStatus.KILLED
+    else:
+        status = RunStatus.ERROR
+        stderr += f"\n[the process ended itself with exit code {code} before it was done]"
+    has_value, value = _plain(frame) if "value" in frame else (False, None)
+    text = frame.get("repr")
+    return SandboxResult(
+        status=status,
+        stdout=answer["stdout"],
+        stderr=stderr,
+        exit_code=code if type(code) is int and code >= 0 else None,
+        duration=answer["duration"],
+        value=value if has_value else None,
+        value_repr=text[:4000] if type(text) is str else None,
+        value_is_plain=has_value,
+        state_lost=answer["state_lost"],
+    )
