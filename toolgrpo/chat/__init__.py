@@ -6,18 +6,36 @@ from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
 from toolgrpo.chat.messages import assistant_message, tool_message
-from toolgrpo.errors import ChatFormatError
+from toolgrpo.errors import ChatFormatError, ModelError
 
-__all__ = ["ChatFormat", "ParsedTurn", "assistant_message", "resolve_format", "tool_message"]
+__all__ = ["ChatFormat", "ParsedTurn", "assistant_message", "check_vocabulary", "resolve_format", "tool_message"]
+
+
+def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
+    """A token the model has no embedding for would fail in the middle of training."""
+    if len(tokenizer) > model_vocab_size:
+        raise ModelError(
+            f"the tokenizer has {len(tokenizer)} entries, but the model's vocabulary only {model_vocab_size}; use the "
+            f"tokenizer that belongs to the model"
+        )
 
 
 def resolve_format(tokenizer: Any) -> ChatFormat:
-    """The chat format of this tokenizer's template."""
+    """The chat format of this tokenizer's template, proven on a conversation of each shape."""
     from toolgrpo.chat.hermes import HermesFormat
+    from toolgrpo.chat.proof import prove
 
     template = tokenizer.chat_template
     if not template:
         raise ChatFormatError("the tokenizer has no chat template; set tokenizer.chat_template, or use a chat model")
-    if "<tool_call>" in template and "<|im_end|>" in template:
-        return HermesFormat(tokenizer, name="qwen3" if "<think>" in template else "qwen2.5")
-    raise ChatFormatError("this chat template is of no supported family (Qwen2.5, Qwen3)")
+    if "<|im_start|>" not in template:
+        raise ChatFormatError(
+            "this chat template is of no family that toolgrpo supports yet: it prints no <|im_start|> (Qwen2.5, Qwen3 and other "
+            "ChatML models do). Pass `chat=` to ToolGRPOTrainer for a format of your own."
+        )
+    if "<tool_call>" in template:
+        chat = HermesFormat(tokenizer, name="qwen3" if "<think>" in template else "qwen2.5")
+    else:
+        chat = HermesFormat(tokenizer, name="chatml", knows_tools=False)
+    prove(chat, tokenizer.decode, frozenset(tokenizer.added_tokens_decoder))
+    return chat

@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
 from trl import GRPOTrainer
 
-from toolgrpo.chat import resolve_format
+from toolgrpo.chat import check_vocabulary, resolve_format
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.engines.choose import given
@@ -79,6 +79,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 processing_class=tokenizer,
                 **kwargs,
             )
+        check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         self.engine, self.engine_choice = build_engine(self) if engine is None else (engine, given(engine))
         trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
         self._shared_pass = args.shared_pass()
