@@ -76,8 +76,7 @@ class Sandbox:
     ) -> SandboxResult:
         """Run code once, from a fresh state."""
         request = _request(self._limits(timeout, memory_mb), {"code": code, "stdin": stdin, "keep": False})
-        while (link := self._idle.get()) is not None and link.closed:
-            self._idle.put(None)
+        link = self._idle.get()
         try:
             link, result = self._ask_twice(link, request)
         except BaseException:
@@ -110,10 +109,13 @@ class Sandbox:
                 return
             self._closed = True
         self._mother.close()
+        idle = []
         while not self._idle.empty():
-            link = self._idle.get()
+            idle.append(self._idle.get())
+        for link in idle:
             if link is not None:
                 link.close()
+            self._idle.put(None)  # whoever waits for a worker wakes up and is told
         self._threads.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
