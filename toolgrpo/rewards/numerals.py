@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-__all__ = ["boxed", "last_number", "marked_answer"]
+__all__ = ["all_numbers", "boxed", "last_number", "marked_answer"]
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _PLAIN = rf"(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?![\d\w]))?"
@@ -25,14 +25,15 @@ _NUMBER = re.compile(
 _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
 
 
+def all_numbers(text: str) -> list[Fraction]:
+    """The numbers of a text, exactly, in their order."""
+    values = (_value(match) for match in _NUMBER.finditer(_plain(text)))
+    return [value for value in values if value is not None]
+
+
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text, exactly, or None."""
-    found = list(_NUMBER.finditer(_plain(text)))
-    for match in reversed(found):
-        value = _value(match)
-        if value is not None:
-            return value
-    return None
+    """The last number of a text, or None."""
+    return next(reversed(all_numbers(text)), None)
 
 
 def boxed(text: str) -> str | None:
