@@ -1,0 +1,61 @@
+"""Mixtures: shares, tools and rewards of each task, and what is wrong with a file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.data import load_tasks
+from toolgrpo.errors import DataError
+
+
+def rows_file(path: Path, n: int) -> Path:
+    path.write_text("".join(json.dumps({"prompt": f"{path.stem} {i}", "answer": i}) + "\n" for i in range(n)))
+    return path
+
+
+def mixture(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mixture.yaml"
+    path.write_text(text.replace("DIR", str(tmp_path)))
+    return path
+
+
+def test_weights_are_shares_and_no_row_comes_twice(tmp_path: Path) -> None:
+    rows_file(tmp_path / "a.jsonl", 100)
+    rows_file(tmp_path / "b.jsonl", 10)
+    path = mixture(
+        tmp_path,
+        "system_prompt: S\ntasks:\n"
+        "- {data: DIR/a.jsonl, name: a, weight: 3, tools: [add], reward: gsm8k}\n"
+        "- {data: DIR/b.jsonl, name: b, reward: accuracy, system_prompt: T}\n",
+    )
+    rows = load_tasks(path, seed=1)
+    assert Counter(row["task"] for row in rows) == {"a": 30, "b": 10}
+    assert len({row["prompt"][1]["content"] for row in rows}) == 40
+    for row in rows:
+        assert (row["tools"], row["reward"]) == ((["add"], "gsm8k") if row["task"] == "a" else (None, "accuracy"))
+        assert row["prompt"][0] == {"role": "system", "content": "S" if row["task"] == "a" else "T"}
+    assert list(rows) == list(load_tasks(path, seed=1)) != list(load_tasks(path, seed=2))
+    assert len(load_tasks(path, limit=7)) == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("tasks: []", "tasks: List should have at least 1 item"),
+        ("", "must hold `tasks:`"),
+        ("tasks:\n- {data: x.jsonl, wieght: 2}", r"tasks.0.wieght: Extra inputs"),
+        ("tasks:\n- {data: x.jsonl, weight: 0}", "greater than 0"),
+        ("tasks:\n- {data: other.yaml}", "names another mixture"),
+        ("tasks: [", "is not valid YAML"),
+        ("tasks:\n- {data: DIR/none.jsonl}", "does not exist"),
+    ],
+)
+def test_a_mixture_file_that_cannot_be_used(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        load_tasks(mixture(tmp_path, text))
+    with pytest.raises(DataError, match="cannot be read"):
+        load_tasks(tmp_path / "none.yaml")
