@@ -86,6 +86,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfi
     ):
         if not flag:
             raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
+    if script.environment and not script.reward_fn and not script.reward:
+        script.reward = ["environment"]
     if not script.reward_fn and not script.reward:
         raise ConfigError("no reward is given: --reward_fn FILE.py, or --reward NAME for a built-in (e.g. accuracy)")
     if script.tools_script and script.tool_functions_module:

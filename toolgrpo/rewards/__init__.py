@@ -6,6 +6,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
+from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.exact_match import exact_match
 from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
@@ -28,6 +29,7 @@ __all__ = [
 
 BUILT_IN: dict[str, RewardFunction] = {
     "accuracy": accuracy,
+    "environment": environment,
     "exact_match": exact_match,
     "gsm8k": gsm8k,
     "math": math,
