@@ -21,9 +21,9 @@ from rich.table import Table
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.config_files import parse_args
-from toolgrpo.data import load_tasks
+from toolgrpo.data import BadRows, check_gold, load_tasks
 from toolgrpo.data.arithmetic import success
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.evaluation import SuccessRate, grade
 from toolgrpo.nano import ensure_nano
 from toolgrpo.observe.progress import RunProgress, StepsCallback
@@ -72,8 +72,13 @@ class ScriptArguments:
     eval_dataset_id_or_path: str | None = field(
         default=None, metadata={"help": "Held-out rows for the before/after table; default: the task set's own."}
     )
-    eval_split: str = field(default="heldout", metadata={"help": "Split of the held-out rows."})
+    eval_split: str | None = field(
+        default=None, metadata={"help": "Split of the held-out rows; default: the whole file, or the task set's own."}
+    )
     eval_questions: int = field(default=0, metadata={"help": "Held-out rows to measure success on; 0: none."})
+    skip_bad_rows: bool = field(
+        default=False, metadata={"help": "Leave bad rows out and say how many, instead of stopping at the first."}
+    )
     dry_run: bool = field(default=False, metadata={"help": "Load and check everything, then stop."})
 
 
@@ -136,7 +141,7 @@ class TrainingRun:
 
     def _load(self) -> tuple[ToolGRPOTrainer, Dataset | None]:
         say = self.terminal.say
-        dataset = load_tasks(self.dataset_spec, split=self.script.dataset_split, limit=self.script.max_rows)
+        dataset = self._training_rows()
         heldout = self._heldout_rows()
         tools = self._load_tools()
         rewards = self._load_rewards()
@@ -147,7 +152,9 @@ class TrainingRun:
         )
         say(f"data      {self.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
         for reward in rewards:
-            say(f"reward    {reward.__name__}: {reward.source}")
+            checked = check_gold(dataset, reward) if self.script.dry_run else None
+            gold = "" if checked is None else f"; the gold answers of all {checked} rows score full marks"
+            say(f"reward    {reward.__name__}: {reward.source}{gold}")
         self.config.disable_tqdm = True
         self.config.model_init_kwargs = self._model_init_kwargs()
         trainer = ToolGRPOTrainer(
@@ -162,6 +169,27 @@ class TrainingRun:
         trainer.progress = RunProgress(self.terminal.console)
         trainer.add_callback(StepsCallback(trainer.progress))
         return trainer, heldout
+
+    def _training_rows(self) -> Dataset:
+        bad_rows = BadRows()
+        skip: dict[str, Any] = {"on_bad_row": bad_rows.add} if self.script.skip_bad_rows else {}
+        dataset = load_tasks(
+            self.dataset_spec,
+            split=self.script.dataset_split,
+            limit=self.script.max_rows,
+            seed=self.config.seed,
+            **skip,
+        )
+        if self.script.skip_bad_rows:
+            self.terminal.say(bad_rows.summary())
+        prompts = self.config.generation_batch_size // self.config.num_generations
+        if len(dataset) < prompts:
+            raise DataError(
+                f"{self.dataset_spec} has {len(dataset)} rows, but one step takes {prompts} different prompts (a generation "
+                f"batch of {self.config.generation_batch_size} episodes in groups of {self.config.num_generations}). Give "
+                f"more rows, a smaller --per_device_train_batch_size or --gradient_accumulation_steps, or larger groups."
+            )
+        return dataset
 
     def _model_path(self) -> str:
         name = str(self.model.model_name_or_path)
@@ -212,8 +240,10 @@ class TrainingRun:
     def _heldout_rows(self) -> Dataset | None:
         if self.script.eval_questions < 1:
             return None
-        spec = self.script.eval_dataset_id_or_path or self.dataset_spec
-        return load_tasks(spec, split=self.script.eval_split, limit=self.script.eval_questions)
+        given = self.script.eval_dataset_id_or_path
+        own_split = "train" if given else "heldout" if self.dataset_spec == "arithmetic" else "test"
+        split = self.script.eval_split or own_split
+        return load_tasks(given or self.dataset_spec, split=split, limit=self.script.eval_questions)
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, SuccessRate]:
         if rows is None:

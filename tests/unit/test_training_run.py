@@ -1,0 +1,112 @@
+"""Bad input to the command: each mistake is one sentence that says what, what was got and what to do."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.errors import ConfigError, DataError, PluginError, ToolGRPOError
+from toolgrpo.observe.terminal import Terminal
+from toolgrpo.training_run import TrainingRun, parse_arguments
+
+TOOLS = "tools_funcs/math_tools.py"
+GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
+
+
+def load(folder: Path, *flags: str) -> str:
+    """Everything up to the trainer; what was said on the terminal."""
+    defaults = {"--model_name_or_path": "nano", "--dataset_id_or_path": "arithmetic", "--reward": "accuracy"}
+    given = set(flags)
+    base = [part for flag, value in defaults.items() if flag not in given for part in (flag, value)]
+    script, config, model = parse_arguments([*base, "--output_dir", str(folder / "out"), *flags])
+    shown = io.StringIO()
+    run = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0)
+    run._training_rows()
+    tools = run._load_tools()
+    if tools is not None:
+        tools.close()
+    run._load_rewards()
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "says"),
+    [
+        (["--max_step", "3"], ConfigError, "max_steps"),
+        (["--config", "no_such.yaml"], ConfigError, "no_such.yaml"),
+        (["--tools_script", "no_such_tools.py"], PluginError, "no_such_tools.py"),
+        (["--tools_script", TOOLS, "--tool_functions_module", "json"], ConfigError, "exclude each other"),
+        (["--reward", "acuracy"], ConfigError, "there is no built-in reward 'acuracy'"),
+        (["--reward_fn", "no_such_reward.py"], PluginError, "no_such_reward.py"),
+        (["--dataset_id_or_path", "no_such.jsonl"], DataError, "no_such.jsonl"),
+        (["--dataset_id_or_path", ""], ConfigError, "--dataset_id_or_path is missing"),
+        (["--max_turns", "0"], ConfigError, "max_turns must be at least 1"),
+        (["--learning_rate", "fast"], ConfigError, "learning_rate"),
+        (["--engine", "vlm"], ConfigError, "engine"),
+    ],
+)
+def test_a_mistake_is_one_clear_error(tmp_path: Path, flags: list[str], kind: type[ToolGRPOError], says: str) -> None:
+    with pytest.raises(kind) as caught:
+        load(tmp_path, *flags)
+    assert says in str(caught.value)
+
+
+def test_a_reward_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no reward is given"):
+        parse_arguments(
+            ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)]
+        )
+
+
+def test_an_environment_brings_its_own_reward(tmp_path: Path) -> None:
+    script, _, _ = parse_arguments(
+        [
+            *("--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)),
+            *("--environment", "counter.py:Counter"),
+        ]
+    )
+    assert script.reward == ["environment"]
+
+
+def test_an_unknown_key_of_a_config_file_names_the_nearest(tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("training:\n  lerning_rate: 1.0e-5\n")
+    with pytest.raises(ConfigError, match="learning_rate"):
+        load(tmp_path, "--config", str(config))
+
+
+def test_what_was_loaded_is_said(tmp_path: Path) -> None:
+    shown = load(tmp_path, "--tools_script", TOOLS)
+    assert "add(a: integer, b: integer), subtract(a: integer, b: integer)" in shown and TOOLS in shown
+
+
+def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
+    rows = tmp_path / "data.jsonl"
+    rows.write_text('{"prompt": "1+1?", "answer": "2"}\nnot json\n' + '{"prompt": "2+2?", "answer": "4"}\n' * 8)
+    with pytest.raises(DataError, match=r"data\.jsonl"):
+        load(tmp_path, "--dataset_id_or_path", str(rows))
+    assert "1 bad row was skipped" in load(tmp_path, "--dataset_id_or_path", str(rows), "--skip_bad_rows")
+
+
+def test_fewer_rows_than_one_step_needs(tmp_path: Path) -> None:
+    rows = tmp_path / "data.jsonl"
+    rows.write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    with pytest.raises(DataError, match="has 1 rows, but one step takes 2 different prompts"):
+        load(
+            tmp_path,
+            *("--dataset_id_or_path", str(rows), "--per_device_train_batch_size", "8", "--num_generations", "4"),
+        )
+
+
+def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "my_reward.py").write_text(GOOD_REWARD)
+    (tmp_path / "my_tools.py").write_text(
+        'def twice(x: int) -> int:\n    """Double.\n\n    Args:\n        x: A number.\n    """\n    return 2 * x\n\n'
+        "TOOL_FUNCTIONS = [twice]\n"
+    )
+    shown = load(
+        tmp_path, "--tools_script", str(tmp_path / "my_tools.py"), "--reward_fn", str(tmp_path / "my_reward.py")
+    )
+    assert "twice(x: integer)" in shown
