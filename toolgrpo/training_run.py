@@ -241,8 +241,7 @@ class TrainingRun:
         if self.script.eval_questions < 1:
             return None
         given = self.script.eval_dataset_id_or_path
-        own_split = "train" if given else "heldout" if self.dataset_spec == "arithmetic" else "test"
-        split = self.script.eval_split or own_split
+        split = self.script.eval_split or ("train" if given else "heldout")
         return load_tasks(given or self.dataset_spec, split=split, limit=self.script.eval_questions)
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, SuccessRate]:
