@@ -1,0 +1,75 @@
+"""Python, run in the sandbox: stateless as a tool, or with variables that last for an episode.
+
+    --tools_script tools_funcs/python_tools.py                      each call starts anew
+    --environment tools_funcs/python_tools.py:PythonSession         variables stay until the episode ends
+
+docs/sandbox.md says what model-written code can and cannot do there. `TOOLGRPO_PYTHON_TIMEOUT` is the
+time limit of one run in seconds (default 5).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import ExitStack
+
+from toolgrpo.sandbox import Sandbox, SandboxResult
+from toolgrpo.tools import tool
+
+_RUN_TIMEOUT_S = float(os.environ.get("TOOLGRPO_PYTHON_TIMEOUT", "5"))
+_lock = threading.Lock()
+_sandbox: Sandbox | None = None
+
+
+def _get_sandbox() -> Sandbox:
+    """One sandbox a worker process, started by its first call."""
+    global _sandbox
+    with _lock:
+        if _sandbox is None:
+            _sandbox = Sandbox()
+        return _sandbox
+
+
+def _as_text(result: SandboxResult) -> str:
+    """What the model reads: what was printed, the last expression's value, and what went wrong."""
+    parts = [result.stdout.rstrip("\n")]
+    if result.ok and result.value_repr is not None:
+        parts.append(result.value_repr)
+    if not result.ok:
+        parts.append(result.stderr.strip() or f"the run ended with status {result.status}")
+    return "\n".join(part for part in parts if part) or "(no output; print something, or end with an expression)"
+
+
+@tool(keep_processes=True)
+def python(code: str) -> str:
+    """Run Python code and return what it prints and the value of its last expression. Nothing is kept between calls.
+
+    Args:
+        code: The program. The standard library, numpy and sympy can be imported; there is no network.
+    """
+    return _as_text(_get_sandbox().run(code, timeout=_RUN_TIMEOUT_S))
+
+
+class PythonSession:
+    """A Python session of one episode."""
+
+    def reset(self, **row: object) -> None:
+        """Start anew; the rows' columns are not used."""
+        self._open = ExitStack()
+        sandbox = self._open.enter_context(Sandbox(workers=1))
+        self._session = self._open.enter_context(sandbox.session())
+
+    def python(self, code: str) -> str:
+        """Run Python code and return what it prints and the value of its last expression. Variables stay for later calls.
+
+        Args:
+            code: The program. The standard library, numpy and sympy can be imported; there is no network.
+        """
+        return _as_text(self._session.run(code, timeout=_RUN_TIMEOUT_S))
+
+    def close(self) -> None:
+        """End the session's processes."""
+        self._open.close()
+
+
+TOOL_FUNCTIONS = [python]
