@@ -95,7 +95,7 @@ class NativeLoop:
             tempfile.mkdtemp(),
             per_device_train_batch_size=N,
             num_generations=8,
-            max_completion_length=MAX_TURNS * 64,
+            max_completion_length=MAX_TURNS * 128,
             use_vllm=True,
             vllm_mode="colocate",
             max_steps=1,
@@ -194,7 +194,7 @@ class OurLoop:
             engine=VLLMColocateEngine(StepEngine(native.llm.llm_engine)),
             chat=ScriptedDecisions(resolve_format(tokenizer), lambda: self.latency_s),
             limits=EpisodeLimits(
-                max_completion_length=MAX_TURNS * 64, max_turns=MAX_TURNS, max_turn_tokens=TURN_TOKENS
+                max_completion_length=MAX_TURNS * 128, max_turns=MAX_TURNS, max_turn_tokens=TURN_TOKENS
             ),
             options=SamplingOptions(),
             cut=TokenCutter(tokenizer, 1024),
