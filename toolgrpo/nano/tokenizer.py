@@ -3,7 +3,7 @@
 Text is cut into pieces by one pattern: the fixed phrases of the chat format and of JSON schemas, words (with the space
 before them), single digits, runs of punctuation. A piece that stands in the vocabulary is one token; any other is spelled in bytes,
 so every text has an encoding. Names, descriptions and parameters of tools are pieces of their own: a schema is about 30
-tokens, and has to be read.
+tokens long, not one.
 """
 
 from __future__ import annotations

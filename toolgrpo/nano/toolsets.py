@@ -2,8 +2,8 @@
 
 A toolset is a list of schemas in the OpenAI form, with the operation that each stands for. Half of the demonstrations see
 the embedded job's own schemas (a test holds them equal to tools_funcs/math_tools.py); the others see shuffled schemas
-under other names, descriptions and parameter names, drawn at random. There a name says nothing about what a tool does: it
-has to be read in the description.
+under other names, descriptions and parameter names, drawn at random. There a name says nothing about what a tool does; it
+would have to be read in the description, which nano does not learn in its minute (docs/nano.md has the figures).
 """
 
 from __future__ import annotations
