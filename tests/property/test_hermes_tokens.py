@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.hermes import HermesFormat
+from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import AttemptStatus
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
@@ -130,3 +132,30 @@ def test_a_turn_that_was_cut_is_closed_as_context(loaded: tuple[Any, HermesForma
     _, chat = loaded
     message = [{"role": "tool", "content": "3"}]
     assert chat.bridge([5, 6], message) == [chat.stop_ids[0], *chat.bridge([5, chat.stop_ids[0]], message)]
+
+
+def test_a_turn_told_not_to_think_is_followed_by_one_told_the_same(loaded: tuple[Any, HermesFormat]) -> None:
+    tokenizer, chat = loaded
+    question = [{"role": "user", "content": "q"}]
+    result = [{"role": "tool", "content": "3"}]
+    turn = tokenizer("x<|im_end|>", add_special_tokens=False)["input_ids"]
+    quiet = chat.prompt(question, [], enable_thinking=False)
+    loud = chat.prompt(question, [])
+    added = quiet[len(loud) :]
+    bridge = chat.bridge([*loud, *turn], result)
+    assert chat.bridge([*quiet, *turn], result) == bridge + added
+    assert chat.bridge([*quiet, *turn, *bridge, *added, *turn], result) == bridge + added
+
+
+def test_half_a_surrogate_pair_is_replaced(loaded: tuple[Any, HermesFormat]) -> None:
+    _, chat = loaded
+    assert chat.bridge(list(chat.stop_ids), [{"role": "tool", "content": "a\ud800b"}])
+
+
+@pytest.mark.parametrize("template", ["qwen3_6", "nemotron_3_nano", "lfm2", "llama3_1", "gemma3"])
+def test_a_form_that_cannot_be_read_is_refused(loaded: tuple[Any, HermesFormat], template: str) -> None:
+    tokenizer, _ = loaded
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    with pytest.raises(ChatFormatError, match="chat template"):
+        resolve_format(other)

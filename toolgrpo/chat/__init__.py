@@ -33,6 +33,14 @@ def resolve_format(tokenizer: Any) -> ChatFormat:
             "this chat template is of no family that toolgrpo supports yet: it prints no <|im_start|> (Qwen2.5, Qwen3 and other "
             "ChatML models do). Pass `chat=` to ToolGRPOTrainer for a format of your own."
         )
+    foreign = next(
+        (mark for mark in ("<function=", "<|tool_list_start|>", "<|vision_start|>") if mark in template), None
+    )
+    if foreign is not None:
+        raise ChatFormatError(
+            f"this chat template writes {foreign}, a form that toolgrpo does not read yet (it reads JSON calls of text models, "
+            f"as Qwen2.5's and Qwen3's). Use such a model, or pass `chat=` to ToolGRPOTrainer for a format of your own."
+        )
     if "<tool_call>" in template:
         chat = HermesFormat(tokenizer, name="qwen3" if "<think>" in template else "qwen2.5")
     else:

@@ -15,6 +15,7 @@ from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["Marker", "read_call", "read_turn"]
 
+_DEEPEST = 64  # far beyond any tool's arguments; what nests deeper cannot be recorded or shown
 _FORM = 'a call is {"name": ..., "arguments": {...}}'
 
 
@@ -33,8 +34,8 @@ def read_turn(segments: Iterable[str | Marker], *, closed: bool) -> ParsedTurn:
     attempts: list[CallAttempt] = []
     thinking = False
     for segment in segments:
-        if segment is Marker.THINK and call is None and thoughts is None:
-            thoughts, thinking = [], True
+        if segment is Marker.THINK and call is None and not thinking:
+            thoughts, thinking = thoughts or [], True
         elif segment is Marker.THINK_END and call is None and (thinking or thoughts is None):
             # Without an opening, the prompt opened it: all that was said so far was thinking.
             if thoughts is None:
@@ -77,9 +78,24 @@ def read_call(raw: str) -> CallAttempt:
             detail = f"the arguments are not valid JSON: {error}"
             return CallAttempt(AttemptStatus.INVALID_JSON, raw, name, detail=detail)
     if not isinstance(arguments, dict):
-        detail = f"arguments must be a JSON object, got {json.dumps(arguments)[:80]}"
-        return CallAttempt(AttemptStatus.BAD_ARGUMENTS, raw, name, detail=detail)
+        return CallAttempt(AttemptStatus.BAD_ARGUMENTS, raw, name, detail="arguments must be a JSON object")
+    if _too_deep(arguments):
+        detail = f"the arguments are nested more than {_DEEPEST} levels deep"
+        return CallAttempt(AttemptStatus.INVALID_JSON, raw, name, detail=detail)
     return CallAttempt(AttemptStatus.OK, raw, name, arguments)
+
+
+def _too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> list[object]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 def _unclosed(raw: str) -> CallAttempt:

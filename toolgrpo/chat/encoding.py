@@ -59,7 +59,8 @@ class Encoder:
 
     def plain(self, text: str) -> list[int]:
         """Ids of text in which nothing is a control token."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair has no encoding
+        ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
         return ids
 
     def encode(self, parts: Iterator[tuple[str, bool]] | Sequence[tuple[str, bool]]) -> list[int]:

@@ -56,6 +56,8 @@ class HermesFormat:
         self._markers = {control[marker.value]: marker for marker in Marker if marker.value in control}
         self.stop_ids = (self._end,)
         self._bridge_head, self._bridge_between, self._bridge_tail = self._cut_bridge()
+        self._header = self._encoder.encode([(self._bridge_tail[self._bridge_tail.rindex("<|im_start|>") :], False)])
+        self._no_thinking = self._find_no_thinking()
 
     def prompt(
         self,
@@ -71,7 +73,8 @@ class HermesFormat:
         parts: list[tuple[str, bool]] = [] if ids and ids[-1] == self._end else [(_END, False)]
         for number, message in enumerate(tool_messages):
             parts += [(self._bridge_between if number else self._bridge_head, False), (message["content"], True)]
-        return self._encoder.encode([*parts, (self._bridge_tail, False)])
+        bridged = self._encoder.encode([*parts, (self._bridge_tail, False)])
+        return bridged + self._no_thinking if self._was_told_not_to_think(ids) else bridged
 
     def parse(self, ids: Sequence[int]) -> ParsedTurn:
         closed = bool(ids) and ids[-1] == self._end
@@ -93,6 +96,22 @@ class HermesFormat:
             if marker is not None:
                 yield marker
             start = position + 1
+
+    def _find_no_thinking(self) -> list[int]:
+        """What the template puts after the header of an assistant turn that shall not think; empty if it knows nothing of it."""
+        messages: list[Message] = [{"role": "user", "content": "q"}]
+        thinking, quiet = self.prompt(messages, []), self.prompt(messages, [], enable_thinking=False)
+        return quiet[len(thinking) :] if quiet[: len(thinking)] == thinking else []
+
+    def _was_told_not_to_think(self, ids: Sequence[int]) -> bool:
+        """Whether the turn at the end of `ids` was opened without thinking; looks at that turn only."""
+        if not self._no_thinking:
+            return False
+        position = len(ids) - 1
+        while position >= 0 and ids[position] != self._header[0]:
+            position -= 1
+        body = position + len(self._header)
+        return position >= 0 and list(ids[body : body + len(self._no_thinking)]) == self._no_thinking
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)

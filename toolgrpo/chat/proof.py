@@ -1,6 +1,6 @@
 """Prove a chat format on a conversation of each shape, before any training.
 
-What is shown: a call the model could write is read back; results stand in the bridge in order; no text from a tool or a user
+What is shown: results stand in the bridge in order; no text from a tool or a user
 adds a control token; a turn that was cut is closed first; a prompt ends where an assistant turn begins. A format that
 cannot show it stops with a sentence that names the shape.
 """
