@@ -4,6 +4,7 @@ Invariants of a checked row:
 
 * `prompt` is a non-empty list of messages that ends with something for the model to answer;
 * `answer`, where the data has answers, is non-empty text (numbers are written out);
+* `tools`, where there is such a column, is a list of tool names or None;
 * every other column is as it was; none has a name that the trainer gives a meaning of its own.
 
 No bad row is skipped silently: it raises, or is handed to `on_bad_row`.
@@ -108,6 +109,7 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     row["prompt"] = _messages(row["prompt"])
     if "answer" in row:
         row["answer"] = _answer(row["answer"])
+    _check_tool_names(row.get("tools"))
     for name in RESERVED:
         if name in row:
             raise RowProblem(f"the column name {name!r} is taken by the trainer; rename the column")
@@ -156,6 +158,14 @@ def _answer(answer: Any) -> str:
         f"the answer must be text or a number, not {_name(answer)}; other values can stand in columns of their own, "
         f"which rewards get by name"
     )
+
+
+def _check_tool_names(names: Any) -> None:
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise RowProblem(
+            f"the column 'tools' must be a list of names of loaded tools (those that the row is offered), not "
+            f"{_name(names)}; rename the column if it means something else"
+        )
 
 
 def _check_text(text: str, what: str) -> None:

@@ -36,6 +36,7 @@ from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, S
 from toolgrpo.errors import EngineError, WorldError
 from toolgrpo.rollout.cutting import Cut
 from toolgrpo.rollout.limits import EpisodeLimits
+from toolgrpo.rollout.offered import offered_tools
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
@@ -46,7 +47,10 @@ _RETRY_PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What an episode starts from: one row of the dataset, one of its G repetitions."""
+    """What an episode starts from: one row of the dataset, one of its G repetitions.
+
+    A row may name the tools it is offered in `row["tools"]`; without that it is offered all.
+    """
 
     messages: tuple[Message, ...]
     row: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +89,7 @@ class _Run:
     def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
         self.shared = shared
         self.episode = episode
+        self.tools = offered_tools(shared.tools, episode.row)
         self.started = shared.clock()
         self.calls_run = 0
         self.ledger: Ledger | None = None
@@ -96,10 +101,10 @@ class _Run:
         deadline = asyncio.timeout(self.shared.limits.deadline_s)
         try:
             async with deadline:
-                if self.shared.tools is None:
+                if self.tools is None:
                     reason = await self._loop(None)
                 else:
-                    async with self.shared.tools.session(self.episode.row) as session:
+                    async with self.tools.session(self.episode.row) as session:
                         reason = await self._loop(session)
                         reward = await session.reward()
         except TimeoutError:
@@ -203,10 +208,8 @@ class _Run:
         messages = list(self.episode.messages)
         if session is not None and session.observation:
             messages = _with_observation(messages, session.observation)
-        tools = self.shared.tools
-        ids = self.shared.chat.prompt(
-            messages, tools.schemas if tools is not None else [], enable_thinking=self.episode.enable_thinking
-        )
+        schemas = [] if self.tools is None else self.tools.schemas
+        ids = self.shared.chat.prompt(messages, schemas, enable_thinking=self.episode.enable_thinking)
         return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
 
     def _left(self, ledger: Ledger) -> int:

@@ -1,0 +1,102 @@
+"""The tools of one row: a row whose column `tools` names some of the tools is shown only these, and can call only these.
+
+Invariants: a row without names gets all tools; the tools keep the order of the toolbox; a call of a tool that was not
+offered is answered like a call of a tool that does not exist, and never reaches it.
+
+Not covered: tools that a row would bring itself; names only choose among those that were loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from toolgrpo.errors import DataError
+from toolgrpo.tools.base import ToolProvider, ToolSession
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+
+__all__ = ["check_tool_names", "offered_tools"]
+
+
+def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolProvider | None:
+    """The tools that an episode of this row has."""
+    names = row.get("tools")
+    if names is None:
+        return tools
+    check_tool_names(tools, names)
+    return None if tools is None else _Offered(tools, frozenset(names))
+
+
+def check_tool_names(tools: ToolProvider | None, names: Iterable[str]) -> None:
+    """`DataError` if a row names a tool that was not loaded."""
+    known = [] if tools is None else tools.names
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
+            hint = f"the nearest is {nearest[0]!r}" if nearest else "no tools were loaded (--tools_script)"
+            raise DataError(f"a row names the tool {name!r} in its column `tools`, but there is no such tool; {hint}")
+
+
+class _Offered:
+    """A `ToolProvider` that hides some tools of another one."""
+
+    def __init__(self, tools: ToolProvider, names: frozenset[str]) -> None:
+        self._tools = tools
+        self._offered = names
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._tools.names if name in self._offered]
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [
+            schema for name, schema in zip(self._tools.names, self._tools.schemas, strict=True) if name in self._offered
+        ]
+
+    def session(self, row: Mapping[str, Any]) -> ToolSession:
+        return _OfferedSession(self._tools.session(row), self.names)
+
+    def close(self) -> None:
+        self._tools.close()
+
+
+class _OfferedSession:
+    """A session that answers calls of hidden tools itself."""
+
+    def __init__(self, session: ToolSession, names: Sequence[str]) -> None:
+        self._session = session
+        self._names = names
+
+    @property
+    def observation(self) -> str | None:
+        return self._session.observation
+
+    async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]:
+        hidden = {index: self._refuse(attempt) for index, attempt in enumerate(attempts) if self._is_hidden(attempt)}
+        allowed = [attempt for index, attempt in enumerate(attempts) if index not in hidden]
+        answered = iter(await self._session.call(allowed) if allowed else ())
+        return tuple(hidden[index] if index in hidden else next(answered) for index in range(len(attempts)))
+
+    async def reward(self) -> float | None:
+        return await self._session.reward()
+
+    async def __aenter__(self) -> _OfferedSession:
+        await self._session.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._session.__aexit__(exc_type, exc, tb)
+
+    def _is_hidden(self, attempt: CallAttempt) -> bool:
+        """Malformed attempts pass: the session says what is wrong with them."""
+        return attempt.status is AttemptStatus.OK and attempt.name is not None and attempt.name not in self._names
+
+    def _refuse(self, attempt: CallAttempt) -> ToolResult:
+        known = f"The tools are: {', '.join(self._names)}" if self._names else "There are no tools for this question"
+        content = f"Error: there is no tool named '{str(attempt.name)[:80]}'. {known}."
+        return ToolResult(content, attempt.name, ToolErrorKind.UNKNOWN_TOOL)
