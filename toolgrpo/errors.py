@@ -17,7 +17,9 @@ Three kinds of failure take three roads (see DESIGN in the docs):
     └── WorldError                 (also RuntimeError)
         ├── EngineError            the generation engine or its server failed
         ├── ToolExecutorError      the tool workers cannot be started or kept alive
-        └── SandboxError           the sandbox cannot be started or kept alive
+        ├── SandboxError           the sandbox cannot be started or kept alive
+        ├── StorageError           a checkpoint or a log cannot be written: the disk is full or failed
+        └── PeerError              another process of the same run failed first
 
 Every message says what failed, what was got, and what to do.
 """
@@ -28,9 +30,11 @@ __all__ = [
     "DataError",
     "EngineError",
     "ModelError",
+    "PeerError",
     "PluginError",
     "RewardError",
     "SandboxError",
+    "StorageError",
     "ToolExecutorError",
     "ToolGRPOError",
     "UserError",
@@ -84,3 +88,11 @@ class ToolExecutorError(WorldError):
 
 class SandboxError(WorldError):
     """The sandbox could not be started or kept alive."""
+
+
+class StorageError(WorldError):
+    """A checkpoint or a log could not be written."""
+
+
+class PeerError(WorldError):
+    """Another process of the same run failed, so this one cannot go on."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Engine", "FinishReason", "Sample", "SampleRequest", "SamplingOptions"]
+__all__ = ["Engine", "FinishReason", "Resumable", "Sample", "SampleRequest", "SamplingOptions"]
 
 
 class FinishReason(StrEnum):
@@ -76,3 +76,15 @@ class Engine(Protocol):
         ...
 
     def shutdown(self) -> None: ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """An engine that draws with random numbers of its own: a checkpoint keeps them, so that a resumed run draws the same.
+
+    The state is made of tensors, numbers, strings, lists and dicts.
+    """
+
+    def sampling_state(self) -> dict[str, Any]: ...
+
+    def restore_sampling_state(self, state: dict[str, Any]) -> None: ...

@@ -50,8 +50,7 @@ class TransformersEngine:
             raise EngineError("the engine is already open; close the rollout that uses it first")
         model = self._get_model()
         _refuse_split_parameters(model)
-        if self._generator is None:  # lives as long as the engine: a second rollout draws other tokens
-            self._generator = torch.Generator(next(model.parameters()).device).manual_seed(self._seed)
+        self._own_generator(model)
         self._run = _Run(model, self._max_rows)
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -70,6 +69,18 @@ class TransformersEngine:
 
     def shutdown(self) -> None:
         """Nothing outlives `close`."""
+
+    def sampling_state(self) -> dict[str, Any]:
+        """The random numbers to come, for a checkpoint."""
+        return {"generator": self._own_generator(self._get_model()).get_state()}
+
+    def restore_sampling_state(self, state: dict[str, Any]) -> None:
+        self._own_generator(self._get_model()).set_state(state["generator"])
+
+    def _own_generator(self, model: Any) -> torch.Generator:
+        if self._generator is None:  # lives as long as the engine: a second rollout draws other tokens
+            self._generator = torch.Generator(next(model.parameters()).device).manual_seed(self._seed)
+        return self._generator
 
     def _generator_for(self, request: SampleRequest) -> torch.Generator:
         assert self._generator is not None

@@ -54,6 +54,10 @@ class RunProgress:
             seconds = time.monotonic() - self._started
             self._console.print(f"step {done}/{total}  {note}  {seconds:.0f} s", markup=False)
 
+    def say(self, text: str) -> None:
+        """One line above the bars."""
+        self._console.print(text, markup=False)
+
     def stop_steps(self) -> None:
         self._steps = None
         if self._progress is not None:

@@ -1,20 +1,30 @@
 """Write every trajectory as one JSON line, as it was trained on.
 
 A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so that a run can be
-read, searched and replayed without the trainer. Not covered: rotation; a long run writes a large file, and
-`record_episodes: false` turns it off.
+read, searched and replayed without the trainer. Each process writes its own file (`episodes_path`). A checkpoint remembers
+how long the file was, and a resumed run cuts it there, so no episode stands in it twice.
+
+Not covered: rotation; a long run writes a large file, and `record_episodes: false` turns it off.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from toolgrpo.errors import StorageError
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["EpisodeRecorder", "read_episodes"]
+__all__ = ["EpisodeRecorder", "episodes_path", "read_episodes"]
+
+
+def episodes_path(output_dir: Path, process_index: int) -> Path:
+    """The recording of one process: `episodes.jsonl`, and `episodes.rank1.jsonl` and so on for the others."""
+    return output_dir / ("episodes.jsonl" if process_index == 0 else f"episodes.rank{process_index}.jsonl")
 
 
 class EpisodeRecorder:
@@ -36,9 +46,7 @@ class EpisodeRecorder:
         """Append one line per trajectory and flush, so that a killed run keeps what it did."""
         if self.path is None:
             return
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", encoding="utf-8")
+        lines = []
         for trajectory, reward, row in zip(trajectories, rewards, rows, strict=True):
             columns = {key: value for key, value in row.items() if key != "trajectories"}
             line = {
@@ -48,13 +56,74 @@ class EpisodeRecorder:
                 "row": columns,
                 **trajectory.to_record(),
             }
-            self._file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
-        self._file.flush()
+            lines.append(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+        try:
+            file = self._opened(self.path)
+            file.writelines(lines)
+            file.flush()
+        except OSError as error:
+            self._drop()
+            raise _not_written(self.path, error) from error
+
+    def sync(self) -> int:
+        """Bring everything to the disk; how many bytes the recording has."""
+        if self.path is None or self._file is None:
+            return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._drop()
+            raise _not_written(self.path, error) from error
+        return os.fstat(self._file.fileno()).st_size
+
+    def cut(self, n_bytes: int) -> None:
+        """Forget what was recorded after the first `n_bytes`: the resumed run records those episodes again."""
+        self.close()
+        if self.path is not None and self.path.exists() and self.path.stat().st_size > n_bytes:
+            os.truncate(self.path, n_bytes)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _opened(self, path: Path) -> IO[str]:
+        if self._file is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(path)
+            self._file = path.open("a", encoding="utf-8")
+        return self._file
+
+    def _drop(self) -> None:
+        """Forget the file after a failure; closing it would try to write the rest, and fail again."""
+        with contextlib.suppress(OSError):
+            self.close()
+        self._file = None
+
+
+def _cut_torn_line(path: Path) -> None:
+    """A killed run may have left half a line at the end; what is appended must not be joined to it."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                break
+            end = start
+        whole = start + newline + 1 if end > 0 else 0
+        file.truncate(whole)
+
+
+def _not_written(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"the episodes could not be recorded in {path}: {error.strerror or error}. Free some space and go on with "
+        f"--resume_from_checkpoint auto, or turn the recording off with --record_episodes false."
+    )
 
 
 def read_episodes(path: Path) -> list[dict[str, Any]]:

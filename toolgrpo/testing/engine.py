@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.engines.checks import check_request
@@ -70,6 +70,7 @@ class ScriptedEngine:
         self.step_s = step_s
         self.gives_logprobs = gives_logprobs
         self.requests: list[SampleRequest] = []
+        self._requests_before = 0
         self.most_open_requests = 0
         self.answered = 0
         self.failed = 0
@@ -94,7 +95,7 @@ class ScriptedEngine:
         if not self.is_open:
             raise EngineError("the engine is not open")
         check_request(request, self.max_model_len)
-        number = len(self.requests)
+        number = self._requests_before + len(self.requests)
         kept = replace(request, ids=tuple(request.ids))
         self.requests.append(kept)
         reply = self._script(kept, number)
@@ -122,6 +123,13 @@ class ScriptedEngine:
 
     def shutdown(self) -> None:
         self.is_shut_down = True
+
+    def sampling_state(self) -> dict[str, Any]:
+        """How many requests there were: a resumed run goes on in the script where the checkpoint was."""
+        return {"requests": self._requests_before + len(self.requests)}
+
+    def restore_sampling_state(self, state: dict[str, Any]) -> None:
+        self._requests_before = state["requests"] - len(self.requests)
 
     async def _pass_time(self, seconds: float | None) -> None:
         """Be an open request for so long (None: for good), and count how it ended."""

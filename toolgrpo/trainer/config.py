@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import torch
@@ -90,6 +91,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         if not torch.cuda.is_available():
             # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and never exact.
             self.bf16: bool | None = bool(self.bf16)
+            self._use_gloo()
         super().__post_init__()
         if self.engine not in ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")
@@ -107,6 +109,15 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
+
+    def _use_gloo(self) -> None:
+        """Without a GPU, several processes talk over gloo; left alone, each of them would train for itself."""
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+            return
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+            self.ddp_backend: str | None = self.ddp_backend or "gloo"
+        else:
+            self.use_cpu: bool = True
 
     def episode_limits(self) -> EpisodeLimits:
         """The limits of an episode as one value."""

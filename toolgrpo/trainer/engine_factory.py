@@ -47,8 +47,7 @@ def _vllm_colocate(trainer: Any) -> Engine:
             f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
             f"{args.vllm_tensor_parallel_size}` and use --engine vllm_server --vllm_server_urls URL."
         )
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = _base_model(trainer)
     config = type(base.config).from_dict({**base.config.to_dict(), "architectures": [type(base).__name__]})
     episodes = args.per_device_train_batch_size * args.steps_per_generation
     options = VLLMOptions(
@@ -84,12 +83,22 @@ def _vllm_server(trainer: Any) -> Engine:
 
 
 def _transformers(trainer: Any) -> Engine:
+    from toolgrpo.engines.replica import ReplicaEngine
     from toolgrpo.engines.transformers import TransformersEngine
 
     args = trainer.args
-    return TransformersEngine(
-        lambda: trainer.accelerator.unwrap_model(trainer.model),
-        max_model_len=args.vllm_max_model_length,
-        max_rows=args.max_concurrent_episodes or args.per_device_train_batch_size * args.steps_per_generation,
-        seed=args.seed + trainer.accelerator.process_index,
-    )
+    options: dict[str, Any] = {
+        "max_model_len": args.vllm_max_model_length,
+        "max_rows": args.max_concurrent_episodes or args.per_device_train_batch_size * args.steps_per_generation,
+        "seed": args.seed + trainer.accelerator.process_index,
+    }
+    if trainer.backend.splits_parameters:
+        base = _base_model(trainer)
+        replica = type(base)(base.config).to(trainer.accelerator.device, compute_dtype(trainer))
+        return ReplicaEngine(replica, **options)
+    return TransformersEngine(lambda: trainer.accelerator.unwrap_model(trainer.model), **options)
+
+
+def _base_model(trainer: Any) -> Any:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -8,6 +8,7 @@ sampling, logging and checkpoints stay TRL's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,14 +24,18 @@ from toolgrpo.engines.choose import given
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.recorder import EpisodeRecorder
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer.backend import check_backend
+from toolgrpo.trainer.checkpointing import Checkpoints
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_factory import build_engine
-from toolgrpo.trajectory import Message
+from toolgrpo.trainer.failures import name_the_first_failure
+from toolgrpo.trainer.stopping import GracefulStop
+from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = ["ToolGRPOTrainer"]
 
@@ -69,6 +74,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         tokenizer = processing_class or _load_tokenizer(model, args)
         self.chat = chat or resolve_format(tokenizer)
         self.toolbox = _as_toolbox(tools, args)
+        self.train_sampler: Any = None
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
                 model=model,
@@ -79,6 +85,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 processing_class=tokenizer,
                 **kwargs,
             )
+        self.backend = check_backend(self.accelerator)
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         self.engine, self.engine_choice = build_engine(self) if engine is None else (engine, given(engine))
         trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
@@ -88,9 +95,37 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.rollout_seconds = 0.0
         self.progress = RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
         self._cutter = TokenCutter(tokenizer, args.max_tool_response_tokens)
+        self.n_episodes = 0  # of all processes, so far
         self.recorder = EpisodeRecorder(
-            Path(args.output_dir) / "episodes.jsonl" if args.record_episodes and self.is_world_process_zero() else None
+            episodes_path(Path(args.output_dir), self.accelerator.process_index) if args.record_episodes else None
         )
+        self._stop = GracefulStop(self.accelerator, lambda text: self.progress.say(text))
+        self._checkpoints = Checkpoints(self)
+        for callback in (self._stop, self._checkpoints):  # in this order: a stop saves, and a save logs
+            self.add_callback(callback)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """TRL's loop. `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
+
+        SIGTERM or Ctrl-C ends it after the step of now, saved; then `stopped_by` names the signal.
+        """
+        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        with name_the_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
+            folder = self._checkpoints.to_resume(wanted)
+            if folder is not None:
+                self.progress.say(f"resuming from {folder}")
+            output = super().train(resume_from_checkpoint=folder, **kwargs)
+        if self.stopped_by is not None:
+            self.progress.say(
+                f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
+                f"{self.args.output_dir}; go on with --resume_from_checkpoint auto"
+            )
+        return output
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The signal that ended the last `train` early, or None."""
+        return None if self._stop.stopped_by is None else self._stop.stopped_by.name
 
     def rollout(
         self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
@@ -121,6 +156,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     # What TRL calls.
 
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self.train_sampler = super()._get_train_sampler(dataset)
+        return self.train_sampler
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        write = super()._save_checkpoint
+        self._checkpoints.save(lambda: write(model, trial))
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
         return super()._generate_and_score_completions(inputs)
@@ -137,7 +180,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
         result = self.rollout(rows)
         self.rollout_seconds += result.duration_s
-        trajectories = result.trajectories
+        trajectories = self._numbered(result.trajectories)
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in trajectories))
         metrics = rollout_metrics(trajectories, duration_s=result.duration_s, engine_idle_s=result.engine_idle_s)
         trl_seam.log_metrics(self, metrics)
@@ -159,6 +202,12 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             mode=trl_seam.mode_of(self),
         )
         return rewards_per_func
+
+    def _numbered(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """With a number that no other episode of the run has, in any process."""
+        first = self.n_episodes + self.accelerator.process_index * len(trajectories)
+        self.n_episodes += self.accelerator.num_processes * len(trajectories)
+        return [replace(t, metadata={**t.metadata, "episode": first + i}) for i, t in enumerate(trajectories)]
 
     def _push_weights(self) -> None:
         if self._weights_of_step != self.state.global_step:

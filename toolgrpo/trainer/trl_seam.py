@@ -11,6 +11,10 @@ What is used, and why (`tests/contract/test_trl_seam.py` fails with a sentence w
   `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
 * `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes its arguments and
   gives its three results;
+* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order of every epoch, so a
+  run that is resumed in a later epoch has to draw the orders before it (`skip_epochs`);
+* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint keeps;
+* `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
 * `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names, gathered and merged
   under DeepSpeed, FSDP and PEFT.
 """
@@ -21,10 +25,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import trl
+from accelerate.utils import send_to_device
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from toolgrpo.trainer.group_order import keep_groups_together
 from toolgrpo.trainer.prefix_sharing import SharedPass
@@ -39,8 +46,11 @@ __all__ = [
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
+    "place_in_batch",
     "prepare_inputs",
+    "restore_place_in_batch",
     "shared_logps",
+    "skip_epochs",
     "warn_if_untested",
 ]
 
@@ -138,8 +148,41 @@ def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     walker = VLLMGeneration.__new__(VLLMGeneration)  # its __init__ would start an engine
     walker.model = trainer.model
     walker.accelerator = trainer.accelerator
-    walker._dist = trainer._dist
+    walker._dist = (
+        trainer._dist
+        if _is_wrapped(trainer)
+        else SimpleNamespace(is_fsdp=False, gather_params=trainer._dist.gather_params)
+    )
     yield from walker._iter_named_params()
+
+
+def _is_wrapped(trainer: Any) -> bool:
+    """Whether FSDP has split the model yet, which it does when the training begins (True without FSDP)."""
+    if not trainer._dist.is_fsdp:
+        return True
+    return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
+
+
+def place_in_batch(trainer: Any) -> dict[str, Any]:
+    """Where this process is in its generation batch, with what is left of it."""
+    per_batch = trainer.args.steps_per_generation * trainer.num_iterations
+    left_over = trainer._buffered_inputs if trainer._step % per_batch else None
+    return {"step": trainer._step, "buffered_inputs": left_over}
+
+
+def restore_place_in_batch(trainer: Any, place: Mapping[str, Any]) -> None:
+    """Go on in the generation batch of a checkpoint."""
+    trainer._step = place["step"]
+    buffered = place["buffered_inputs"]
+    trainer._buffered_inputs = None if buffered is None else send_to_device(buffered, trainer.accelerator.device)
+
+
+def skip_epochs(trainer: Any, n_epochs: int) -> None:
+    """Draw the orders of the epochs before a resumed one: TRL's sampler has one generator for all of them."""
+    sampler = trainer.train_sampler
+    if sampler is not None and getattr(sampler, "shuffle", False):
+        for _ in range(n_epochs):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
 def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
