@@ -23,11 +23,13 @@ def load(folder: Path, *flags: str) -> str:
     script, config, model = parse_arguments([*base, "--output_dir", str(folder / "out"), *flags])
     shown = io.StringIO()
     run = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0)
-    run._training_rows()
-    tools = run._load_tools()
-    if tools is not None:
-        tools.close()
-    run._load_rewards()
+    rows = run.parts.training_rows()
+    tools = run.parts.toolbox()
+    try:
+        run.parts.check(rows, tools, run.parts.rewards())
+    finally:
+        if tools is not None:
+            tools.close()
     return shown.getvalue()
 
 
@@ -93,7 +95,7 @@ def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
 def test_fewer_rows_than_one_step_needs(tmp_path: Path) -> None:
     rows = tmp_path / "data.jsonl"
     rows.write_text('{"prompt": "1+1?", "answer": "2"}\n')
-    with pytest.raises(DataError, match="has 1 rows, but one step takes 2 different prompts"):
+    with pytest.raises(DataError, match="has 1 row, but one step takes 2 different prompts"):
         load(
             tmp_path,
             *("--dataset_id_or_path", str(rows), "--per_device_train_batch_size", "8", "--num_generations", "4"),

@@ -23,7 +23,7 @@ from datasets import Dataset
 from toolgrpo.data.files import READERS
 from toolgrpo.data.formats import FORMATS, HubPlace
 from toolgrpo.data.mixture import Mixture, is_mixture
-from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row
+from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row, with_system_prompt
 from toolgrpo.data.sources import ArithmeticTasks, FileRows, GymTasks, HubRows, Source
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
@@ -41,8 +41,12 @@ def load_tasks(
     limit: int | None = None,
     on_bad_row: OnBadRow = raise_bad_row,
     seed: int = 0,
+    system_prompt: str | None = None,
 ) -> Dataset:
-    """The rows of `spec` (see the module), at most `limit` of them. `seed` orders a mixture."""
+    """The rows of `spec` (see the module), at most `limit` of them.
+
+    `seed` orders a mixture; `system_prompt` is the text of a system message for rows that have none.
+    """
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")
     if is_mixture(spec):
@@ -50,7 +54,12 @@ def load_tasks(
         rows = partial(mixture.rows, partial(task_rows, split=split), limit=limit, seed=seed)
     else:
         rows = partial(_limited_rows, str(spec), split, limit)
-    dataset = write_rows(lambda first: rows(on_bad_row=on_bad_row if first else _ignore))
+
+    def again(first: bool) -> Iterator[Row]:
+        for row in rows(on_bad_row=on_bad_row if first else _ignore):
+            yield with_system_prompt(row, system_prompt)
+
+    dataset = write_rows(again)
     if dataset is None:
         raise DataError(f"{spec} [{split}] has no rows that can be used")
     return dataset

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolgrpo.data.rows import OnBadRow, Row
+from toolgrpo.data.rows import OnBadRow, Row, with_system_prompt
 from toolgrpo.errors import DataError
 
 __all__ = ["Mixture", "Task", "is_mixture"]
@@ -102,11 +102,7 @@ class Mixture:
             columns["tools"] = task.tools
         if any(other.reward is not None for other in self.tasks):
             columns["reward"] = task.reward
-        system = task.system_prompt or self.system_prompt
-        prompt = row["prompt"]
-        if system and prompt[0]["role"] not in ("system", "developer"):
-            prompt = [{"role": "system", "content": system}, *prompt]
-        return {**row, **columns, "prompt": prompt}
+        return with_system_prompt({**row, **columns}, task.system_prompt or self.system_prompt)
 
 
 def is_mixture(spec: str | Path) -> bool:

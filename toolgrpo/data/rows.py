@@ -19,7 +19,18 @@ from typing import Any
 
 from toolgrpo.errors import DataError
 
-__all__ = ["BadRows", "Convert", "OnBadRow", "RawRow", "Row", "RowProblem", "check_row", "good_rows", "raise_bad_row"]
+__all__ = [
+    "BadRows",
+    "Convert",
+    "OnBadRow",
+    "RawRow",
+    "Row",
+    "RowProblem",
+    "check_row",
+    "good_rows",
+    "raise_bad_row",
+    "with_system_prompt",
+]
 
 Row = dict[str, Any]
 Convert = Callable[[Mapping[str, Any]], Row]
@@ -114,6 +125,13 @@ def check_row(columns: Mapping[str, Any]) -> Row:
         if name in row:
             raise RowProblem(f"the column name {name!r} is taken by the trainer; rename the column")
     return row
+
+
+def with_system_prompt(row: Row, text: str | None) -> Row:
+    """The row with this system message, if it has none of its own."""
+    if not text or row["prompt"][0]["role"] in ("system", "developer"):
+        return row
+    return {**row, "prompt": [{"role": "system", "content": text}, *row["prompt"]]}
 
 
 def _messages(prompt: Any) -> list[Row]:

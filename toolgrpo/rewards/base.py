@@ -18,7 +18,7 @@ import math
 import numbers
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,9 @@ __all__ = ["Reward", "RewardFunction"]
 
 RewardFunction = Callable[..., Any]
 """`reward_func(completions, answer, **kwargs) -> list[float]`, plain or async."""
+
+_GIVEN = ("prompts", "completions", "completion_ids", "trajectories", "trainer_state", "log_extra", "log_metric")
+"""What every call has, besides the columns of the data."""
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -67,6 +70,10 @@ class Reward:
             raise self._failure(error, given, available) from error
         return self._checked(returned, available)
 
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """`RewardError` if the function needs an argument that neither the trainer nor these columns will give."""
+        self._check_has({*_GIVEN, *columns})
+
     def _select(self, available: Mapping[str, Any]) -> dict[str, Any]:
         parameters = self._signature.parameters.values()
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
@@ -75,19 +82,22 @@ class Reward:
             given = {
                 parameter.name: available[parameter.name] for parameter in parameters if parameter.name in available
             }
+        self._check_has(available)
+        return given
+
+    def _check_has(self, available: Collection[str]) -> None:
         missing = [
             parameter.name
-            for parameter in parameters
+            for parameter in self._signature.parameters.values()
             if parameter.default is inspect.Parameter.empty
             and parameter.kind not in _VARIADIC
-            and parameter.name not in given
+            and parameter.name not in available
         ]
         if missing:
             raise RewardError(
                 f"{self._where()} asks for {', '.join(repr(name) for name in missing)}, which the data does not have. "
                 f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
             )
-        return given
 
     def _run(self, given: Mapping[str, Any]) -> Any:
         returned = self.function(**given)

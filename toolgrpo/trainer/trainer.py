@@ -25,6 +25,7 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.rewards.spread import reward_spread
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import ToolProvider
@@ -193,7 +194,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
         own = rewards[start : start + len(prompts)].tolist()
         success = sum(reward >= self.args.success_threshold for reward in rewards.tolist()) / len(rewards)
-        trl_seam.log_metrics(self, {"success": success})
+        trl_seam.log_metrics(self, {"success": success, **reward_spread(rewards.tolist(), self._group_size())})
         self.recorder.record(
             [row["trajectories"] for row in inputs],
             own,
@@ -202,6 +203,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             mode=trl_seam.mode_of(self),
         )
         return rewards_per_func
+
+    def _group_size(self) -> int:
+        training = trl_seam.mode_of(self) == "train"
+        return int(self.args.num_generations if training else self.num_generations_eval)
 
     def _numbered(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """With a number that no other episode of the run has, in any process."""

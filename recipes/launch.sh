@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Start a training run; every argument goes to recipes/train.py.
+#
+#   bash recipes/launch.sh --config recipes/configs/nano.yaml                       # what this machine has: CPU, one GPU, or all
+#   bash recipes/launch.sh --config recipes/configs/nano.yaml --max_steps 20        # flags win over the file
+#   LAUNCH=cpu        bash recipes/launch.sh --config ...                           # the CPU
+#   LAUNCH=single_gpu bash recipes/launch.sh --config ...                           # one GPU
+#   LAUNCH=multi_gpu  bash recipes/launch.sh --config ...                           # all GPUs, a copy of the model on each
+#   LAUNCH=zero3      bash recipes/launch.sh --config ...                           # DeepSpeed (zero2, zero3_offload, ...)
+#   LAUNCH=multi_gpu PROCESSES=4 bash recipes/launch.sh --config ...                # four processes
+#   SCRIPT=recipes/evaluate.py bash recipes/launch.sh --config ...                  # another recipe
+#
+# LAUNCH names a file in recipes/accelerate/.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -d .venv/bin ] && PATH="$PWD/.venv/bin:$PATH"
+
+gpus=0
+if command -v nvidia-smi >/dev/null 2>&1; then gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l); fi
+case "$gpus" in
+    0) found=cpu ;;
+    1) found=single_gpu ;;
+    *) found=multi_gpu ;;
+esac
+launch="recipes/accelerate/${LAUNCH:-$found}.yaml"
+if [ ! -f "$launch" ]; then
+    echo "LAUNCH=${LAUNCH}: there is no $launch; there are: $(cd recipes/accelerate && echo *.yaml | sed 's/\.yaml//g')" >&2
+    exit 2
+fi
+processes=()
+if [ -n "${PROCESSES:-}" ]; then
+    processes=(--num_processes "$PROCESSES")
+elif [ "$gpus" -ge 1 ]; then
+    case "${LAUNCH:-$found}" in
+        cpu* | single_gpu | multi_node) ;; # these files say it themselves
+        *) processes=(--num_processes "$gpus") ;;
+    esac
+fi
+exec accelerate launch --config_file "$launch" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"

@@ -1,0 +1,89 @@
+"""What a run is about, as flags and YAML keys: tools, rewards, data. Shared by the training and the evaluation command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trl import ModelConfig
+
+from toolgrpo.config_files import parse_args
+from toolgrpo.errors import ConfigError
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+__all__ = ["ScriptArguments", "check_arguments", "parse_arguments"]
+
+
+@dataclass
+class ScriptArguments:
+    """Tools, rewards and data."""
+
+    tools_script: str | None = field(
+        default=None, metadata={"help": "Path of a Python file that exports TOOL_FUNCTIONS."}
+    )
+    tool_functions_module: str | None = field(
+        default=None, metadata={"help": "Importable module that exports TOOL_FUNCTIONS."}
+    )
+    environment: str | None = field(
+        default=None, metadata={"help": "A class with state, one instance an episode: PATH.py:Class."}
+    )
+    mcp_config: str | None = field(default=None, metadata={"help": "Path of an mcp.json that names MCP servers."})
+    cache_tools: bool = field(
+        default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
+    )
+    tool_workers: int = field(default=2, metadata={"help": "Processes that run tools."})
+    reward_fn: str | None = field(
+        default=None, metadata={"help": "Path of a Python file that exports a reward function."}
+    )
+    reward_function_name: str = field(
+        default="reward_func", metadata={"help": "Name of the function in the reward file."}
+    )
+    reward: list[str] | None = field(default=None, metadata={"help": "Built-in rewards by name, e.g. accuracy."})
+    dataset_id_or_path: str | None = field(
+        default=None, metadata={"help": "A file, a hub id, or a named task set such as `arithmetic` or `gsm8k`."}
+    )
+    dataset_split: str = field(default="train", metadata={"help": "Split to train on."})
+    max_rows: int | None = field(default=None, metadata={"help": "Use at most this many rows."})
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "Text of a system message for rows that have none; worked examples go here."}
+    )
+    eval_dataset_id_or_path: str | None = field(
+        default=None, metadata={"help": "Held-out rows for the before/after table; default: the task set's own."}
+    )
+    eval_split: str | None = field(
+        default=None, metadata={"help": "Split of the held-out rows; default: the whole file, or the task set's own."}
+    )
+    eval_questions: int = field(default=0, metadata={"help": "Held-out rows to measure success on; 0: none."})
+    skip_bad_rows: bool = field(
+        default=False, metadata={"help": "Leave bad rows out and say how many, instead of stopping at the first."}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "Load and check everything, then stop."})
+
+    def __post_init__(self) -> None:
+        for name, least in (("tool_workers", 1), ("max_rows", 1), ("eval_questions", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
+    """The command line over the YAML file over the defaults."""
+    script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv))
+    check_arguments(script, model)
+    return script, config, model
+
+
+def check_arguments(script: ScriptArguments, model: ModelConfig) -> None:
+    """What must be given is given, once."""
+    for name, flag in (
+        ("model_name_or_path", model.model_name_or_path),
+        ("dataset_id_or_path", script.dataset_id_or_path),
+    ):
+        if not flag:
+            raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
+    if script.environment and not script.reward_fn and not script.reward:
+        script.reward = ["environment"]
+    if not script.reward_fn and not script.reward:
+        raise ConfigError("no reward is given: --reward_fn FILE.py, or --reward NAME for a built-in (e.g. accuracy)")
+    if script.tools_script and script.tool_functions_module:
+        raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")

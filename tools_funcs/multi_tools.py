@@ -1,0 +1,10 @@
+"""Several kinds of tools in one file, for mixtures of tasks: calculator, Python in the sandbox, and finance.
+
+A row's column `tools` says which of them it is offered (docs/multi_turn.md).
+"""
+
+from calculator_tools import calculator
+from financial_tools_complex import TOOL_FUNCTIONS as FINANCIAL_TOOLS
+from python_tools import python
+
+TOOL_FUNCTIONS = [calculator, python, *FINANCIAL_TOOLS]
