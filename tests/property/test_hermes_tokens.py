@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolgrpo.chat import resolve_format
-from toolgrpo.chat.hermes import HermesFormat
+from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import AttemptStatus
 
@@ -36,7 +36,7 @@ hostile = st.lists(st.one_of(benign, st.sampled_from(CONTROL)), min_size=1, max_
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2_5"])
-def loaded(request: pytest.FixtureRequest) -> tuple[Any, HermesFormat]:
+def loaded(request: pytest.FixtureRequest) -> tuple[Any, TemplateFormat]:
     folder = SHARED / request.param
     if not folder.exists():
         pytest.skip(f"the real {request.param} tokenizer is not beside this checkout")
@@ -45,7 +45,7 @@ def loaded(request: pytest.FixtureRequest) -> tuple[Any, HermesFormat]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = (TEMPLATES / f"{request.param}.jinja").read_text()
     chat = resolve_format(tokenizer)
-    assert isinstance(chat, HermesFormat)
+    assert isinstance(chat, TemplateFormat)
     return tokenizer, chat
 
 
@@ -57,7 +57,7 @@ def conversation(texts: list[str]) -> list[dict[str, str]]:
 @settings(max_examples=25, deadline=None)
 @given(texts=st.lists(benign, min_size=1, max_size=2), with_tools=st.booleans())
 def test_prompts_are_the_tokenizers_own_for_harmless_text(
-    loaded: tuple[Any, HermesFormat], texts: list[str], with_tools: bool
+    loaded: tuple[Any, TemplateFormat], texts: list[str], with_tools: bool
 ) -> None:
     tokenizer, chat = loaded
     messages, tools = conversation(texts), [SCHEMA] if with_tools else None
@@ -70,7 +70,7 @@ def test_prompts_are_the_tokenizers_own_for_harmless_text(
 @settings(max_examples=25, deadline=None)
 @given(results=st.lists(benign, min_size=1, max_size=3))
 def test_the_bridge_is_what_the_template_prints_after_the_turn(
-    loaded: tuple[Any, HermesFormat], results: list[str]
+    loaded: tuple[Any, TemplateFormat], results: list[str]
 ) -> None:
     tokenizer, chat = loaded
     calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}] * len(results)
@@ -91,7 +91,7 @@ def test_the_bridge_is_what_the_template_prints_after_the_turn(
 
 @settings(max_examples=25, deadline=None)
 @given(text=hostile)
-def test_no_text_becomes_a_control_token(loaded: tuple[Any, HermesFormat], text: str) -> None:
+def test_no_text_becomes_a_control_token(loaded: tuple[Any, TemplateFormat], text: str) -> None:
     tokenizer, chat = loaded
     control = {tokenizer.convert_tokens_to_ids(token) for token in CONTROL if token in tokenizer.get_vocab()}
 
@@ -108,7 +108,7 @@ def test_no_text_becomes_a_control_token(loaded: tuple[Any, HermesFormat], text:
 
 @settings(max_examples=25, deadline=None)
 @given(a=st.integers(), text=benign)
-def test_calls_are_read_back(loaded: tuple[Any, HermesFormat], a: int, text: str) -> None:
+def test_calls_are_read_back(loaded: tuple[Any, TemplateFormat], a: int, text: str) -> None:
     tokenizer, chat = loaded
     call = json.dumps({"name": "add", "arguments": {"a": a, "text": text}}, ensure_ascii=False)
     ids = tokenizer(f"well\n<tool_call>\n{call}\n</tool_call><|im_end|>", add_special_tokens=False)["input_ids"]
@@ -120,7 +120,7 @@ def test_calls_are_read_back(loaded: tuple[Any, HermesFormat], a: int, text: str
 
 @settings(max_examples=25, deadline=None)
 @given(text=hostile, cut=st.integers(0, 40))
-def test_parse_never_raises(loaded: tuple[Any, HermesFormat], text: str, cut: int) -> None:
+def test_parse_never_raises(loaded: tuple[Any, TemplateFormat], text: str, cut: int) -> None:
     tokenizer, chat = loaded
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     for part in (ids, ids[:cut], ids[cut:]):
@@ -128,13 +128,13 @@ def test_parse_never_raises(loaded: tuple[Any, HermesFormat], text: str, cut: in
         assert len(parsed.attempts) <= part.count(tokenizer.convert_tokens_to_ids("<tool_call>"))
 
 
-def test_a_turn_that_was_cut_is_closed_as_context(loaded: tuple[Any, HermesFormat]) -> None:
+def test_a_turn_that_was_cut_is_closed_as_context(loaded: tuple[Any, TemplateFormat]) -> None:
     _, chat = loaded
     message = [{"role": "tool", "content": "3"}]
     assert chat.bridge([5, 6], message) == [chat.stop_ids[0], *chat.bridge([5, chat.stop_ids[0]], message)]
 
 
-def test_a_turn_told_not_to_think_is_followed_by_one_told_the_same(loaded: tuple[Any, HermesFormat]) -> None:
+def test_a_turn_told_not_to_think_is_followed_by_one_told_the_same(loaded: tuple[Any, TemplateFormat]) -> None:
     tokenizer, chat = loaded
     question = [{"role": "user", "content": "q"}]
     result = [{"role": "tool", "content": "3"}]
@@ -147,15 +147,15 @@ def test_a_turn_told_not_to_think_is_followed_by_one_told_the_same(loaded: tuple
     assert chat.bridge([*quiet, *turn, *bridge, *added, *turn], result) == bridge + added
 
 
-def test_half_a_surrogate_pair_is_replaced(loaded: tuple[Any, HermesFormat]) -> None:
+def test_half_a_surrogate_pair_is_replaced(loaded: tuple[Any, TemplateFormat]) -> None:
     _, chat = loaded
     assert chat.bridge(list(chat.stop_ids), [{"role": "tool", "content": "a\ud800b"}])
 
 
-@pytest.mark.parametrize("template", ["qwen3_6", "nemotron_3_nano", "lfm2", "llama3_1", "gemma3"])
-def test_a_form_that_cannot_be_read_is_refused(loaded: tuple[Any, HermesFormat], template: str) -> None:
+@pytest.mark.parametrize("template", ["llama3_1", "gemma3", "gptoss", "glm4moe", "muse_glimmer"])
+def test_a_form_that_cannot_be_read_is_refused(loaded: tuple[Any, TemplateFormat], template: str) -> None:
     tokenizer, _ = loaded
     other = copy.deepcopy(tokenizer)
     other.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
-    with pytest.raises(ChatFormatError, match="chat template"):
+    with pytest.raises(ChatFormatError, match="chat (template|format)"):
         resolve_format(other)

@@ -1,4 +1,4 @@
-"""Chat formats: messages to token ids and back, one file a family group (`base.py` says what a format is)."""
+"""Chat formats: messages to token ids and back, for each model family (`base.py` says what a format is)."""
 
 from __future__ import annotations
 
@@ -22,28 +22,21 @@ def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
 
 def resolve_format(tokenizer: Any) -> ChatFormat:
     """The chat format of this tokenizer's template, proven on a conversation of each shape."""
-    from toolgrpo.chat.hermes import HermesFormat
+    from toolgrpo.chat.families import family_of, refusal_of
+    from toolgrpo.chat.format import TemplateFormat
     from toolgrpo.chat.proof import prove
 
     template = tokenizer.chat_template
+    if isinstance(template, dict):  # named variants; apply_chat_template takes this one when tools are given
+        template = template.get("tool_use", template.get("default"))
     if not template:
         raise ChatFormatError("the tokenizer has no chat template; set tokenizer.chat_template, or use a chat model")
-    if "<|im_start|>" not in template:
+    family = family_of(template)
+    if family is None:
         raise ChatFormatError(
-            "this chat template is of no family that toolgrpo supports yet: it prints no <|im_start|> (Qwen2.5, Qwen3 and other "
-            "ChatML models do). Pass `chat=` to ToolGRPOTrainer for a format of your own."
+            f"this chat template is of no family that toolgrpo supports: {refusal_of(template)}. Use a model of a "
+            f"supported family, or pass `chat=` to ToolGRPOTrainer for a format of your own."
         )
-    foreign = next(
-        (mark for mark in ("<function=", "<|tool_list_start|>", "<|vision_start|>") if mark in template), None
-    )
-    if foreign is not None:
-        raise ChatFormatError(
-            f"this chat template writes {foreign}, a form that toolgrpo does not read yet (it reads JSON calls of text models, "
-            f"as Qwen2.5's and Qwen3's). Use such a model, or pass `chat=` to ToolGRPOTrainer for a format of your own."
-        )
-    if "<tool_call>" in template:
-        chat = HermesFormat(tokenizer, name="qwen3" if "<think>" in template else "qwen2.5")
-    else:
-        chat = HermesFormat(tokenizer, name="chatml", knows_tools=False)
-    prove(chat, tokenizer.decode, frozenset(tokenizer.added_tokens_decoder))
+    chat = TemplateFormat(tokenizer, family)
+    prove(chat, tokenizer)
     return chat

@@ -61,6 +61,10 @@ class ChatFormat(Protocol):
         """
         ...
 
-    def parse(self, ids: Sequence[int]) -> ParsedTurn:
-        """Take one sampled turn apart. Never raises."""
+    def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
+        """Take one sampled turn apart. Never raises.
+
+        `before` are the ids that the turn follows. Their end tells whether the prompt has already opened the model's
+        thinking, which matters for a turn that was cut before it closed it: what stands there is thinking and no call.
+        """
         ...

@@ -1,55 +1,81 @@
 """Text to ids, with control tokens only where the template put them.
 
 A rendered conversation is made of two kinds of text: the template's own, in which `<|im_end|>` is a control token, and
-content from users, tools and rows, in which it is twelve ordinary characters. Contents are rendered as placeholders, so
-the two can be told apart afterwards; runs of plain text between control tokens are encoded whole, content and template
-together, so that for harmless text the ids are those of the tokenizer's own call.
+text from users, tools, rows and schemas, in which it is ten ordinary characters. `Guard` marks the second kind before
+the template sees it: inside every run of characters that spells a control token it puts one character that no text may
+hold, so the template can trim it, escape it as JSON or look into it, and the token is still not spelled. The encoder
+cuts at the control tokens that are left and then takes the marks out.
 
-Not covered: templates that change a content before they print it (trim it, escape it); `TemplateRenderer` sees that the
-placeholder went missing and says so.
+Invariants:
+
+* A control token in the ids comes from the template's own text, never from a guarded string. This also holds where a
+  guarded string ends with the beginning of a token and the template goes on with the rest of it.
+* Runs of plain text between control tokens are encoded whole, so for harmless text the ids are those of the tokenizer's
+  own call (`proof.py` compares them).
+* The two reserved characters are noncharacters of Unicode; text that holds them gets U+FFFD in their place.
+
+Not covered: added tokens that swallow the space beside them (`lstrip`, `rstrip`); the proof finds such a tokenizer out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 
-__all__ = ["Encoder", "Placeholders"]
+from toolgrpo.errors import ChatFormatError
 
-_OPEN, _CLOSE = "\ue0f0", "\ue0f1"  # private-use characters: no template, schema or ordinary text holds them
+__all__ = ["MARK", "Encoder", "Guard"]
+
+_GUARD = "\ufdd0"
+MARK = "\ufdd1"  # a place in a rendered text; no guarded text holds it
+_RESERVED = str.maketrans({_GUARD: "\ufffd", MARK: "\ufffd"})
 
 
-class Placeholders:
-    """Stands in for contents while a template is rendered."""
+class Guard:
+    """Makes text harmless: what it returns spells no control token, alone or beside a template's text."""
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
+    def __init__(self, control: Iterable[str]) -> None:
+        tokens = sorted(control, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+        self._beginnings = {token[:cut] for token in tokens for cut in range(1, len(token))}
+        self._endings = {token[cut:] for token in tokens for cut in range(1, len(token))}
+        self._longest = max(map(len, tokens), default=0)
 
-    def put(self, text: str) -> str:
-        """A placeholder for `text`; empty text stays empty, because templates ask for that."""
-        if not text:
-            return text
-        self._texts.append(text)
-        return f"{_OPEN}{len(self._texts) - 1}{_CLOSE}"
+    def text(self, text: str) -> str:
+        """`text` with marks where it could be read as control; the encoder takes them out again."""
+        text = text.translate(_RESERVED)
+        if self._pattern is not None:
+            text = self._pattern.sub(lambda found: found[0][0] + _GUARD + found[0][1:], text)
+        reach = range(1, min(len(text), self._longest) + 1)
+        after = _GUARD if any(text[-length:] in self._beginnings for length in reach) else ""
+        before = _GUARD if any(text[:length] in self._endings for length in reach) else ""
+        return before + text + after
 
-    def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The rendered text as (text, is_content) parts, placeholders filled in."""
-        for part in re.split(f"({_OPEN}[0-9]+{_CLOSE})", rendered):
-            if part.startswith(_OPEN) and part.endswith(_CLOSE):
-                yield self._texts[int(part[1:-1])], True
-            elif part:
-                yield part, False
+    def value(self, value: Any) -> Any:
+        """The same for every string in a message or a schema, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.value(key): self.value(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(item) for item in value]
+        return value
 
 
 class Encoder:
-    """Encodes (text, is_content) parts."""
+    """Encodes rendered text, control tokens by their ids and everything else as plain text."""
 
     def __init__(self, tokenizer: Any) -> None:
-        backend = tokenizer.backend_tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ChatFormatError(
+                f"a chat format needs a tokenizer of the `tokenizers` library, and {type(tokenizer).__name__} has none; "
+                f"load it with transformers.AutoTokenizer"
+            )
         description = json.loads(backend.to_str())
         self.control: dict[str, int] = {entry["content"]: entry["id"] for entry in description["added_tokens"]}
         description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
@@ -57,29 +83,18 @@ class Encoder:
         longest_first = sorted(self.control, key=len, reverse=True)
         self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
+    def encode(self, rendered: str) -> list[int]:
+        """Ids of a rendered conversation, or of a part of one that begins and ends between tokens."""
+        ids: list[int] = []
+        for piece in self._pattern.split(rendered) if self._pattern is not None else [rendered]:
+            if piece in self.control:
+                ids.append(self.control[piece])
+            elif piece:
+                ids.extend(self.plain(piece.replace(_GUARD, "")))
+        return ids
+
     def plain(self, text: str) -> list[int]:
         """Ids of text in which nothing is a control token."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair has no encoding
         ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
-        return ids
-
-    def encode(self, parts: Iterator[tuple[str, bool]] | Sequence[tuple[str, bool]]) -> list[int]:
-        """Ids of a rendered conversation."""
-        ids: list[int] = []
-        run: list[str] = []
-
-        def flush() -> None:
-            if run:
-                ids.extend(self.plain("".join(run)))
-                run.clear()
-
-        for text, is_content in parts:
-            pieces = [text] if is_content or self._pattern is None else self._pattern.split(text)
-            for piece in pieces:
-                if not is_content and piece in self.control:
-                    flush()
-                    ids.append(self.control[piece])
-                elif piece:
-                    run.append(piece)
-        flush()
         return ids

@@ -1,8 +1,16 @@
 """The fakes that our tests and our users' tests run on."""
 
-from toolgrpo.testing.chat import ByteChat
+from toolgrpo.testing.chat import ByteChat, byte_tokenizer
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine, ScriptedReply, scripted_logprob
 from toolgrpo.testing.tools import ScriptedTools
 
-__all__ = ["ByteChat", "FakeClock", "ScriptedEngine", "ScriptedReply", "ScriptedTools", "scripted_logprob"]
+__all__ = [
+    "ByteChat",
+    "FakeClock",
+    "ScriptedEngine",
+    "ScriptedReply",
+    "ScriptedTools",
+    "byte_tokenizer",
+    "scripted_logprob",
+]

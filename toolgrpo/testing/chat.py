@@ -1,19 +1,22 @@
-"""A chat format over plain bytes, for tests that want whole episodes and no tokenizer.
+"""A chat format over plain bytes, for tests that want whole episodes and no tokenizer; and a tokenizer over bytes.
 
-A token is a byte; 256 ends a turn, 257 opens one. The model calls a tool with a line `call NAME JSON`; a line that starts
-with `call` and cannot be read is a malformed attempt.
+In `ByteChat` a token is a byte; 256 ends a turn, 257 opens one. The model calls a tool with a line `call NAME JSON`; a
+line that starts with `call` and cannot be read is a malformed attempt.
+
+`byte_tokenizer` makes a real Hugging Face tokenizer out of bytes and the special tokens of any family, to test a chat
+template whose own tokenizer is not at hand.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, Message
 
-__all__ = ["ByteChat"]
+__all__ = ["ByteChat", "byte_tokenizer"]
 
 
 class ByteChat:
@@ -53,7 +56,7 @@ class ByteChat:
             close += [self.start, *f"tool:{message['content']}".encode(), self.end]
         return [*close, self.start]
 
-    def parse(self, ids: Sequence[int]) -> ParsedTurn:
+    def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
         closed = bool(ids) and ids[-1] == self.end
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         calls = [line for line in text.split("\n") if line.startswith("call")]
@@ -69,3 +72,23 @@ def _attempt(line: str) -> CallAttempt:
         return CallAttempt(AttemptStatus.OK, line, parts[1], json.loads(parts[2]))
     except ValueError as error:
         return CallAttempt(AttemptStatus.INVALID_JSON, line, parts[1], detail=str(error))
+
+
+def byte_tokenizer(
+    template: str, tokens: Iterable[str], *, special: Iterable[str] = (), bos: str | None = None, eos: str | None = None
+) -> Any:
+    """A fast tokenizer: 256 bytes, and one id for each of `tokens` and `special` (which `skip_special_tokens` skips)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in tokens])
+    fast: Any = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = template
+    return fast

@@ -1,0 +1,123 @@
+"""The model families, as a table: how a chat template is recognised and how its turns are read.
+
+A template is recognised by what it prints, not by comparing it with a stored copy, so a model's own small changes do no
+harm; `proof.py` then decides whether the recognised family really fits. The first family whose signs all stand in the
+template is taken, so the more particular ones come first.
+
+A family that does not `knows_tools` prints only system, user and assistant texts. It is given the schemas, calls and
+results in Hermes' words (`spelling.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolgrpo.chat.bracketed import Bracketed
+from toolgrpo.chat.call_bodies import (
+    ARG_MARKERS,
+    QUOTE,
+    arg_pairs,
+    function_tags,
+    gemma_object,
+    hermes_json,
+    python_calls,
+)
+from toolgrpo.chat.harmony import Harmony
+from toolgrpo.chat.llama import BareJson
+from toolgrpo.chat.reading import Reader
+
+__all__ = ["FAMILIES", "Family", "family_of", "refusal_of"]
+
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
+_HERMES = Bracketed(_TOOL_CALL, hermes_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What has to be known of a family besides its template."""
+
+    name: str
+    signs: tuple[str, ...]  # texts that all stand in the template
+    ends: tuple[str, ...]  # tokens that end a turn; the first one closes a turn that was cut
+    reader: Reader = _HERMES
+    knows_tools: bool = True
+    knows_system: bool = True
+    one_call: bool = False  # the template prints one call a message
+    end_opens_results: bool = False  # ends[0] is the first token of the results, so they need it after any other end
+    reasoning_key: str = "reasoning_content"
+    thinking_switch: str | None = None  # a control token near the start of the prompt that turns thinking on
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "gpt-oss",
+        ("<|channel|>", "<|message|>", "to=assistant"),
+        ("<|call|>", "<|return|>"),
+        Harmony(),
+        one_call=True,
+        reasoning_key="thinking",
+    ),
+    Family(
+        "gemma4",
+        ("<|tool_call>call:", "<|turn>"),
+        ("<|tool_response>", "<turn|>", "<eos>"),
+        Bracketed(
+            ("<|tool_call>", "<tool_call|>"),
+            gemma_object,
+            think=("<|channel>", "<channel|>"),
+            inside=(QUOTE,),
+            think_label="thought\n",
+        ),
+        end_opens_results=True,
+        thinking_switch="<|think|>",
+    ),
+    Family(
+        "glm4",
+        ("<arg_key>", "<|observation|>"),
+        ("<|observation|>", "<|user|>", "<|endoftext|>"),
+        Bracketed(_TOOL_CALL, arg_pairs, inside=ARG_MARKERS),
+        end_opens_results=True,
+    ),
+    Family(
+        "llama3.1",
+        ("<|start_header_id|>", '"parameters": '),
+        ("<|eot_id|>", "<|eom_id|>"),
+        BareJson(),
+        one_call=True,
+    ),
+    Family(
+        "lfm2",
+        ("<|im_start|>", "<|tool_call_start|>"),
+        ("<|im_end|>",),
+        Bracketed(("<|tool_call_start|>", "<|tool_call_end|>"), python_calls),
+        reasoning_key="thinking",
+    ),
+    Family("qwen3.5", ("<|im_start|>", "<function="), ("<|im_end|>",), Bracketed(_TOOL_CALL, function_tags)),
+    Family("qwen3", ("<|im_start|>", "<tool_call>", "<think>"), ("<|im_end|>",)),
+    Family("qwen2.5", ("<|im_start|>", "<tool_call>"), ("<|im_end|>",)),
+    Family("chatml", ("<|im_start|>",), ("<|im_end|>",), knows_tools=False),
+    Family("llama3", ("<|start_header_id|>",), ("<|eot_id|>", "<|end_of_text|>"), knows_tools=False),
+    Family("cohere", ("<|START_OF_TURN_TOKEN|>",), ("<|END_OF_TURN_TOKEN|>",), knows_tools=False),
+    Family("gemma", ("<start_of_turn>",), ("<end_of_turn>", "<eos>"), knows_tools=False, knows_system=False),
+    Family("phi3", ("<|assistant|>", "<|end|>"), ("<|end|>", "<|endoftext|>"), knows_tools=False),
+    Family("deepseek", ("<｜Assistant｜>",), ("<｜end▁of▁sentence｜>",), knows_tools=False),
+)
+
+_REFUSED = {
+    "<|vision_start|>": "it takes images, which toolgrpo does not",
+    "<|tool_list_start|>": "it drops the calls of assistant turns, so what the model said cannot be shown to it again",
+    "<|START_ACTION|>": "its form of calls is not read yet",
+    "[TOOL_CALLS]": "its form of calls is not read yet",
+    "<atem:": "its form of calls is not read yet",
+}
+
+
+def family_of(template: str) -> Family | None:
+    """The family that this template belongs to."""
+    return next((family for family in FAMILIES if all(sign in template for sign in family.signs)), None)
+
+
+def refusal_of(template: str) -> str:
+    """Why no family reads this template, in words that finish "it is of no family that toolgrpo supports: ..."."""
+    known = next((why for sign, why in _REFUSED.items() if sign in template), None)
+    return known or "nothing in it is a sign of a known one (ChatML's <|im_start|>, Llama's <|start_header_id|>, ...)"

@@ -1,0 +1,110 @@
+"""Messages in the shape that a family's template takes.
+
+* For a template that knows no tools the schemas go into the system message, calls into the text of an assistant turn and
+  results into a user message, in Hermes' words.
+* For one that prints one call a message, a message with several calls becomes several, each before its own result.
+* Arguments that are JSON text become objects, and the reasoning goes where the template looks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolgrpo.trajectory import Message
+
+__all__ = ["one_call_each", "spelled_out", "with_objects"]
+
+_PREAMBLE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{schemas}\n</tools>\n\n"
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
+    'tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
+
+
+def with_objects(messages: Sequence[Message], reasoning_key: str) -> list[Message]:
+    """Arguments as objects, reasoning under the key that the template reads."""
+    shaped: list[Message] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            message = dict(message)
+            if reasoning_key != "reasoning_content" and "reasoning_content" in message:
+                message[reasoning_key] = message.pop("reasoning_content")
+            if message.get("tool_calls"):
+                message["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
+            elif "tool_calls" in message:
+                del message["tool_calls"]  # an empty list: many templates only ask whether the key is there
+        shaped.append(message)
+    return shaped
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function", call))
+    if isinstance(function.get("arguments"), str):
+        with contextlib.suppress(ValueError):  # a row may quote a broken call: the template prints it, or refuses it
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+    return {**call, "function": function}
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A message with several calls as several messages, each followed by its result."""
+    apart: list[Message] = []
+    position = 0
+    while position < len(messages):
+        message = messages[position]
+        position += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            apart.append(message)
+            continue
+        for number, call in enumerate(calls):
+            said = {"content": ""} if number else {key: value for key, value in message.items() if key != "role"}
+            apart.append({**said, "role": "assistant", "tool_calls": [call]})
+            if position < len(messages) and messages[position]["role"] == "tool":
+                apart.append(messages[position])
+                position += 1
+    return apart
+
+
+def spelled_out(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:
+    """The same conversation for a template that knows only (system,) user and assistant texts."""
+    spelled: list[Message] = []
+    responses: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            responses.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            continue
+        if responses:
+            spelled.append({"role": "user", "content": "\n".join(responses)})
+            responses = []
+        content = message.get("content") or ""
+        if message["role"] == "assistant":
+            calls = [f"<tool_call>\n{_call_json(call)}\n</tool_call>" for call in message.get("tool_calls") or ()]
+            content = "\n".join([content, *calls]).strip("\n")
+        spelled.append({"role": message["role"], "content": content})
+    if responses:
+        spelled.append({"role": "user", "content": "\n".join(responses)})
+    if schemas:
+        listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
+        return _preceded(spelled, _PREAMBLE.format(schemas=listed), system=system)
+    return spelled if system or spelled[0]["role"] != "system" else _preceded(spelled, "", system=False)
+
+
+def _preceded(messages: list[Message], preamble: str, *, system: bool) -> list[Message]:
+    """The preamble behind the system message's text, in a message of its own or at the head of the first user message."""
+    own = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
+    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    text = "\n\n".join(part for part in (own, preamble) if part)
+    if system or not rest or rest[0]["role"] != "user":
+        return [{"role": "system", "content": text}, *rest]
+    first = {"role": "user", "content": "\n\n".join(part for part in (text, rest[0]["content"]) if part)}
+    return [first, *rest[1:]]
+
+
+def _call_json(call: Mapping[str, Any]) -> str:
+    function = call.get("function", call)
+    plain = {"name": function.get("name"), "arguments": function.get("arguments", {})}
+    return json.dumps(plain, ensure_ascii=False)
