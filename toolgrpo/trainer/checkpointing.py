@@ -36,6 +36,12 @@ logger = logging.getLogger(__name__)
 
 _NEARLY_NOTHING_BYTES = 16 << 20
 
+# accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto it, and PyTorch knows
+# only `cpu` there: without this a run of several processes on the CPU could be saved but not resumed.
+torch.serialization.register_package(
+    11, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+)
+
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """The checkpoints of one trainer. As a callback it restores what it saved, and asks for a log at every save."""

@@ -1,0 +1,83 @@
+"""The recording of episodes: cut where a checkpoint was, whole after a kill, clear when the disk is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.errors import StorageError
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, read_episodes
+from toolgrpo.trajectory import StopReason, Trajectory
+
+
+def episode(number: int) -> Trajectory:
+    return Trajectory(
+        prompt_ids=(1,),
+        ids=(2, 3),
+        mask=(1, 1),
+        logprobs=(-0.5, -0.25),
+        messages=({"role": "assistant", "content": "é" * 50},),
+        turns=(),
+        stop_reason=StopReason.FINISHED,
+        metadata={"episode": number},
+    )
+
+
+def record(recorder: EpisodeRecorder, number: int) -> None:
+    recorder.record([episode(number)], [1.0], [{"answer": "4"}], step=number, mode="train")
+
+
+def numbers(path: Path) -> list[int]:
+    return [line["metadata"]["episode"] for line in read_episodes(path)]
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 0)
+    first = EpisodeRecorder(path)
+    assert first.sync() == 0
+    record(first, 0)
+    at_checkpoint = first.sync()
+    assert at_checkpoint == path.stat().st_size
+    record(first, 1)
+    first.close()
+    second = EpisodeRecorder(path)
+    second.cut(at_checkpoint)
+    record(second, 2)
+    second.cut(10**9)  # a log that is shorter than its checkpoint says stays as it is
+    assert numbers(path) == [0, 2]
+
+
+def test_a_line_torn_by_a_kill_is_not_joined_to_the_next(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 1)
+    assert path.name == "episodes.rank1.jsonl"
+    recorder = EpisodeRecorder(path)
+    record(recorder, 0)
+    record(recorder, 1)
+    recorder.close()
+    whole = path.read_bytes()
+    for kept in (len(whole) - 1, len(whole) - 100, len(whole) // 2 + 1, 5, 0):
+        path.write_bytes(whole[:kept])
+        before = numbers(path)
+        again = EpisodeRecorder(path)
+        record(again, 7)
+        again.close()
+        assert numbers(path) == [*before, 7]
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.symlink_to("/dev/full")
+    recorder = EpisodeRecorder(path)
+    with pytest.raises(StorageError, match="No space left on device"):
+        record(recorder, 0)
+    recorder.close()
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(None)
+    record(recorder, 0)
+    assert recorder.sync() == 0
+    recorder.cut(0)
+    recorder.close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,110 @@
+"""Which checkpoints count: only whole ones, whatever a kill left behind."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.trainer.checkpoint_files import (
+    begin,
+    checkpoint_folder,
+    complete_checkpoints,
+    flaw,
+    is_foreign,
+    rotate,
+    seal,
+)
+
+
+def saved(output: Path, step: int, *, sealed: bool = True) -> Path:
+    folder = checkpoint_folder(output, step)
+    begin(folder)
+    (folder / "model.safetensors").write_bytes(b"m" * 100)
+    (folder / "global_step1").mkdir()
+    (folder / "global_step1" / "optimizer.pt").write_bytes(b"o" * 50)
+    (folder / "trainer_state.json").write_text("{}")
+    if sealed:
+        seal(folder, step=step, n_processes=2)
+    return folder
+
+
+def steps(output: Path) -> list[int]:
+    return [checkpoint.step for checkpoint in complete_checkpoints(output)]
+
+
+def test_a_sealed_checkpoint_is_complete(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 3)
+    assert flaw(folder) is None and not is_foreign(folder)
+    (found,) = complete_checkpoints(tmp_path)
+    assert (found.path, found.step, found.n_processes) == (folder, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: (f / "model.safetensors").write_bytes(b"m" * 99), "model.safetensors has 99 bytes instead of 100"),
+        (lambda f: (f / "global_step1" / "optimizer.pt").unlink(), "global_step1/optimizer.pt is missing"),
+        (lambda f: (f / "toolgrpo_complete.json").unlink(), "not saved to its end"),
+        (lambda f: (f / "toolgrpo_complete.json").write_text("{"), "its seal cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_does_not_count(tmp_path: Path, damage: object, said: str) -> None:
+    saved(tmp_path, 1)
+    folder = saved(tmp_path, 2)
+    damage(folder)  # type: ignore[operator]
+    assert said in str(flaw(folder))
+    assert steps(tmp_path) == [1]
+
+
+def test_what_was_begun_and_not_sealed_does_not_count(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    folder = saved(tmp_path, 2, sealed=False)
+    assert steps(tmp_path) == [1] and not is_foreign(folder)
+    begin(folder)
+    assert not (folder / "model.safetensors").exists(), "saving again starts from an empty folder"
+
+
+def test_a_checkpoint_of_trl_is_told_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-7"
+    folder.mkdir()
+    assert not is_foreign(folder)
+    (folder / "trainer_state.json").write_text("{}")
+    assert is_foreign(folder) and steps(tmp_path) == []
+
+
+def test_the_last_one_is_the_one_sealed_last(tmp_path: Path) -> None:
+    """A folder may hold the checkpoints of an older, longer run."""
+    for step in (10, 20, 1, 2):
+        saved(tmp_path, step)
+    assert steps(tmp_path) == [10, 20, 1, 2]
+    rotate(tmp_path, keep=2)
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_rotation_keeps_the_best_and_never_counts_what_is_torn(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        saved(tmp_path, step)
+    saved(tmp_path, 5, sealed=False)
+    rotate(tmp_path, keep=2, best=tmp_path / "checkpoint-1")
+    assert steps(tmp_path) == [1, 4]
+    rotate(tmp_path, keep=None)
+    assert steps(tmp_path) == [1, 4]
+
+
+def test_whatever_part_of_a_checkpoint_a_kill_leaves_it_does_not_count(tmp_path: Path) -> None:
+    """Deleting is killed halfway too: any missing or shorter file is seen."""
+    rng = random.Random(0)
+    for trial in range(60):
+        output = tmp_path / str(trial)
+        saved(output, 1)
+        folder = saved(output, 2)
+        path = rng.choice([p for p in sorted(folder.rglob("*")) if p.is_file()])
+        if rng.random() < 0.5:
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+        assert steps(output) == [1]
+        shutil.rmtree(output)
