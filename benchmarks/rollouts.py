@@ -159,15 +159,15 @@ class ScriptedDecisions:
         ids: list[int] = self._chat.prompt(messages, schemas, **kwargs)
         return ids
 
-    def bridge(self, ids: Any, tool_messages: Any) -> list[int]:
-        bridged: list[int] = self._chat.bridge(ids, tool_messages)
+    def bridge(self, ids: Any, tool_messages: Any, **kwargs: Any) -> list[int]:
+        bridged: list[int] = self._chat.bridge(ids, tool_messages, **kwargs)
         return bridged
 
-    def parse(self, ids: Any) -> Any:
+    def parse(self, ids: Any, **kwargs: Any) -> Any:
         from toolgrpo.chat.base import ParsedTurn
         from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
-        self._chat.parse(ids)  # its cost belongs to ours
+        self._chat.parse(ids, **kwargs)  # its cost belongs to ours
         factor = decision(_uid.get(), _turn.get())
         _turn.set(_turn.get() + 1)
         if factor is None:

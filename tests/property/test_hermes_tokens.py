@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import AttemptStatus
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
@@ -93,7 +91,7 @@ def test_the_bridge_is_what_the_template_prints_after_the_turn(
 @given(text=hostile)
 def test_no_text_becomes_a_control_token(loaded: tuple[Any, TemplateFormat], text: str) -> None:
     tokenizer, chat = loaded
-    control = {tokenizer.convert_tokens_to_ids(token) for token in CONTROL if token in tokenizer.get_vocab()}
+    control = {chat.control[token] for token in CONTROL if token in chat.control}
 
     def controls(ids: list[int]) -> list[int]:
         return [i for i in ids if i in control]
@@ -134,28 +132,6 @@ def test_a_turn_that_was_cut_is_closed_as_context(loaded: tuple[Any, TemplateFor
     assert chat.bridge([5, 6], message) == [chat.stop_ids[0], *chat.bridge([5, chat.stop_ids[0]], message)]
 
 
-def test_a_turn_told_not_to_think_is_followed_by_one_told_the_same(loaded: tuple[Any, TemplateFormat]) -> None:
-    tokenizer, chat = loaded
-    question = [{"role": "user", "content": "q"}]
-    result = [{"role": "tool", "content": "3"}]
-    turn = tokenizer("x<|im_end|>", add_special_tokens=False)["input_ids"]
-    quiet = chat.prompt(question, [], enable_thinking=False)
-    loud = chat.prompt(question, [])
-    added = quiet[len(loud) :]
-    bridge = chat.bridge([*loud, *turn], result)
-    assert chat.bridge([*quiet, *turn], result) == bridge + added
-    assert chat.bridge([*quiet, *turn, *bridge, *added, *turn], result) == bridge + added
-
-
 def test_half_a_surrogate_pair_is_replaced(loaded: tuple[Any, TemplateFormat]) -> None:
     _, chat = loaded
     assert chat.bridge(list(chat.stop_ids), [{"role": "tool", "content": "a\ud800b"}])
-
-
-@pytest.mark.parametrize("template", ["llama3_1", "gemma3", "gptoss", "glm4moe", "muse_glimmer"])
-def test_a_form_that_cannot_be_read_is_refused(loaded: tuple[Any, TemplateFormat], template: str) -> None:
-    tokenizer, _ = loaded
-    other = copy.deepcopy(tokenizer)
-    other.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
-    with pytest.raises(ChatFormatError, match="chat (template|format)"):
-        resolve_format(other)

@@ -54,10 +54,13 @@ class ChatFormat(Protocol):
         """The ids of a conversation up to and including the header of the next assistant turn."""
         ...
 
-    def bridge(self, ids: Sequence[int], tool_messages: Sequence[Message]) -> list[int]:
+    def bridge(
+        self, ids: Sequence[int], tool_messages: Sequence[Message], *, enable_thinking: bool | None = None
+    ) -> list[int]:
         """The ids that follow `ids` (which end with an assistant turn) for these tool messages, up to the next assistant header.
 
-        If the turn was cut before its end-of-turn token, the synthesised close comes first.
+        If the turn was cut before its end-of-turn token, the synthesised close comes first. `enable_thinking` is what the
+        prompt was made with: ids alone cannot tell a turn that was opened without thinking from one that thought nothing.
         """
         ...
 

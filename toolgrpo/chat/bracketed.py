@@ -24,11 +24,12 @@ class Bracketed:
     body: Callable[[Sequence[Segment]], list[CallAttempt]]
     think: tuple[str, str] = ("<think>", "</think>")
     inside: tuple[str, ...] = ()  # markers that only mean something inside a call
+    silent: tuple[str, ...] = ()  # markers that say nothing
     think_label: str = ""  # what a family prints after the opening of its thinking, and means nothing by
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return (*self.call, *self.think, *self.inside)
+        return (*self.call, *self.think, *self.inside, *self.silent)
 
     @property
     def thinking(self) -> str | None:
@@ -37,7 +38,8 @@ class Bracketed:
     def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
         turn = _Turn(self, thinking)
         for segment in segments:
-            turn.take(segment)
+            if not isinstance(segment, Marker) or segment.text not in self.silent:
+                turn.take(segment)
         return turn.finish(closed)
 
 

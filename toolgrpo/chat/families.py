@@ -45,7 +45,6 @@ class Family:
     one_call: bool = False  # the template prints one call a message
     end_opens_results: bool = False  # ends[0] is the first token of the results, so they need it after any other end
     reasoning_key: str = "reasoning_content"
-    thinking_switch: str | None = None  # a control token near the start of the prompt that turns thinking on
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -69,7 +68,6 @@ FAMILIES: tuple[Family, ...] = (
             think_label="thought\n",
         ),
         end_opens_results=True,
-        thinking_switch="<|think|>",
     ),
     Family(
         "glm4",
@@ -97,6 +95,13 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen2.5", ("<|im_start|>", "<tool_call>"), ("<|im_end|>",)),
     Family("chatml", ("<|im_start|>",), ("<|im_end|>",), knows_tools=False),
     Family("llama3", ("<|start_header_id|>",), ("<|eot_id|>", "<|end_of_text|>"), knows_tools=False),
+    Family(
+        "cohere2",
+        ("<|START_OF_TURN_TOKEN|>", "<|END_RESPONSE|>"),
+        ("<|END_OF_TURN_TOKEN|>",),
+        Bracketed(_TOOL_CALL, hermes_json, silent=("<|END_RESPONSE|>",)),
+        knows_tools=False,
+    ),
     Family("cohere", ("<|START_OF_TURN_TOKEN|>",), ("<|END_OF_TURN_TOKEN|>",), knows_tools=False),
     Family("gemma", ("<start_of_turn>",), ("<end_of_turn>", "<eos>"), knows_tools=False, knows_system=False),
     Family("phi3", ("<|assistant|>", "<|end|>"), ("<|end|>", "<|endoftext|>"), knows_tools=False),

@@ -28,7 +28,6 @@ __all__ = ["TemplateFormat"]
 
 _QUESTION: Message = {"role": "user", "content": "q"}
 _TAIL = 16  # tokens: longer than the header of any assistant turn
-_HEAD = 16  # tokens: longer than what any template prints before its thinking switch
 
 
 class TemplateFormat:
@@ -52,8 +51,6 @@ class TemplateFormat:
         spelled = [re.escape(text) for text in markers if text not in control]
         self._spelled = re.compile("(" + "|".join(spelled) + ")") if spelled else None
         self._guard = Guard(control)
-        self._openings = self._find_openings()
-        self._switch = control.get(family.thinking_switch or "")
         self.bridge([self.stop_ids[0]], [{"role": "tool", "name": "f", "content": "r"}])  # says what is wrong, now
 
     def prompt(
@@ -65,7 +62,9 @@ class TemplateFormat:
     ) -> list[int]:
         return self._encoder.encode(self.render(messages, schemas, enable_thinking=enable_thinking))
 
-    def bridge(self, ids: Sequence[int], tool_messages: Sequence[Message]) -> list[int]:
+    def bridge(
+        self, ids: Sequence[int], tool_messages: Sequence[Message], *, enable_thinking: bool | None = None
+    ) -> list[int]:
         names = [self._guard.text(message.get("name") or "unknown") for message in tool_messages]
         calls = [_call(name, {}) for name in names[:-1]] + [_call(names[-1], {"mark": MARK})]
         if self.family.one_call:
@@ -73,7 +72,7 @@ class TemplateFormat:
         guarded = self._guard.value(tool_messages)
         answers = [{**message, "name": name} for message, name in zip(guarded, names, strict=True)]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        text = self._apply([_QUESTION, turn, *answers], [], enable_thinking=self._thinking_of(ids))
+        text = self._apply([_QUESTION, turn, *answers], [], enable_thinking=enable_thinking)
         place = text.find(self._close, text.find(MARK)) if MARK in text else -1
         if place < 0:
             raise ChatFormatError(
@@ -154,32 +153,6 @@ class TemplateFormat:
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
-
-    def _find_openings(self) -> dict[bool | None, list[int]]:
-        """What the template puts at the head of an assistant turn, for each value of `enable_thinking`."""
-        openings: dict[bool | None, list[int]] = {}
-        for value in (None, False, True):
-            asked = self._apply([_QUESTION], [], enable_thinking=value)
-            plain = self._apply([_QUESTION], [], enable_thinking=value, ask=False)
-            openings[value] = self._encoder.encode(asked[len(plain) :]) if asked.startswith(plain) else []
-        return openings
-
-    def _thinking_of(self, ids: Sequence[int]) -> bool | None:
-        """The `enable_thinking` under which the turn at the end of `ids` was opened; looks at that turn and the first tokens."""
-        if self._switch is not None and self._switch in ids[:_HEAD]:
-            return True
-        default = self._openings[None]
-        others = {value: opening for value, opening in self._openings.items() if opening != default}
-        if not others or not default:
-            return None
-        position = len(ids) - 1
-        while position >= 0 and ids[position] != default[0]:
-            position -= 1
-        if position < 0:
-            return None
-        longest_first = sorted({None: default, **others}.items(), key=lambda item: len(item[1]), reverse=True)
-        found = (value for value, opening in longest_first if list(ids[position : position + len(opening)]) == opening)
-        return next(found, None)
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

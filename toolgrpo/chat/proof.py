@@ -42,6 +42,8 @@ def prove(chat: TemplateFormat, tokenizer: Any) -> None:
     """Raise `ChatFormatError` unless every shape comes out right."""
     proof = _Proof(chat, tokenizer)
     proof.prompts_are_the_tokenizers_own()
+    for thinking in (False, True):
+        proof.bridge_extends(f"one call and enable_thinking={thinking}", ["42"], thinking)
     for shape, contents in _SHAPES.items():
         proof.bridge_extends(shape, contents)
         proof.text_is_text(shape, contents)
@@ -69,18 +71,18 @@ class _Proof:
             )
             self._same("a plain prompt", self.chat.prompt(messages, schemas, enable_thinking=value), list(own))
 
-    def bridge_extends(self, shape: str, contents: Sequence[str]) -> None:
+    def bridge_extends(self, shape: str, contents: Sequence[str], thinking: bool | None = None) -> None:
         chat, close = self.chat, self.chat.stop_ids[0]
         results = [tool_message("look_up", content) for content in contents]
-        bridge = chat.bridge([close], results)
+        bridge = chat.bridge([close], results, enable_thinking=thinking)
         for history in self._histories():
-            whole = chat.prompt(
-                [*history, *self._round(None if history[-1]["role"] == "tool" else "q", results)], [_schema()]
-            )
+            turns = [*history, *self._round(None if history[-1]["role"] == "tool" else "q", results)]
+            whole = chat.prompt(turns, [_schema()], enable_thinking=thinking)
             start = len(whole) - len(bridge)
             self._same(f"{shape}, at token {start} of the conversation", bridge, whole[start:])
             self._check(whole[start - 1] == close, shape, f"the turn before token {start} does not end with {close}")
-        self._check(chat.bridge([bridge[0]], results) == [close, *bridge], shape, "a cut turn is not closed first")
+        cut = chat.bridge([bridge[0]], results, enable_thinking=thinking)
+        self._check(cut == [close, *bridge], shape, "a cut turn is not closed first")
         text, position = self.tokenizer.decode(bridge, clean_up_tokenization_spaces=False), 0
         for content in contents:
             places = [text.find(form, position) for form in (content, json.dumps(content, ensure_ascii=False)[1:-1])]

@@ -127,8 +127,8 @@ class _Run:
             started = self._now()
             sample = await self._sample(ledger, room.tokens)
             start = len(ledger)
+            parsed = self.shared.chat.parse(sample.ids, before=ledger.all_ids)
             ledger.sampled(sample.ids, sample.logprobs)
-            parsed = self.shared.chat.parse(sample.ids)
             ledger.say(assistant_message(parsed))
             cut = sample.finish_reason is FinishReason.LENGTH
             turn = Turn(
@@ -150,7 +150,11 @@ class _Run:
             if any(result.ends_episode for result in results):
                 return StopReason.STOP_TOOL
             # 7. bridge
-            bridge = self.shared.chat.bridge(ledger.all_ids, [_as_message(result) for result in results])
+            bridge = self.shared.chat.bridge(
+                ledger.all_ids,
+                [_as_message(result) for result in results],
+                enable_thinking=self.episode.enable_thinking,
+            )
             room = self._room(ledger)
             if len(bridge) >= self._left(ledger):
                 return room.when_full

@@ -1,6 +1,7 @@
 """The fakes that our tests and our users' tests run on."""
 
 from toolgrpo.testing.chat import ByteChat, byte_tokenizer
+from toolgrpo.testing.chat_families import trl_tokenizer
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine, ScriptedReply, scripted_logprob
 from toolgrpo.testing.tools import ScriptedTools
@@ -13,4 +14,5 @@ __all__ = [
     "ScriptedTools",
     "byte_tokenizer",
     "scripted_logprob",
+    "trl_tokenizer",
 ]

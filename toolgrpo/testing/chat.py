@@ -50,7 +50,9 @@ class ByteChat:
             ids += [self.start, *f"{message['role']}:{message['content']}".encode(), self.end]
         return [*ids, self.start]
 
-    def bridge(self, ids: Sequence[int], tool_messages: Sequence[Message]) -> list[int]:
+    def bridge(
+        self, ids: Sequence[int], tool_messages: Sequence[Message], *, enable_thinking: bool | None = None
+    ) -> list[int]:
         close = [] if ids[-1] == self.end else [self.end]
         for message in tool_messages:
             close += [self.start, *f"tool:{message['content']}".encode(), self.end]

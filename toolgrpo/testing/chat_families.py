@@ -1,0 +1,138 @@
+"""A tokenizer for every chat template that TRL ships, to test on where the models' own tokenizers are not at hand.
+
+Each is a `byte_tokenizer` with the special tokens of the family and TRL's copy of the template. Its ids are not the
+model's; what is a control token, what the template prints and how a turn is read are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolgrpo.testing.chat import byte_tokenizer
+
+__all__ = ["template_names", "template_text", "trl_tokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Special tokens of a family (`skip_special_tokens` drops them) and its markers, which stay."""
+
+    special: tuple[str, ...]
+    markers: tuple[str, ...] = ()
+    bos: str | None = None
+    eos: str | None = None
+
+
+_THINK = ("<think>", "</think>")
+_CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_LFM2 = ("tool_list", "tool_call", "tool_response")
+
+# By the beginning of a template's name; the first that fits.
+_FAMILIES: dict[str, _Tokens] = {
+    "qwen2_5_vl": _Tokens((*_CHATML, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"), eos="<|im_end|>"),
+    "qwen2_5": _Tokens(_CHATML, _CALLS[:2], eos="<|im_end|>"),
+    "qwen": _Tokens(_CHATML, (*_CALLS, *_THINK), eos="<|im_end|>"),
+    "nemotron": _Tokens(_CHATML, (*_CALLS[:2], *_THINK), eos="<|im_end|>"),
+    "lfm2": _Tokens(
+        ("<|startoftext|>", *_CHATML, *(f"<|{name}_{side}|>" for name in _LFM2 for side in ("start", "end"))),
+        _THINK,
+        bos="<|startoftext|>",
+        eos="<|im_end|>",
+    ),
+    "llama3": _Tokens(
+        (
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+            "<|eom_id|>",
+            "<|python_tag|>",
+        ),
+        bos="<|begin_of_text|>",
+        eos="<|eot_id|>",
+    ),
+    "gptoss": _Tokens(
+        (
+            "<|startoftext|>",
+            "<|endoftext|>",
+            "<|start|>",
+            "<|end|>",
+            "<|message|>",
+            "<|channel|>",
+            "<|constrain|>",
+            "<|call|>",
+            "<|return|>",
+        ),
+        eos="<|return|>",
+    ),
+    "glm4": _Tokens(
+        ("[gMASK]", "<sop>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink"),
+        (*_CALLS, *_THINK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        eos="<|endoftext|>",
+    ),
+    "gemma4": _Tokens(
+        ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|think|>"),
+        (
+            "<|channel>",
+            "<channel|>",
+            "<|tool>",
+            "<tool|>",
+            "<|tool_call>",
+            "<tool_call|>",
+            "<|tool_response>",
+            "<tool_response|>",
+            '<|"|>',
+        ),
+        bos="<bos>",
+        eos="<eos>",
+    ),
+    "gemma": _Tokens(("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), bos="<bos>", eos="<eos>"),
+    "cohere": _Tokens(
+        (
+            "<BOS_TOKEN>",
+            "<|START_OF_TURN_TOKEN|>",
+            "<|END_OF_TURN_TOKEN|>",
+            "<|USER_TOKEN|>",
+            "<|CHATBOT_TOKEN|>",
+            "<|SYSTEM_TOKEN|>",
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+        ),
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+    ),
+    "phi3": _Tokens(("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), eos="<|endoftext|>"),
+    "deepseek": _Tokens(
+        ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", *_THINK),
+        bos="<｜begin▁of▁sentence｜>",
+        eos="<｜end▁of▁sentence｜>",
+    ),
+}
+_FAMILIES["diffusion_gemma"] = _FAMILIES["gemma4"]
+
+
+def _folder() -> Path:
+    import trl
+
+    return Path(trl.__file__).parent / "chat_templates"
+
+
+def template_names() -> list[str]:
+    """The chat templates that TRL ships; its training variants are not among them."""
+    return sorted(path.stem for path in _folder().glob("*.jinja") if not path.stem.endswith("_training"))
+
+
+def template_text(name: str) -> str:
+    """The text of one of them, or of a training variant."""
+    return (_folder() / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def trl_tokenizer(name: str) -> Any:
+    """A byte tokenizer with TRL's template `name` and its family's tokens; ChatML's for a family not listed here."""
+    family = next((tokens for start, tokens in _FAMILIES.items() if name.startswith(start)), _FAMILIES["qwen"])
+    return byte_tokenizer(template_text(name), family.markers, special=family.special, bos=family.bos, eos=family.eos)
