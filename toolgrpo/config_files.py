@@ -42,6 +42,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ def parse_args(dataclass_types: tuple[type[A]], argv: Sequence[str]) -> tuple[A]
 def parse_args(dataclass_types: tuple[type[A], type[B]], argv: Sequence[str]) -> tuple[A, B]: ...
 @overload
 def parse_args(dataclass_types: tuple[type[A], type[B], type[C]], argv: Sequence[str]) -> tuple[A, B, C]: ...
+@overload
+def parse_args(
+    dataclass_types: tuple[type[A], type[B], type[C], type[D]], argv: Sequence[str]
+) -> tuple[A, B, C, D]: ...
 def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> tuple[Any, ...]:
     """One instance of each dataclass, from `--config FILE.yaml` and the flags after it."""
     known = _known_keys(dataclass_types)

@@ -19,8 +19,7 @@ from datasets import Dataset
 from rich.table import Table
 from trl import ModelConfig
 
-from toolgrpo.data.arithmetic import success
-from toolgrpo.evaluation import SuccessRate, grade
+from toolgrpo.evaluation import SuccessRate, grade, succeeded
 from toolgrpo.observe.progress import RunProgress, StepsCallback
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.run_arguments import ScriptArguments, parse_arguments
@@ -114,11 +113,9 @@ class TrainingRun:
     def _succeeded(
         self, trajectories: Sequence[Trajectory], rows: list[Mapping[str, Any]], trainer: ToolGRPOTrainer
     ) -> list[bool]:
-        """The embedded task has a measure of its own, stricter than its reward; elsewhere the reward decides."""
-        if (self.script.eval_dataset_id_or_path or self.parts.dataset_spec) == "arithmetic":
-            return [success(t.messages, row["answer"]) for t, row in zip(trajectories, rows, strict=True)]
         rewards = grade(trajectories, rows, trainer.reward_funcs, trainer.reward_weights.tolist())
-        return [reward >= self.config.success_threshold for reward in rewards]
+        spec = self.script.eval_dataset_id_or_path or self.parts.dataset_spec
+        return succeeded(trajectories, rows, rewards, spec=spec, threshold=self.config.success_threshold)
 
     def _summary(
         self,
