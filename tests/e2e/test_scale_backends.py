@@ -5,6 +5,7 @@ All runs of a backend share one launch; the one that fails on purpose is the las
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from toolgrpo.engines.vllm_seam import vllm_available
 from toolgrpo.observe.recorder import episodes_path, read_episodes
@@ -89,7 +91,12 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+STILL = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the gradient of the first weights
 LAST_OF_DDP: dict[str, dict[str, Any]] = {
+    **{
+        loss_type: {"engine": "scripted_of_group", "keep_gradients": True, "config": {**STILL, "loss_type": loss_type}}
+        for loss_type in ("dapo", "grpo", "dr_grpo")
+    },
     **({"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}} if vllm_available() else {}),
     "failing": {"fail_in_process": 1},
 }
@@ -188,6 +195,35 @@ def test_every_backend_has_the_losses_of_ddp(backend: tuple[str, Launch], launch
     _, runs = backend
     ddp = launches("cpu_ddp").result("padded")
     assert runs.result("padded")["losses"] == pytest.approx(ddp["losses"], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_two_processes_of_four_have_the_gradient_of_one_process_of_eight(
+    launches: Callable[[str], Launch], loss_type: str, model: Path, tmp_path: Path
+) -> None:
+    one = launch_one(
+        tmp_path,
+        model,
+        {**LAST_OF_DDP[loss_type], "config": {**LAST_OF_DDP[loss_type]["config"], "per_device_train_batch_size": 8}},
+    )
+    expected = torch.load(one / "gradients.pt")
+    found = torch.load(launches("cpu_ddp").out / loss_type / "gradients.pt")
+    assert found.shape == expected.shape and len(expected) == 3
+    for mine, other in zip(found, expected, strict=True):
+        assert other.norm() > 1e-5
+        assert (mine - other).norm() < 1e-5 * other.norm()
+
+
+def launch_one(out: Path, model: Path, job: dict[str, Any]) -> Path:
+    """The same job in this process; its output folder."""
+    spec = importlib.util.spec_from_file_location("train_tiny", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    job["config"] = {**job["config"], "use_cpu": True}
+    module.run(module.Job(out=str(out), model=str(model), **job))
+    return out
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so that a run can be
 read, searched and replayed without the trainer. Each process writes its own file (`episodes_path`). A checkpoint remembers
-how long the file was, and a resumed run cuts it there, so no episode stands in it twice.
+how long the file was, and a resumed run cuts it there, so no episode stands in it twice; a run that starts from the
+beginning sets an older recording aside.
 
 Not covered: rotation; a long run writes a large file, and `record_episodes: false` turns it off.
 """
@@ -76,6 +77,11 @@ class EpisodeRecorder:
             self._drop()
             raise _not_written(self.path, error) from error
         return os.fstat(self._file.fileno()).st_size
+
+    def start_anew(self) -> None:
+        """A run begins: what an earlier one recorded under this name is set aside, as `<name>.previous`."""
+        if self.path is not None and self._file is None and self.path.is_file():
+            self.path.replace(self.path.with_name(f"{self.path.name}.previous"))
 
     def cut(self, n_bytes: int) -> None:
         """Forget what was recorded after the first `n_bytes`: the resumed run records those episodes again."""

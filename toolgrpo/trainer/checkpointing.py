@@ -35,6 +35,7 @@ __all__ = ["Checkpoints"]
 logger = logging.getLogger(__name__)
 
 _NEARLY_NOTHING_BYTES = 16 << 20
+_TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "iostream error")  # PyTorch says what failed, but not why
 
 # accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto it, and PyTorch knows
 # only `cpu` there: without this a run of several processes on the CPU could be saved but not resumed.
@@ -94,6 +95,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         if self._resumed is None:
+            self._trainer.recorder.start_anew()
             return
         trl_seam.skip_epochs(self._trainer, int(state.epoch or 0))
         path = self._place_file(self._resumed)
@@ -187,7 +189,7 @@ def _storage_failure(error: BaseException, folder: Path) -> str | None:
             return "the disk is full"
         if isinstance(cause, OSError) and cause.errno in (errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE):
             return str(cause)
-        if "PytorchStreamWriter" in str(cause):  # PyTorch does not say why
+        if any(word in str(cause) for word in _TORCH_WRITER):
             nearly_full = shutil.disk_usage(folder).free < _NEARLY_NOTHING_BYTES
             return "the disk is full" if nearly_full else f"the disk is full, or failed ({str(cause).splitlines()[0]})"
     return None

@@ -65,6 +65,17 @@ def test_a_line_torn_by_a_kill_is_not_joined_to_the_next(tmp_path: Path) -> None
         assert numbers(path) == [*before, 7]
 
 
+def test_a_new_run_sets_an_older_recording_aside(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 0)
+    for number in (1, 2):
+        recorder = EpisodeRecorder(path)
+        recorder.start_anew()
+        record(recorder, number)
+        recorder.start_anew()  # not its own
+        recorder.close()
+    assert numbers(path) == [2] and numbers(tmp_path / "episodes.jsonl.previous") == [1]
+
+
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.symlink_to("/dev/full")
