@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -114,7 +115,7 @@ def python_calls(body: Sequence[Segment]) -> list[CallAttempt]:
         one_line = _STRING.sub(lambda string: string[0].replace("\n", "\\n").replace("\r", "\\r"), raw.strip())
         tree = ast.parse(one_line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        detail = f"the call cannot be read: {error}; calls are {_PYTHON_FORM}"
+        detail = f"the call cannot be read: {error or type(error).__name__}; calls are {_PYTHON_FORM}"
         return [malformed(AttemptStatus.INVALID_JSON, raw, detail)]
     calls = tree.elts if isinstance(tree, ast.List) else [tree]
     if not calls:
@@ -149,6 +150,8 @@ def _dotted(node: ast.expr) -> str:
 def _literal(node: ast.expr) -> Any:
     """A value of Python or of JSON; what JSON cannot hold is an error."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
+        if isinstance(node.value, float) and not math.isfinite(node.value):
+            raise ValueError("a number is too large")
         return node.value
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
@@ -158,9 +161,8 @@ def _literal(node: ast.expr) -> Any:
             return -value
     if isinstance(node, ast.List | ast.Tuple):
         return [_literal(item) for item in node.elts]
-    if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True)
-        return {str(_literal(key)): _literal(value) for key, value in pairs if key is not None}
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {str(_literal(key)): _literal(value) for key, value in zip(node.keys, node.values, strict=True) if key}
     raise ValueError(f"{type(node).__name__} is no plain value")
 
 

@@ -11,6 +11,7 @@ thinking is not a call.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -31,7 +32,8 @@ __all__ = [
 ]
 
 _DEEPEST = 64  # far beyond any tool's arguments; what nests deeper cannot be recorded or shown
-JSON_FORM = '{"name": ..., "arguments": {...}}'
+_HALF = "a \\u escape stands for half a character"
+_JSON_FORM = '{"name": ..., "arguments": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def as_text(segments: Iterable[Segment]) -> str:
     return "".join(segment.text if isinstance(segment, Marker) else segment for segment in segments)
 
 
-def read_json_call(raw: str, *, arguments_key: str = "arguments", form: str = JSON_FORM) -> CallAttempt:
+def read_json_call(raw: str, *, arguments_key: str = "arguments", form: str = _JSON_FORM) -> CallAttempt:
     """A call that is one JSON object."""
     try:
         call = load_json(raw)
@@ -81,6 +83,8 @@ def read_json_call(raw: str, *, arguments_key: str = "arguments", form: str = JS
 
 def attempt_from(raw: str, name: str, arguments: Any) -> CallAttempt:
     """An attempt whose name is known; the arguments are an object, or the JSON text of one."""
+    if not _is_unicode(name):
+        return malformed(AttemptStatus.INVALID_JSON, raw, _HALF)
     if isinstance(arguments, str):
         try:
             arguments = load_json(arguments)
@@ -91,6 +95,8 @@ def attempt_from(raw: str, name: str, arguments: Any) -> CallAttempt:
     if _too_deep(arguments):
         detail = f"the arguments are nested more than {_DEEPEST} levels deep"
         return malformed(AttemptStatus.INVALID_JSON, raw, detail, name)
+    if "\\u" in raw.lower() and not _is_unicode(arguments):
+        return malformed(AttemptStatus.INVALID_JSON, raw, _HALF, name)
     return CallAttempt(AttemptStatus.OK, raw, name, arguments)
 
 
@@ -103,12 +109,26 @@ def unclosed(raw: str, closing: str, name: str | None = None) -> CallAttempt:
 
 
 def load_json(text: str) -> Any:
-    """Strict JSON: Python's NaN and Infinity have no place in a record."""
-    return json.loads(text, parse_constant=_no_constant)
+    """Strict JSON: Python's NaN and Infinity, and numbers too large for a float, have no place in a record."""
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _no_constant(digits)
+
+
+def _is_unicode(value: object) -> bool:
+    """Whether it can be written down: JSON can spell half a surrogate pair, which no file or pipe takes."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _too_deep(value: object) -> bool:

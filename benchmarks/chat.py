@@ -1,0 +1,216 @@
+"""Chat formats: what reading a turn and bridging to the next one costs, and how it grows.
+
+    python benchmarks/chat.py            # table on the terminal, JSON in benchmarks/results/chat.json
+    python benchmarks/chat.py --quick    # fewer repetitions, fewer formats
+
+First table: one turn (read it, bridge one result) after 1, 8, 32 and 128 such turns, for every format; beside it what
+tokenizing the whole conversation again costs, as TRL's loop does in asynchronous mode. The real Qwen tokenizers are used
+where they lie beside the checkout; all other formats stand on TRL's templates over bytes.
+
+Second table: the time to read a turn of 2n characters over the time for n, for the inputs that hurt parsers most. Linear
+is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from toolgrpo.chat import ChatFormat, resolve_format, tool_message
+from toolgrpo.testing import trl_tokenizer
+from toolgrpo.testing.chat_families import template_text
+from toolgrpo.trajectory import Message
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "chat.json"
+TOKENIZERS = ROOT.parent / "shared" / "tokenizers"
+TURNS = (1, 8, 32, 128)
+TARGET_MS = 1.0
+TEMPLATES = (
+    "qwen2_5",
+    "qwen3",
+    "qwen3_5_think",
+    "llama3_1",
+    "gptoss",
+    "glm4moe",
+    "gemma4_v5",
+    "lfm2_2_5",
+    "nemotron_3_ultra",
+)
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two integers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+QUESTION: Message = {"role": "user", "content": "What is 12 + 30? Use the tool."}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 12, "b": 30}}}
+TURN: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = tool_message("add", "42")
+
+
+def tokenizers(quick: bool) -> dict[str, Any]:
+    """Name and tokenizer of each format that is measured."""
+    found: dict[str, Any] = {}
+    for name in ("qwen3", "qwen2_5"):
+        if (TOKENIZERS / name).exists():
+            from transformers import AutoTokenizer
+
+            found[f"{name} (real)"] = AutoTokenizer.from_pretrained(TOKENIZERS / name)
+            found[f"{name} (real)"].chat_template = template_text(name)
+    for name in TEMPLATES[: 2 if quick else None]:
+        found[name] = trl_tokenizer(name)
+    return found
+
+
+def median_ms(what: Callable[[], Any], repetitions: int) -> float:
+    times = []
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        what()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1000
+
+
+def said(chat: Any) -> list[int]:
+    """The turn that the template prints for the call: what the model would have sampled."""
+    asked = chat.prompt([QUESTION], [SCHEMA])
+    whole = chat.prompt([QUESTION, TURN, RESULT], [SCHEMA])
+    start = next((i for i, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
+    return list(whole[start : whole.index(chat.stop_ids[0], start) + 1])
+
+
+def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[str, Any]]:
+    """Cost of a turn after so many turns."""
+    sampled = said(chat)
+    rows = []
+    for turns in TURNS:
+        ids = chat.prompt([QUESTION], [SCHEMA])
+        messages: list[Message] = [QUESTION]
+        for _ in range(turns):
+            ids = [*ids, *sampled]
+            ids += chat.bridge(ids, [RESULT])
+            messages += [TURN, RESULT]
+        ended = [*ids, *sampled]
+
+        def again(messages: list[Message] = messages) -> Any:
+            return tokenizer.apply_chat_template(messages, tools=[SCHEMA], add_generation_prompt=True)
+
+        assert len(chat.parse(sampled, before=ids).attempts) == 1
+        parse_ms = median_ms(lambda before=ids: chat.parse(sampled, before=before), repetitions)
+        bridge_ms = median_ms(lambda ended=ended: chat.bridge(ended, [RESULT]), repetitions)
+        rows.append(
+            {
+                "turns_before": turns,
+                "history_tokens": len(ids),
+                "turn_tokens": len(sampled),
+                "parse_ms": parse_ms,
+                "bridge_ms": bridge_ms,
+                "again_ms": median_ms(again, max(3, repetitions // 20)),
+            }
+        )
+    return rows
+
+
+HARD = {
+    "one long argument": lambda n: '<tool_call>{"name": "add", "arguments": {"a": "' + "x" * n + '"}}</tool_call>',
+    "calls in a row": lambda n: '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * (n // 50),
+    "openings only": lambda n: "<tool_call>" * (n // 11),
+    "open parameters": lambda n: "<tool_call><function=f>" + "<parameter=a>" * (n // 13),
+    "empty parameters": lambda n: "<tool_call><function=f>" + "<parameter=a></parameter>" * (n // 25) + "</tool_call>",
+    "open quotes": lambda n: "<|tool_call_start|>[f(a=" + "\\'" * (n // 2) + "<|tool_call_end|>",
+    "open strings": lambda n: "<|tool_call>call:f{a:" + '<|"|>a:' * (n // 7) + "}<tool_call|>",
+    "bare objects": lambda n: '{"name": "f", "parameters": {}};' * (n // 32),
+    "headers": lambda n: "<|channel|>commentary to=functions.f<|message|>{}<|end|><|start|>assistant" * (n // 73),
+    "nested": lambda n: '<tool_call>{"name": "f", "arguments": ' + '{"a":' * (n // 5) + "</tool_call>",
+    "thoughts": lambda n: "<think></think>" * (n // 15),
+}
+
+
+def fastest_ms(chat: ChatFormat, ids: list[int], repetitions: int) -> float:
+    return min(median_ms(lambda: chat.parse(ids), 1) for _ in range(repetitions))
+
+
+def growth(quick: bool) -> list[dict[str, Any]]:
+    """t(2n) / t(n) of every reader for every hard input; the largest ratio of each input is what counts."""
+    size = 50_000 if quick else 400_000
+    rows = []
+    formats = {name: resolve_format(trl_tokenizer(name)) for name in TEMPLATES}
+    for what, make in HARD.items():
+        worst: dict[str, Any] = {"input": what, "ratio": 0.0}
+        for name, chat in formats.items():
+            encode: Callable[[str], list[int]] = chat.encode  # type: ignore[attr-defined]
+            small, large = encode(make(size)), encode(make(2 * size))
+            repetitions = 3 if quick else 7
+            once, twice = (fastest_ms(chat, ids, repetitions) for ids in (small, large))
+            if twice / once > worst["ratio"]:
+                worst = {"input": what, "ratio": twice / once, "format": name, "characters": 2 * size, "ms": twice}
+        rows.append(worst)
+    return rows
+
+
+def show(results: dict[str, Any]) -> None:
+    table = Table(title=f"One turn: read it and bridge one result (goal: under {TARGET_MS:g} ms, whatever came before)")
+    for column in (
+        "format",
+        "turns before",
+        "tokens before",
+        "parse ms",
+        "bridge ms",
+        "together ms",
+        "tokenize again ms",
+    ):
+        table.add_column(column, justify="left" if column == "format" else "right")
+    for name, rows in results["one_turn"].items():
+        for row in rows:
+            together = row["parse_ms"] + row["bridge_ms"]
+            cells = [f"{row[key]:.3f}" for key in ("parse_ms", "bridge_ms")]
+            counts = [str(row["turns_before"]), str(row["history_tokens"])]
+            table.add_row(name, *counts, *cells, f"{together:.3f}", f"{row['again_ms']:.2f}")
+    Console().print(table)
+    hard = Table(title="Twice the input: how many times the time (linear: 2), the worst format of each")
+    for column in ("input", "format", "ratio", "ms for the larger"):
+        hard.add_column(column)
+    for row in results["growth"]:
+        hard.add_row(row["input"], row["format"], f"{row['ratio']:.2f}", f"{row['ms']:.1f}")
+    Console().print(hard)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer formats")
+    quick = parser.parse_args().quick
+    repetitions = 50 if quick else 400
+    turns = {
+        name: one_turn(resolve_format(tokenizer), tokenizer, repetitions)
+        for name, tokenizer in tokenizers(quick).items()
+    }
+    results: dict[str, Any] = {
+        "target_ms": TARGET_MS,
+        "one_turn": turns,
+        "growth": growth(quick),
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "quick": quick},
+    }
+    show(results)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

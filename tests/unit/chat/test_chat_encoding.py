@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolgrpo.chat.encoding import MARK, Encoder, Guard
+from toolgrpo.errors import ChatFormatError
+from toolgrpo.testing import byte_tokenizer
+
+CONTROL = ["<|im_end|>", "<think>", "</think>", '<|"|>', "/nothink"]
+ENCODER = Encoder(byte_tokenizer("{{ 1 }}", CONTROL))
+GUARD = Guard(CONTROL)
+PIECES = st.lists(st.one_of(st.sampled_from([*CONTROL, "<", ">", "|", "<|", "think>", '"', "\ufdd0", MARK]), st.text()))
+
+
+def test_control_tokens_are_those_of_the_template_only() -> None:
+    rendered = f"a<|im_end|>{GUARD.text('b<|im_end|>')}<think>"
+    ids = ENCODER.encode(rendered)
+    assert [i for i in ids if i in ENCODER.control.values()] == [
+        ENCODER.control["<|im_end|>"],
+        ENCODER.control["<think>"],
+    ]
+
+
+def test_harmless_text_is_not_touched() -> None:
+    text = "a < b, c > d | e"
+    assert GUARD.text(text) == text and GUARD.text("") == ""
+    assert GUARD.value({"a": ["b", 1, None, {"c": True}]}) == {"a": ["b", 1, None, {"c": True}]}
+
+
+@given(before=PIECES, middle=PIECES, after=PIECES)
+def test_guarded_strings_side_by_side_or_inside_a_template_spell_no_control_token(
+    before: list[str], middle: list[str], after: list[str]
+) -> None:
+    strings = [GUARD.text("".join(pieces)) for pieces in (before, middle, after)]
+    for joint in ("", "\n", "{", ">", "<", "|>", "<|im_", "</"):
+        ids = ENCODER.encode(joint.join(strings))
+        assert not set(ids) & set(ENCODER.control.values())
+
+
+@given(PIECES)
+def test_the_ids_spell_the_text(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    ids = ENCODER.encode(GUARD.text(text))
+    clean = text.replace("\ufdd0", "\ufffd").replace(MARK, "\ufffd")
+    assert ids == ENCODER.plain(clean)
+
+
+def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
+    assert ENCODER.encode("a\ud800b") == ENCODER.encode("a?b")
+
+
+def test_a_slow_tokenizer_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ChatFormatError, match="AutoTokenizer"):
+        Encoder(object())

@@ -1,0 +1,249 @@
+"""What each family's reader makes of a turn, on segments; no tokenizer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from toolgrpo.chat.bracketed import Bracketed
+from toolgrpo.chat.call_bodies import QUOTE, arg_pairs, function_tags, gemma_object, hermes_json, python_calls
+from toolgrpo.chat.harmony import Harmony
+from toolgrpo.chat.llama import BareJson
+from toolgrpo.chat.reading import Marker, Segment, read_json_call
+from toolgrpo.trajectory import AttemptStatus, CallAttempt
+
+HERMES = Bracketed(("<tool_call>", "</tool_call>"), hermes_json)
+CALL, CALL_END, THINK, THINK_END = map(Marker, ("<tool_call>", "</tool_call>", "<think>", "</think>"))
+GOOD = '{"name": "f", "arguments": {}}'
+OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
+NAMELESS, BAD = AttemptStatus.MISSING_NAME, AttemptStatus.BAD_ARGUMENTS
+
+
+def check(attempt: CallAttempt, status: AttemptStatus) -> None:
+    assert attempt.status is status
+    assert bool(attempt.detail) == (status is not OK)
+    assert (attempt.arguments is None) == (status is not OK)
+    json.dumps(attempt.arguments, ensure_ascii=False, allow_nan=False).encode()
+
+
+def test_thinking_content_and_calls_are_kept_apart_in_order() -> None:
+    segments = [THINK, "\nhm\n", THINK_END, "\n\nok\n", CALL, GOOD, CALL_END, CALL, "{", CALL_END]
+    turn = HERMES.read(segments, closed=True, thinking=False)
+    assert (turn.reasoning, turn.content, turn.closed) == ("hm", "ok", True)
+    assert [attempt.status for attempt in turn.attempts] == [OK, INVALID]
+
+
+@pytest.mark.parametrize("before", [[], [THINK, "first", THINK_END]])
+def test_a_call_inside_any_thinking_is_no_call(before: list[Segment]) -> None:
+    turn = HERMES.read([*before, THINK, CALL, GOOD, CALL_END, THINK_END, "done"], closed=True, thinking=False)
+    assert turn.attempts == () and turn.content == "done"
+
+
+def test_thinking_that_the_prompt_opened() -> None:
+    turn = HERMES.read(["hm", CALL, GOOD, CALL_END, THINK_END, "done"], closed=True, thinking=False)
+    assert turn.reasoning == "hm" and turn.content == "done" and turn.attempts == ()
+    unfinished = HERMES.read(["hm", CALL, GOOD, CALL_END], closed=False, thinking=True)
+    assert unfinished.attempts == () and unfinished.content == ""
+    assert unfinished.reasoning == f"hm<tool_call>{GOOD}</tool_call>"
+
+
+def test_a_call_that_is_cut_or_opened_twice_is_unclosed() -> None:
+    turn = HERMES.read([CALL, "a", CALL, "b"], closed=False, thinking=False)
+    assert [(a.status, a.raw) for a in turn.attempts] == [(UNCLOSED, "a"), (UNCLOSED, "b")]
+
+
+def test_text_without_thinking_or_calls_is_untouched() -> None:
+    assert HERMES.read(["\n a\n"], closed=True, thinking=False).content == "\n a\n"
+    assert HERMES.read([CALL_END, "x"], closed=True, thinking=False).content == "</tool_call>x"
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (GOOD, OK),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', OK),
+        ('{"name": "f"}', OK),
+        ('{"name": "f", "arguments": null}', OK),
+        ('{"arguments": {}}', NAMELESS),
+        ('{"name": 3}', NAMELESS),
+        ("[]", NAMELESS),
+        ('{"name": "f", "arguments": [1]}', BAD),
+        ('{"name": "f", "arguments": "{"}', INVALID),
+        ('{"name": "f", "arguments": {"a": NaN}}', INVALID),
+        ('{"name": "f", "arguments": {"a": 1e999}}', INVALID),
+        ('{"name": "f", "arguments": {"a": "\\ud800"}}', INVALID),
+        ('{"name": "f\\udfff", "arguments": [1]}', INVALID),
+        ("", INVALID),
+        ("[" * 100_000, INVALID),
+        ('{"name": "f", "arguments": ' + '{"a":' * 600 + "1" + "}" * 601, INVALID),
+    ],
+)
+def test_a_call_that_is_json(raw: str, status: AttemptStatus) -> None:
+    attempt = read_json_call(raw)
+    assert attempt.raw == raw
+    check(attempt, status)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "arguments"),
+    [
+        ("\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n", OK, {"a": "1"}),
+        ("<function=f></function>", OK, {}),
+        ("<function=f>", OK, {}),
+        ("<function=f><parameter=a>x<b>\n\n</parameter></function>", OK, {"a": "x<b>\n"}),
+        ("<function=f>\n<parameter=a>\n1\n</function>", UNCLOSED, None),
+        ("<function=f>\nhm\n</function>", INVALID, None),
+        ("<function=>\n</function>", NAMELESS, None),
+        ('{"name": "f"}', NAMELESS, None),
+    ],
+)
+def test_a_call_of_function_tags(raw: str, status: AttemptStatus, arguments: dict[str, str] | None) -> None:
+    (attempt,) = function_tags([raw])
+    check(attempt, status)
+    assert attempt.arguments == arguments
+
+
+KEY, KEY_END, VALUE, VALUE_END = map(Marker, ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "arguments"),
+    [
+        (["f\n", KEY, "a", KEY_END, "\n", VALUE, "x", VALUE_END, "\n"], OK, {"a": "x"}),
+        (["f", KEY, "a", KEY_END, VALUE, VALUE_END], OK, {"a": ""}),
+        (["f", KEY, "a", KEY_END, VALUE, "<arg_value>", VALUE_END], OK, {"a": "<arg_value>"}),
+        (["f\n"], OK, {}),
+        ([KEY, "a", KEY_END], NAMELESS, None),
+        (["f", KEY, "a", KEY_END, "\n"], INVALID, None),
+        (["f", VALUE, "a", VALUE_END], INVALID, None),
+        (["f", KEY, "a", KEY_END, "hm", VALUE, "x", VALUE_END], INVALID, None),
+    ],
+)
+def test_a_call_of_keys_and_values(
+    body: list[Segment], status: AttemptStatus, arguments: dict[str, str] | None
+) -> None:
+    (attempt,) = arg_pairs(body)
+    check(attempt, status)
+    assert attempt.arguments == arguments
+
+
+QUOTED = Marker(QUOTE)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "arguments"),
+    [
+        (["call:f{a:", QUOTED, 'x "y", b:1', QUOTED, ",b:[1,", QUOTED, "z", QUOTED, "],c:{d:true}}"], OK, None),
+        (["call:f{}"], OK, {}),
+        (["call:f{a:-1.5,b_c:null}"], OK, {"a": -1.5, "b_c": None}),
+        (["call:f{a:", QUOTED, "x"], UNCLOSED, None),
+        (["call:f{a:}"], INVALID, None),
+        (["call:{}"], NAMELESS, None),
+        (["f{}"], NAMELESS, None),
+        ([QUOTED, "call:f{}", QUOTED], NAMELESS, None),
+    ],
+)
+def test_a_call_of_gemma(body: list[Segment], status: AttemptStatus, arguments: dict[str, object] | None) -> None:
+    (attempt,) = gemma_object(body)
+    check(attempt, status)
+    if arguments is not None:
+        assert attempt.arguments == arguments
+
+
+def test_a_string_of_gemma_is_taken_as_it_is() -> None:
+    (attempt,) = gemma_object(["call:f{a:", QUOTED, 'x "y", b:1\n', QUOTED, ",b:[", QUOTED, "z", QUOTED, "]}"])
+    assert attempt.arguments == {"a": 'x "y", b:1\n', "b": ["z"]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ("[f(a='x', b=-1), server.g()]", [(OK, "f", {"a": "x", "b": -1}), (OK, "server.g", {})]),
+        ("[f(a='two\nlines', b=\"it's\")]", [(OK, "f", {"a": "two\nlines", "b": "it's"})]),
+        (
+            "[f(a={'k': [1, true, null]}, b=True, c=None)]",
+            [(OK, "f", {"a": {"k": [1, True, None]}, "b": True, "c": None})],
+        ),
+        ("f(a=1)", [(OK, "f", {"a": 1})]),
+        ("[f(1)]", [(BAD, "f", None)]),
+        ("[f(**x)]", [(BAD, "f", None)]),
+        ("[f(a=open('x'))]", [(INVALID, "f", None)]),
+        ("[f(a={**b})]", [(INVALID, "f", None)]),
+        ("[f(a=1e999)]", [(INVALID, "f", None)]),
+        ("[f(a='\\ud800')]", [(INVALID, "f", None)]),
+        ("[f(a='x]", [(INVALID, None, None)]),
+        ("[]", [(NAMELESS, None, None)]),
+        ("['f']", [(NAMELESS, None, None)]),
+        ("[f()()]", [(NAMELESS, None, None)]),
+        ("-" * 100_000 + "1", [(INVALID, None, None)]),
+        ("f(a=" + "1+" * 100_000 + "1)", [(INVALID, None, None)]),
+    ],
+)
+def test_calls_of_python(raw: str, expected: list[tuple[AttemptStatus, str | None, object]]) -> None:
+    attempts = python_calls([raw])
+    assert [(a.status, a.name, a.arguments) for a in attempts] == expected
+    for attempt in attempts:
+        check(attempt, attempt.status)
+
+
+@pytest.mark.parametrize(
+    ("segments", "closed", "statuses", "content"),
+    [
+        (['{"name": "f", "parameters": {"a": 1}}'], True, [OK], ""),
+        (['\n{ "name" : "f", "arguments": {}}'], True, [OK], ""),
+        ([Marker("<|python_tag|>"), '{"name": "f", "parameters": {}}'], True, [OK], ""),
+        ([Marker("<|python_tag|>"), "f.call(a=1)"], True, [INVALID], ""),
+        (['{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}} done'], True, [OK, OK], "done"),
+        (['{"name": "f", "parameters": {"a'], False, [UNCLOSED], ""),
+        (['{"name": "f", "parameters": {"a'], True, [INVALID], ""),
+        (['{"name": "f", "parameters": 3}'], True, [BAD], ""),
+        (['{"answer": 5}'], True, [], '{"answer": 5}'),
+        (['I say {"name": 1}'], True, [], 'I say {"name": 1}'),
+        ([], True, [], ""),
+    ],
+)
+def test_a_turn_of_llama(segments: list[Segment], closed: bool, statuses: list[AttemptStatus], content: str) -> None:
+    turn = BareJson().read(segments, closed=closed, thinking=False)
+    assert [attempt.status for attempt in turn.attempts] == statuses and turn.content == content
+    for attempt in turn.attempts:
+        check(attempt, attempt.status)
+
+
+START, END, CHANNEL, MESSAGE, CONSTRAIN = map(
+    Marker, ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>")
+)
+ANALYSIS: list[Segment] = [CHANNEL, "analysis", MESSAGE, "hm", END, START, "assistant"]
+
+
+def test_a_turn_of_harmony() -> None:
+    forms: list[list[Segment]] = [
+        [" to=functions.f", CHANNEL, "commentary json", MESSAGE, '{"a": 1}'],
+        [CHANNEL, "commentary to=functions.f ", CONSTRAIN, "json", MESSAGE, '{"a": 1}'],
+    ]
+    for form in forms:
+        turn = Harmony().read([*ANALYSIS, *form], closed=True, thinking=False)
+        (attempt,) = turn.attempts
+        assert (attempt.status, attempt.name, attempt.arguments) == (OK, "f", {"a": 1})
+        assert turn.reasoning == "hm" and turn.content == ""
+        cut = Harmony().read([*ANALYSIS, *form], closed=False, thinking=False)
+        assert [attempt.status for attempt in cut.attempts] == [UNCLOSED]
+    answer = Harmony().read([*ANALYSIS, CHANNEL, "final", MESSAGE, "42"], closed=True, thinking=False)
+    assert (answer.content, answer.reasoning, answer.attempts) == ("42", "hm", ())
+
+
+@pytest.mark.parametrize(
+    ("segments", "statuses"),
+    [
+        ([" to=functions.", CHANNEL, "commentary", MESSAGE, "{}"], [NAMELESS]),
+        ([" to=functions.f", CHANNEL, "commentary", MESSAGE, "{"], [INVALID]),
+        ([" to=functions.f", CHANNEL, "commentary", MESSAGE, "[]"], [BAD]),
+        ([" to=functions.f", CHANNEL, "commentary", MESSAGE, ""], [OK]),
+        ([*ANALYSIS[:-3], '{"name": "f"} to=functions.f'], []),
+        (["no header at all"], []),
+        ([MESSAGE, MESSAGE, START, START, END], []),
+    ],
+)
+def test_malformed_turns_of_harmony(segments: list[Segment], statuses: list[AttemptStatus]) -> None:
+    turn = Harmony().read(segments, closed=True, thinking=False)
+    assert [attempt.status for attempt in turn.attempts] == statuses
