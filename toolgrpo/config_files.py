@@ -39,6 +39,19 @@ ALIASES = {"max_grpo_completion_length": "max_completion_length"}
 
 _MAX_CONFIG_BYTES = 1 << 20
 
+# What argparse and Transformers say about a flag, in our words.
+_SAID_PLAINLY = tuple(
+    (re.compile(said), plainly)
+    for said, plainly in (
+        (r"^argument (--\w+)(?:/-[\w-]+)*: ", r"\1 "),
+        (r"invalid int value: (.*)", r"must be a whole number, got \1"),
+        (r"invalid float value: (.*)", r"must be a number, got \1"),
+        (r"Truthy value expected: got (.*?) but expected one of .*", r"must be true or false, got '\1'"),
+        (r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2; got \1"),
+        (r"expected (?:one|at least one) argument", r"needs a value after it"),
+    )
+)
+
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -133,7 +146,9 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         return tuple(outputs[: len(self.dataclass_types)])
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(re.sub(r"^argument (--\w+)(?:/-[\w-]+)*: ", r"\1: ", message))
+        for said, plainly in _SAID_PLAINLY:
+            message = said.sub(plainly, message)
+        raise ConfigError(message)
 
     def _complaint(self, rest: Sequence[str]) -> str:
         flag = next((word for word in rest if word.startswith("--")), None)

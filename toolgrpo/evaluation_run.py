@@ -24,7 +24,6 @@ from toolgrpo.config_files import parse_args
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation import given_answer, grade, succeeded
 from toolgrpo.evaluation_report import Comparison, EpisodeFacts, ModelReport, ToolCallFacts
-from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.rewards import Reward
 from toolgrpo.run_arguments import ScriptArguments, check_arguments
@@ -126,11 +125,10 @@ class EvaluationRun:
             path = parts.model_path(name)
             merged = _merged_adapter(Path(path), parts.model_init_kwargs())
             parts.config.model_init_kwargs = None if merged else parts.model_init_kwargs()
-            trainer = ToolGRPOTrainer(
-                model=merged.model if merged else path,
+            trainer = parts.trainer(
+                merged.model if merged else path,
                 processing_class=merged.tokenizer if merged else None,
                 reward_funcs=rewards,
-                args=parts.config,
                 train_dataset=rows,  # TRL wants one; nothing is trained
                 tools=tools,
             )
@@ -139,8 +137,6 @@ class EvaluationRun:
                 tools.close()
             raise
         trainer.model.eval()
-        trainer.progress = RunProgress(self.terminal.console)
-        self.terminal.say(f"engine    {trainer.engine_choice.name} ({trainer.engine_choice.why})")
         return trainer, rewards
 
     def _episodes(
@@ -186,7 +182,7 @@ def parse_evaluation_arguments(
     evaluation, script, config, model = parse_args(
         (EvaluationArguments, ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv)
     )
-    check_arguments(script, model)
+    check_arguments(script, config, model)
     return evaluation, script, config, model
 
 

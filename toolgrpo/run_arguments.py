@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from trl import ModelConfig
 
@@ -69,12 +70,16 @@ class ScriptArguments:
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """The command line over the YAML file over the defaults."""
     script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv))
-    check_arguments(script, model)
+    check_arguments(script, config, model)
     return script, config, model
 
 
-def check_arguments(script: ScriptArguments, model: ModelConfig) -> None:
-    """What must be given is given, once."""
+def check_arguments(script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig) -> None:
+    """What must be given is given, once, and the output folder can be written."""
+    _check_paths(script)
+    lora = [f.name for f in fields(model) if f.name.startswith("lora_") and getattr(model, f.name) != f.default]
+    if lora and not model.use_peft:
+        raise ConfigError(f"{lora[0]} is given, but not use_peft, so all weights would be trained; add --use_peft")
     for name, flag in (
         ("model_name_or_path", model.model_name_or_path),
         ("dataset_id_or_path", script.dataset_id_or_path),
@@ -87,3 +92,21 @@ def check_arguments(script: ScriptArguments, model: ModelConfig) -> None:
         raise ConfigError("no reward is given: --reward_fn FILE.py, or --reward NAME for a built-in (e.g. accuracy)")
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
+    try:
+        Path(config.output_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--output_dir {config.output_dir} cannot be a folder to write to: {error.strerror}; choose another one"
+        ) from error
+
+
+def _check_paths(script: ScriptArguments) -> None:
+    """Mistakes that are the same for every file flag: nothing after it (an unset variable of a shell), or a folder."""
+    for name in ("tools_script", "tool_functions_module", "environment", "mcp_config", "reward_fn"):
+        value = getattr(script, name)
+        if value is not None and not value.strip():
+            raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
+    for name in ("tools_script", "environment", "mcp_config", "reward_fn"):
+        path = str(getattr(script, name) or "").partition(":")[0]
+        if path and Path(path).is_dir():
+            raise ConfigError(f"--{name} {path} is a folder; give the file in it")

@@ -14,13 +14,15 @@ from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.data import BadRows, check_gold, load_tasks
-from toolgrpo.errors import ConfigError, DataError, ModelError
+from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.rewards import Reward, get_reward, load_reward
 from toolgrpo.rollout.offered import check_tool_names
 from toolgrpo.run_arguments import ScriptArguments
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 __all__ = ["RunParts"]
 
@@ -119,6 +121,19 @@ class RunParts:
         if quantization is not None:
             kwargs["quantization_config"] = quantization
         return {key: value for key, value in kwargs.items() if value is not None}
+
+    def trainer(self, model: Any, **arguments: Any) -> ToolGRPOTrainer:
+        """The trainer; what a library says against the settings meanwhile is shown as the user's mistake it is."""
+        try:
+            trainer = ToolGRPOTrainer(model=model, args=self.config, **arguments)
+        except ToolGRPOError:
+            raise
+        except (ValueError, ImportError, OSError) as error:
+            raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
+        trainer.progress = RunProgress(self.terminal.console)
+        choice = trainer.engine_choice
+        self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
+        return trainer
 
     def peft_config(self) -> Any:
         """LoRA on the attention and MLP projections, unless the user names other modules."""

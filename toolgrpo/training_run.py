@@ -20,7 +20,7 @@ from rich.table import Table
 from trl import ModelConfig
 
 from toolgrpo.evaluation import SuccessRate, grade, succeeded
-from toolgrpo.observe.progress import RunProgress, StepsCallback
+from toolgrpo.observe.progress import StepsCallback
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.run_arguments import ScriptArguments, parse_arguments
 from toolgrpo.run_parts import RunParts
@@ -80,10 +80,9 @@ class TrainingRun:
             parts.check(dataset, tools, rewards)
             self.config.disable_tqdm = True
             self.config.model_init_kwargs = parts.model_init_kwargs()
-            trainer = ToolGRPOTrainer(
-                model=parts.model_path(str(parts.model.model_name_or_path)),
+            trainer = parts.trainer(
+                parts.model_path(str(parts.model.model_name_or_path)),
                 reward_funcs=rewards,
-                args=self.config,
                 train_dataset=dataset,
                 tools=tools,
                 peft_config=parts.peft_config(),
@@ -92,8 +91,6 @@ class TrainingRun:
             if tools is not None:
                 tools.close()
             raise
-        say(f"engine    {trainer.engine_choice.name} ({trainer.engine_choice.why}), {trainer.chat.name} chat format")
-        trainer.progress = RunProgress(self.terminal.console)
         trainer.add_callback(StepsCallback(trainer.progress))
         return trainer, heldout
 
@@ -155,7 +152,7 @@ class TrainingRun:
             self.terminal.console.print(table)
         seconds = summary["seconds_per_step"]
         self.terminal.say(
-            f"{summary['steps']} steps, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
+            f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
             f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
         )
         for name in ("model", "episodes", "log"):

@@ -88,6 +88,8 @@ def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
         return _Resolved(ArithmeticTasks(split, limit), dict)
     if name in FORMATS and not Path(spec).exists():
         format_ = FORMATS[name]
+        if colon and not rest:
+            raise DataError(f"{spec!r} names no file; write {name}:PATH for local rows, or {name} for those of the hub")
         if colon:
             return _Resolved(FileRows(Path(rest), split), format_.convert)
         if split not in format_.splits:

@@ -62,7 +62,8 @@ class Mixture:
     @classmethod
     def from_file(cls, path: Path) -> Mixture:
         try:
-            content = _MixtureFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+            read = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = _MixtureFile.model_validate({} if read is None else read)
         except OSError as error:
             raise DataError(f"the mixture {path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:

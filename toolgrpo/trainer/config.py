@@ -92,6 +92,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and never exact.
             self.bf16: bool | None = bool(self.bf16)
             self._use_gloo()
+        self._check_numbers()
         super().__post_init__()
         if self.engine not in ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")
@@ -118,6 +119,17 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             self.ddp_backend: str | None = self.ddp_backend or "gloo"
         else:
             self.use_cpu: bool = True
+
+    def _check_numbers(self) -> None:
+        """What TRL and Transformers take without a word, or answer with a division by zero."""
+        for name, least in (
+            *(("num_generations", 2), ("per_device_train_batch_size", 1), ("gradient_accumulation_steps", 1)),
+            *(("temperature", 0), ("beta", 0), ("learning_rate", 0)),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                why = " (GRPO compares the episodes of a group)" if name == "num_generations" else ""
+                raise ConfigError(f"{name} must be at least {least}{why}, got {value}")
 
     def episode_limits(self) -> EpisodeLimits:
         """The limits of an episode as one value."""
