@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolgrpo.trajectory import (
+    AttemptStatus,
+    CallAttempt,
+    Ledger,
+    StopReason,
+    ToolErrorKind,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+
+PROMPT = [1, 2, 3]
+ids = st.lists(st.integers(0, 200_000), max_size=6)
+steps = st.lists(st.tuples(st.booleans(), ids), max_size=12)
+
+
+def example() -> Trajectory:
+    ledger = Ledger(PROMPT)
+    ledger.sampled([4, 5], [-0.1, -0.2])
+    ledger.context([6])
+    ledger.sampled([7], [-0.3])
+    call = CallAttempt(AttemptStatus.OK, '{"name": "f"}', "f", {"a": [1, {"b": None}], "ü": "\U0001f600"})
+    broken = CallAttempt(AttemptStatus.INVALID_JSON, "{", detail="the call is not valid JSON")
+    good = ToolResult("3", "f", started_s=0.5, duration_s=0.25, cached=True)
+    bad = ToolResult("Error: no", None, ToolErrorKind.INVALID_JSON, truncated=True)
+    ledger.turn(Turn(0, 2, "well", "hm", (call, broken), (good, bad), duration_s=1.5))
+    ledger.turn(Turn(3, 4, "done", None, closed=False))
+    ledger.say({"role": "assistant", "content": "well"}, {"role": "tool", "content": "3", "name": "f"})
+    return ledger.finish(
+        StopReason.LENGTH, started_s=10.0, duration_s=2.0, failure="why", reward=0.5, metadata={"row": 3}
+    )
+
+
+@given(steps=steps)
+def test_the_mask_is_one_exactly_on_what_was_sampled(steps: list[tuple[bool, list[int]]]) -> None:
+    ledger = Ledger(PROMPT)
+    expected: list[tuple[int, int, float | None]] = []
+    for sampled, tokens in steps:
+        if sampled:
+            ledger.sampled(tokens, [-float(token) for token in tokens])
+            expected += [(token, 1, -float(token)) for token in tokens]
+        else:
+            ledger.context(tokens)
+            expected += [(token, 0, None) for token in tokens]
+        assert len(ledger) == len(expected) and ledger.all_ids == PROMPT + [token for token, _, _ in expected]
+    done = ledger.finish(StopReason.FINISHED)
+    assert list(zip(done.ids, done.mask, done.logprobs, strict=True)) == expected
+    assert done.prompt_ids == tuple(PROMPT) and done.has_logprobs
+    assert (done.n_sampled, done.n_context) == (sum(m for _, m, _ in expected), sum(not m for _, m, _ in expected))
+
+
+def test_a_record_is_json_and_gives_the_trajectory_back() -> None:
+    done = example()
+    text = json.dumps(done.to_record(), allow_nan=False)
+    assert Trajectory.from_record(json.loads(text)) == done
+    assert Trajectory.from_record(done.to_record()) == done
+    assert json.dumps(Trajectory.from_record(json.loads(text)).to_record(), allow_nan=False) == text
+
+
+def test_a_record_shares_nothing_with_its_trajectory() -> None:
+    done = example()
+    record = done.to_record()
+    record["messages"][0]["content"] = "changed"
+    record["turns"][0]["attempts"][0]["arguments"]["a"] = "changed"
+    assert done == example()
+
+
+@given(steps=steps, logprobs=st.booleans())
+def test_any_ledger_round_trips(steps: list[tuple[bool, list[int]]], logprobs: bool) -> None:
+    ledger = Ledger(PROMPT, expects_logprobs=logprobs)
+    for sampled, tokens in steps:
+        if sampled:
+            ledger.sampled(tokens, [-1.5] * len(tokens) if logprobs else None)
+        else:
+            ledger.context(tokens)
+    done = ledger.finish(StopReason.DEADLINE)
+    assert Trajectory.from_record(json.loads(json.dumps(done.to_record()))) == done
+
+
+def test_log_probabilities_are_required_where_the_engine_gives_them_and_never_invented() -> None:
+    with pytest.raises(ValueError, match="2 sampled tokens came without"):
+        Ledger(PROMPT).sampled([4, 5], None)
+    with pytest.raises(ValueError, match="2 sampled tokens came with 1"):
+        Ledger(PROMPT).sampled([4, 5], [-0.1])
+    ledger = Ledger(PROMPT, expects_logprobs=False)
+    ledger.sampled([4, 5], None)
+    done = ledger.finish(StopReason.FINISHED)
+    assert done.logprobs == (None, None) and not done.has_logprobs
+
+
+def test_a_sampled_zero_is_a_log_probability_and_not_a_missing_one() -> None:
+    ledger = Ledger(PROMPT)
+    ledger.sampled([4], [0.0])
+    done = ledger.finish(StopReason.FINISHED)
+    assert done.has_logprobs and Trajectory.from_record(done.to_record()).logprobs == (0.0,)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda ledger: ledger.sampled([1], [-1.0]),
+        lambda ledger: ledger.context([1]),
+        lambda ledger: ledger.say({"role": "assistant", "content": ""}),
+        lambda ledger: ledger.turn(Turn(0, 0, "", None)),
+        lambda ledger: ledger.finish(StopReason.FINISHED),
+    ],
+)
+def test_a_finished_ledger_takes_nothing(verb: Any) -> None:
+    ledger = Ledger(PROMPT)
+    done = ledger.finish(StopReason.FINISHED)
+    with pytest.raises(ValueError, match="finished"):
+        verb(ledger)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        done.ids = (1,)  # type: ignore[misc]
+
+
+def test_what_is_malformed_does_not_become_a_ledger_or_a_trajectory() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        Ledger([])
+    with pytest.raises(ValueError, match="one length; got 2, 1, 2"):
+        dataclasses.replace(example(), ids=(1, 2), mask=(1,), logprobs=(None, None))
+
+
+def test_attempts_and_results_of_all_turns_stand_in_order() -> None:
+    done = example()
+    assert [attempt.status for attempt in done.attempts] == [AttemptStatus.OK, AttemptStatus.INVALID_JSON]
+    assert [result.ok for result in done.results] == [True, False]
+    assert done.turns[0].closed and not done.turns[1].closed
