@@ -162,6 +162,8 @@ TABLE: list[tuple[str, str]] = [
     ("--temperature -1", "temperature must be at least 0, got -1.0"),
     ("--engine vlm", "must be one of 'auto', 'vllm_colocate'"),
     ("--engine transformers --vllm_server_urls http://x", "vllm_server_urls is given, but engine is 'transformers'"),
+    ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
+    ('--chat_template_kwargs {"enable_thinking":false}', "has no effect here; use enable_thinking"),
     ("--engine_retries -1", "engine_retries must be at least 0, got -1"),
     ("--prefix_sharing maybe", "must be one of 'auto', 'on', 'off'"),
     ("--max_tokens_per_pass 0", "max_tokens_per_pass must be a positive number"),

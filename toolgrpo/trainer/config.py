@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from trl import GRPOConfig
@@ -14,6 +14,17 @@ from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.trainer.prefix_sharing import MODES, SharedPass
 
 __all__ = ["ENGINES", "ToolGRPOConfig"]
+
+# Fields of TRL that steer its own generation, which does not run here, and what to use instead.
+_WITHOUT_EFFECT = {
+    "max_tool_calling_iterations": "use max_turns (a turn more than iterations: the last one answers)",
+    "chat_template_kwargs": "use enable_thinking, the one template argument there is",
+    "generation_kwargs": "use temperature, top_p, top_k, min_p and repetition_penalty",
+    "cache_implementation": "leave it out",
+    "vllm_structured_outputs_regex": "leave it out; malformed calls are answered with what is wrong",
+    "use_transformers_continuous_batching": "leave it out; the transformers engine batches as it goes",
+    "use_transformers_paged": "leave it out; the transformers engine batches as it goes",
+}
 
 ENGINES = ("auto", "vllm_colocate", "vllm_server", "transformers")
 
@@ -92,7 +103,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and never exact.
             self.bf16: bool | None = bool(self.bf16)
             self._use_gloo()
-        self._check_numbers()
+        self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")
@@ -120,8 +131,12 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         else:
             self.use_cpu: bool = True
 
-    def _check_numbers(self) -> None:
+    def _check_fields_of_trl(self) -> None:
         """What TRL and Transformers take without a word, or answer with a division by zero."""
+        defaults = {known.name: known.default for known in fields(self)}
+        for name, instead in _WITHOUT_EFFECT.items():
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"{name} steers TRL's own generation and has no effect here; {instead}")
         for name, least in (
             *(("num_generations", 2), ("per_device_train_batch_size", 1), ("gradient_accumulation_steps", 1)),
             *(("temperature", 0), ("beta", 0), ("learning_rate", 0)),
