@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import check_request
@@ -27,13 +29,17 @@ __all__ = ["VLLMColocateEngine"]
 
 
 class VLLMColocateEngine:
-    """The `vllm_colocate` engine."""
+    """The `vllm_colocate` engine.
+
+    With `save_adapter` only a LoRA adapter is handed over in each step: it is called with a folder to save it in.
+    """
 
     name = "vllm_colocate"
     gives_logprobs = True
 
-    def __init__(self, vllm: StepEngine) -> None:
+    def __init__(self, vllm: StepEngine, save_adapter: Callable[[Path], Any] | None = None) -> None:
         self._vllm = vllm
+        self._save_adapter = save_adapter
         self._numbers = itertools.count()
         self._waiting: dict[str, asyncio.Future[Sample]] = {}
         self._aborted: list[str] = []
@@ -79,7 +85,13 @@ class VLLMColocateEngine:
         self._vllm.sleep()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._vllm.load_weights(weights)
+        """With adapters alone, `weights`, the merged ones, are not even walked."""
+        if self._save_adapter is None:
+            self._vllm.load_weights(weights)
+            return
+        with tempfile.TemporaryDirectory(prefix="toolgrpo-adapter-") as folder:
+            self._save_adapter(Path(folder))
+            self._vllm.load_adapter(Path(folder))
 
     def shutdown(self) -> None:
         self._vllm.shutdown()

@@ -7,6 +7,7 @@ What is used, and why (`tests/contract/test_vllm_seam.py` fails with a sentence 
 * `LLMEngine.add_request/step/abort_request/has_unfinished_requests`: the engine, one step at a time;
 * `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform (loading parameter by
   parameter crashes on the CPU, where vLLM has repacked them);
+* `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the base model, a new one each step;
 * on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with: it is packed again
   after every reload;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function that does nothing:
@@ -19,12 +20,14 @@ import importlib.metadata
 import importlib.util
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.errors import EngineError
@@ -74,6 +77,7 @@ class VLLMOptions:
     enable_sleep_mode: bool = False
     trust_remote_code: bool = False
     seed: int = 0
+    lora_rank: int | None = None  # of the adapters that will be loaded; None: none will be
 
 
 @contextmanager
@@ -97,12 +101,21 @@ def _prepare_environment(options: VLLMOptions) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.kv_cache_gib))
 
 
-def start_vllm(config: PretrainedConfig, options: VLLMOptions) -> StepEngine:
-    """Start vLLM in this process. `config.architectures` must name the model class. No tokenizer is loaded."""
+def start_vllm(
+    config: PretrainedConfig, options: VLLMOptions, weights: Mapping[str, torch.Tensor] | None = None
+) -> StepEngine:
+    """Start vLLM in this process. `config.architectures` must name the model class. No tokenizer is loaded.
+
+    Without `weights` the model starts with random ones, and `load_weights` has to come before the first request.
+    """
     _prepare_environment(options)
     on_cpu = not torch.cuda.is_available()
     folder = tempfile.TemporaryDirectory(prefix="toolgrpo-vllm-")
     config.save_pretrained(folder.name)
+    if weights is not None:
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in weights.items()}, f"{folder.name}/model.safetensors"
+        )
     with torch_threads_kept():
         from vllm import EngineArgs, LLMEngine
 
@@ -110,7 +123,13 @@ def start_vllm(config: PretrainedConfig, options: VLLMOptions) -> StepEngine:
             arguments = EngineArgs(
                 model=folder.name,
                 skip_tokenizer_init=True,
-                load_format="dummy",  # the trainer's weights are pushed before the first rollout
+                load_format="dummy" if weights is None else "safetensors",
+                enable_lora=options.lora_rank is not None,
+                **(
+                    {}
+                    if options.lora_rank is None
+                    else {"max_lora_rank": _served_rank(options.lora_rank), "max_loras": 1}
+                ),
                 dtype=str(options.dtype).removeprefix("torch."),
                 max_model_len=options.max_model_len,
                 max_num_seqs=options.max_num_seqs,
@@ -136,6 +155,11 @@ def start_vllm(config: PretrainedConfig, options: VLLMOptions) -> StepEngine:
     return StepEngine(engine, sleep_mode=options.enable_sleep_mode)
 
 
+def _served_rank(rank: int) -> int:
+    """The smallest rank vLLM has that an adapter of this rank fits into."""
+    return next((served for served in (8, 16, 32, 64, 128, 256, 320, 512) if served >= rank), rank)
+
+
 class StepEngine:
     """A vLLM `LLMEngine` in this process, driven one step at a time. Knows token ids only."""
 
@@ -143,6 +167,7 @@ class StepEngine:
         self._engine = engine
         self._sleep_mode = sleep_mode
         self._asleep = False
+        self._adapter: Any = None
 
     @property
     def max_model_len(self) -> int:
@@ -172,7 +197,8 @@ class StepEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._engine.add_request(request_id, {"prompt_token_ids": list(request.ids)}, params)
+        prompt = {"prompt_token_ids": list(request.ids)}
+        self._engine.add_request(request_id, prompt, params, lora_request=self._adapter)
         return request_id
 
     def step(self) -> list[tuple[str, Sample]]:
@@ -191,6 +217,20 @@ class StepEngine:
             )
             self._engine.apply_model(repack_tied_heads)
             self._engine.reset_prefix_cache()
+
+    def load_adapter(self, folder: Path) -> None:
+        """Use the LoRA adapter in `folder` (PEFT's format) from now on, and forget the one before."""
+        from vllm.lora.request import LoRARequest
+
+        self.wake()
+        before = self._adapter
+        number = 1 if before is None else before.lora_int_id + 1
+        # Under a name of its own, so that no prefix cached with an older adapter is taken for it.
+        self._adapter = LoRARequest(f"toolgrpo-{number}", number, str(folder))
+        with torch_threads_kept():
+            if before is not None:
+                self._engine.remove_lora(before.lora_int_id)
+            self._engine.add_lora(self._adapter)
 
     def sleep(self) -> None:
         """Give the accelerator's memory to the training pass, where sleep mode is on."""

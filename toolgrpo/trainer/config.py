@@ -13,7 +13,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.trainer.prefix_sharing import MODES, SharedPass
 
-__all__ = ["ENGINES", "ToolGRPOConfig"]
+__all__ = ["ENGINES", "LORA_SYNCS", "ToolGRPOConfig"]
 
 # Fields of TRL that steer its own generation, which does not run here, and what to use instead.
 _WITHOUT_EFFECT = {
@@ -27,6 +27,7 @@ _WITHOUT_EFFECT = {
 }
 
 ENGINES = ("auto", "vllm_colocate", "vllm_server", "transformers")
+LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
@@ -70,6 +71,13 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     vllm_server_urls: list[str] | None = field(
         default=None, metadata={"help": "URLs of one or several running `vllm serve` (engine vllm_server)."}
     )
+    vllm_lora_sync: str = field(
+        default="merge",
+        metadata={
+            "help": "How vLLM gets a LoRA policy: merge (into the weights, which are sent whole) or adapter (alone).",
+            "choices": LORA_SYNCS,
+        },
+    )
     vllm_kv_cache_gib: int = field(default=1, metadata={"help": "KV cache of colocated vLLM on the CPU, in GiB."})
     vllm_enforce_eager: bool | None = field(
         default=None, metadata={"help": "Do not compile in colocated vLLM; default: on the CPU (starts 20 s sooner)."}
@@ -111,6 +119,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             raise ConfigError(
                 f"vllm_server_urls is given, but engine is {self.engine!r}; use engine vllm_server (or auto)"
             )
+        if self.vllm_lora_sync not in LORA_SYNCS:
+            raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
         for name in ("tool_timeout", "episode_timeout"):
             value = getattr(self, name)
             if value is not None and value <= 0:

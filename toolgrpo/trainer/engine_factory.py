@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from accelerate.utils import broadcast_object_list
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.choose import EngineChoice, choose_engine
 from toolgrpo.errors import ConfigError
+from toolgrpo.trainer.adapters import adapter_config, adapter_saver, base_model, base_weights
 
 __all__ = ["build_engine", "compute_dtype"]
 
@@ -47,7 +49,7 @@ def _vllm_colocate(trainer: Any) -> Engine:
             f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
             f"{args.vllm_tensor_parallel_size}` and use --engine vllm_server --vllm_server_urls URL."
         )
-    base = _base_model(trainer)
+    base = base_model(trainer)
     config = type(base.config).from_dict({**base.config.to_dict(), "architectures": [type(base).__name__]})
     episodes = args.per_device_train_batch_size * args.steps_per_generation
     options = VLLMOptions(
@@ -61,11 +63,15 @@ def _vllm_colocate(trainer: Any) -> Engine:
         trust_remote_code=args.trust_remote_code,
         seed=args.seed + trainer.accelerator.process_index,
     )
-    return VLLMColocateEngine(start_vllm(config, options))
+    save_adapter = adapter_saver(trainer)
+    if save_adapter is None:
+        return VLLMColocateEngine(start_vllm(config, options))
+    options = replace(options, lora_rank=adapter_config(trainer).r)
+    return VLLMColocateEngine(start_vllm(config, options, base_weights(base)), save_adapter)
 
 
 def _vllm_server(trainer: Any) -> Engine:
-    from toolgrpo.engines.server_weights import DiskWeights
+    from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
     from toolgrpo.engines.vllm_server import VLLMServerEngine
 
     args, accelerator = trainer.args, trainer.accelerator
@@ -73,9 +79,11 @@ def _vllm_server(trainer: Any) -> Engine:
         args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
     ]
     (run_id,) = broadcast_object_list([uuid.uuid4().hex[:12]])  # the same in every process
+    folder = Path(args.output_dir) / "vllm_weights"
+    save_adapter = adapter_saver(trainer)
     return VLLMServerEngine(
         urls,
-        weights=DiskWeights(Path(args.output_dir) / "vllm_weights", run_id=run_id),
+        weights=DiskWeights(folder, run_id) if save_adapter is None else LoraWeights(folder, save_adapter, run_id),
         ready_timeout_s=args.vllm_server_timeout,
         is_main_process=accelerator.is_main_process,
         wait_for_everyone=accelerator.wait_for_everyone,
@@ -93,12 +101,7 @@ def _transformers(trainer: Any) -> Engine:
         "seed": args.seed + trainer.accelerator.process_index,
     }
     if trainer.backend.splits_parameters:
-        base = _base_model(trainer)
+        base = base_model(trainer)
         replica = type(base)(base.config).to(trainer.accelerator.device, compute_dtype(trainer))
         return ReplicaEngine(replica, **options)
     return TransformersEngine(lambda: trainer.accelerator.unwrap_model(trainer.model), **options)
-
-
-def _base_model(trainer: Any) -> Any:
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

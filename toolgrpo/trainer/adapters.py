@@ -1,0 +1,65 @@
+"""LoRA policies and the engine: what is sent when only the adapter is (`vllm_lora_sync: adapter`), and when it may be.
+
+`merge` sends the whole model, with the adapter added into it, after every step. `adapter` sends a few megabytes; vLLM
+adds the adapter's product to the base model's at every token, so the engine is a little slower and its sums are rounded
+in another order.
+
+Not covered: adapters with trained biases, whole trained modules or DoRA, which vLLM does not serve: refused with a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolgrpo.errors import ConfigError
+
+__all__ = ["adapter_config", "adapter_saver", "base_model", "base_weights"]
+
+_PLAIN = {"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False}
+
+
+def base_model(trainer: Any) -> Any:
+    """The transformers model, without wrappers and adapters around it."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def adapter_config(trainer: Any) -> Any:
+    """The PEFT config of the adapter that is trained."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return model.peft_config[model.active_adapter]
+
+
+def adapter_saver(trainer: Any) -> Callable[[Path], Any] | None:
+    """Writes the adapter into a folder, in PEFT's format; None where whole weights are sent."""
+    if trainer.args.vllm_lora_sync == "merge":
+        return None
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(model, "peft_config"):
+        raise ConfigError("vllm_lora_sync is adapter, but no adapter is trained; add --use_peft, or set it to merge")
+    if trainer.backend.splits_parameters:
+        raise ConfigError(
+            f"vllm_lora_sync adapter needs whole parameters in every process, and {trainer.backend} splits them; set it to "
+            f"merge, or use DDP or ZeRO-2"
+        )
+    config = adapter_config(trainer)
+    for name, plain in _PLAIN.items():
+        value = getattr(config, name, plain) or plain
+        if value != plain:
+            raise ConfigError(
+                f"vLLM serves plain LoRA adapters only, and this one has {name}={value!r}; set vllm_lora_sync to merge"
+            )
+    return lambda folder: model.save_pretrained(str(folder))
+
+
+def base_weights(base: Any) -> dict[str, torch.Tensor]:
+    """The weights under the adapter, by their checkpoint names; tied ones once."""
+    return {
+        name.replace(".base_layer", ""): parameter
+        for name, parameter in base.named_parameters()
+        if ".lora_" not in name
+    }
