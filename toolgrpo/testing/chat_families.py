@@ -28,14 +28,15 @@ class _Tokens:
 _THINK = ("<think>", "</think>")
 _CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _LFM2 = ("tool_list", "tool_call", "tool_response")
 
 # By the beginning of a template's name; the first that fits.
 _FAMILIES: dict[str, _Tokens] = {
-    "qwen2_5_vl": _Tokens((*_CHATML, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"), eos="<|im_end|>"),
+    "qwen2_5_vl": _Tokens((*_CHATML, *_VISION), eos="<|im_end|>"),
     "qwen2_5": _Tokens(_CHATML, _CALLS[:2], eos="<|im_end|>"),
-    "qwen": _Tokens(_CHATML, (*_CALLS, *_THINK), eos="<|im_end|>"),
-    "nemotron": _Tokens(_CHATML, (*_CALLS[:2], *_THINK), eos="<|im_end|>"),
+    "qwen": _Tokens((*_CHATML, *_VISION), (*_CALLS, *_THINK), eos="<|im_end|>"),
+    "nemotron": _Tokens(_CHATML, (*_CALLS, *_THINK), eos="<|im_end|>"),
     "lfm2": _Tokens(
         ("<|startoftext|>", *_CHATML, *(f"<|{name}_{side}|>" for name in _LFM2 for side in ("start", "end"))),
         _THINK,
@@ -75,7 +76,7 @@ _FAMILIES: dict[str, _Tokens] = {
         eos="<|endoftext|>",
     ),
     "gemma4": _Tokens(
-        ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|think|>"),
+        ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|think|>", "<|image>", "<|image|>", "<image|>"),
         (
             "<|channel>",
             "<channel|>",

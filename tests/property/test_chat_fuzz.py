@@ -1,0 +1,144 @@
+"""Turns that no model should write, for every reader: nothing raises, and whatever is kept can be written down.
+
+The inputs come from a seeded generator that knows the syntax of every family: truncated, nested, interleaved, repeated,
+with broken JSON, lone surrogates as escapes, control bytes and arguments of a megabyte. 100,000 of them as a slow test; a
+few thousand by default. That time grows linearly is measured in benchmarks/chat.py, not asserted here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+
+import pytest
+
+from toolgrpo.chat import assistant_message, resolve_format
+from toolgrpo.chat.bracketed import Bracketed
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.chat.reading import Marker
+from toolgrpo.testing import trl_tokenizer
+from toolgrpo.trajectory import AttemptStatus
+
+# one template for each reader; gemma and deepseek find their markers as text
+NAMES = ("qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss", "gemma4_v5", "lfm2_2_5", "gemma3", "cohere2")
+SHORT, LONG = 4_500, 108_000
+
+CALLS = [
+    '{"name": "f", "arguments": {"a": 1}}',
+    '{"name": "f", "parameters": {"a": "b"}}',
+    '{"name": "f", "arguments": "{\\"a\\": [1, 2]}"}',
+    "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>",
+    "call:f{a:1,b:[true,null]}",
+    "[f(a='x', b={'k': [1, true]}), g()]",
+    "f\n",
+]
+SCRAPS = [
+    *CALLS,
+    *("{", "}", "[", "]", '"', "'", "\\", ":", ",", "null", "NaN", "-Infinity", "1e999", "\\ud800", "\\u0000", "\x00"),
+    *('{"name": ', '"arguments": ', '{"a":' * 40, "[" * 300, "]" * 300, "(" * 250, "'''", "\n", " " * 50, "\\" * 31),
+    *("<function=", "<parameter=", "</parameter>", "</function>", ">", "to=functions.f", "to=", "analysis", "json"),
+    *("call:", "f(", "f(a=", "=", ")", ";", "lambda: ", "not " * 60, "-" * 99, "a.b", "f'{x}'", "b'x'", "9" * 5000),
+    *(
+        "Grüße",
+        "你好",
+        "\U0001f600",
+        "\u202e",
+        "﷽",
+        "a\u0301",
+        "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
+    ),
+]
+
+
+@cache
+def load(name: str) -> TemplateFormat:
+    chat = resolve_format(trl_tokenizer(name))
+    assert isinstance(chat, TemplateFormat)
+    return chat
+
+
+def ids_of(chat: TemplateFormat, random_: random.Random) -> list[int]:
+    """One input: scraps and markers in any order, cut anywhere, or a well-formed call that was damaged."""
+    control = sorted(chat.control)
+    markers = chat.family.reader.markers
+    parts: list[str] = []
+    for _ in range(random_.randint(0, 12)):
+        draw = random_.random()
+        if draw < 0.35:
+            parts.append(random_.choice(markers))
+        elif draw < 0.4:
+            parts.append(random_.choice(control))
+        elif draw < 0.5 and len(markers) > 1:
+            parts += [markers[0], random_.choice(CALLS), markers[1]]
+        else:
+            parts.append(random_.choice(SCRAPS) * random_.choice([1, 1, 1, 2, 3]))
+    ids = chat.encode("".join(parts))
+    if ids and random_.random() < 0.5:
+        del ids[random_.randrange(len(ids)) :]
+    for _ in range(random_.choice([0, 0, 0, 1, 5])):
+        if ids:
+            ids[random_.randrange(len(ids))] = random_.randrange(256 + len(control))
+    return ids
+
+
+def check(chat: TemplateFormat, ids: list[int], random_: random.Random) -> None:
+    before = chat.encode(random_.choice(["", "x", "<think>\n"]))
+    parsed = chat.parse(ids, before=before)
+    assert parsed.closed == (bool(ids) and ids[-1] in chat.stop_ids)
+    for attempt in parsed.attempts:
+        good = attempt.status is AttemptStatus.OK
+        assert good == (attempt.arguments is not None) == (not attempt.detail)
+        assert attempt.name or not good
+    if isinstance(chat.family.reader, Bracketed) and chat.name != "lfm2":
+        opened = chat.family.reader.call[0]
+        assert len(parsed.attempts) <= chat._decode(ids).count(opened)
+    json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
+    json.dumps([a.name for a in parsed.attempts], ensure_ascii=False).encode()
+
+
+def fuzz(name: str, n_inputs: int) -> None:
+    chat, random_ = load(name), random.Random(f"{name} {n_inputs}")
+    for number in range(n_inputs):
+        ids = ids_of(chat, random_)
+        try:
+            check(chat, ids, random_)
+        except Exception as error:
+            raise AssertionError(f"input {number} of {name}: {chat._decode(ids)!r}") from error
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_few_thousand_turns(name: str) -> None:
+    fuzz(name, SHORT // len(NAMES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_thousand_turns(name: str) -> None:
+    assert LONG >= 100_000
+    fuzz(name, LONG // len(NAMES))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_megabyte_of_arguments(call: str) -> None:
+    huge = {
+        "text": call.replace("a", "a" * 1_000_000, 1),
+        "value": call.replace("1", '"' + "x\\n" * 300_000 + '"', 1),
+        "quotes": call.replace("1", "\\'" * 500_000, 1),
+        "nesting": call.replace("1", "[" * 500_000, 1),
+    }
+    for name in NAMES:
+        reader = load(name).family.reader
+        opening, closing = Marker(reader.markers[0]), Marker(reader.markers[-1])
+        for text in huge.values():
+            for segments in ([opening, text, closing], [opening, text], [text]):
+                parsed = reader.read(segments, closed=True, thinking=False)
+                json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
+                assert sum(len(attempt.raw) for attempt in parsed.attempts) <= 2 * len(text) + 100
+
+
+def test_a_megabyte_of_ids() -> None:
+    chat = load("qwen3")
+    call = json.dumps({"name": "f", "arguments": {"a": "x" * 1_000_000}})
+    (attempt,) = chat.parse(chat.encode(f"<tool_call>{call}</tool_call><|im_end|>")).attempts
+    assert attempt.status is AttemptStatus.OK and attempt.arguments == {"a": "x" * 1_000_000}
