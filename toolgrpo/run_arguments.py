@@ -46,7 +46,7 @@ class ScriptArguments:
     dataset_split: str = field(default="train", metadata={"help": "Split to train on."})
     max_rows: int | None = field(default=None, metadata={"help": "Use at most this many rows."})
     system_prompt: str | None = field(
-        default=None, metadata={"help": "Text of a system message for rows that have none; worked examples go here."}
+        default=None, metadata={"help": "Text of a system message for rows that have none."}
     )
     eval_dataset_id_or_path: str | None = field(
         default=None, metadata={"help": "Held-out rows for the before/after table; default: the task set's own."}

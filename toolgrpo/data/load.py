@@ -23,7 +23,7 @@ from datasets import Dataset
 from toolgrpo.data.files import READERS
 from toolgrpo.data.formats import FORMATS, HubPlace
 from toolgrpo.data.mixture import Mixture, is_mixture
-from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row, with_system_prompt
+from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row, with_opening
 from toolgrpo.data.sources import ArithmeticTasks, FileRows, GymTasks, HubRows, Source
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
@@ -57,7 +57,7 @@ def load_tasks(
 
     def again(first: bool) -> Iterator[Row]:
         for row in rows(on_bad_row=on_bad_row if first else _ignore):
-            yield with_system_prompt(row, system_prompt)
+            yield with_opening(row, system_prompt)
 
     dataset = write_rows(again)
     if dataset is None:

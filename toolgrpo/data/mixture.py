@@ -1,6 +1,9 @@
 """Several data sets as one, for training with many tools and tasks: a YAML file.
 
     system_prompt: You may call tools.          # for rows that have none; optional, here or per task
+    examples:                                   # messages before each row's own; optional, here or per task
+      - {role: user, content: Add 1 and 2.}
+      - {role: assistant, content: "3"}
     tasks:
       - data: gsm8k:recipes/data/gsm8k_30.jsonl # anything that load_tasks takes, but no other mixture
         name: gsm8k                             # column `task`; default: the data
@@ -21,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from toolgrpo.data.rows import OnBadRow, Row, with_system_prompt
+from toolgrpo.data.rows import OnBadRow, Row, RowProblem, check_examples, with_opening
 from toolgrpo.errors import DataError
 
 __all__ = ["Mixture", "Task", "is_mixture"]
@@ -42,6 +45,12 @@ class Task(BaseModel):
     tools: list[str] | None = None
     reward: str | None = None
     system_prompt: str | None = None
+    examples: list[dict[str, Any]] = []
+
+    @field_validator("examples")
+    @classmethod
+    def _check_examples(cls, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return _checked(examples)
 
 
 class _MixtureFile(BaseModel):
@@ -49,6 +58,12 @@ class _MixtureFile(BaseModel):
 
     tasks: list[Task] = Field(min_length=1)
     system_prompt: str | None = None
+    examples: list[dict[str, Any]] = []
+
+    @field_validator("examples")
+    @classmethod
+    def _check_examples(cls, examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return _checked(examples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ class Mixture:
     path: Path
     tasks: tuple[Task, ...]
     system_prompt: str | None
+    examples: tuple[Row, ...] = ()
 
     @classmethod
     def from_file(cls, path: Path) -> Mixture:
@@ -78,7 +94,7 @@ class Mixture:
         for task in content.tasks:
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")
-        return cls(path, tuple(content.tasks), content.system_prompt)
+        return cls(path, tuple(content.tasks), content.system_prompt, tuple(content.examples))
 
     def rows(
         self, load: Callable[..., Iterator[Row]], *, limit: int | None, seed: int, on_bad_row: OnBadRow
@@ -103,8 +119,17 @@ class Mixture:
             columns["tools"] = task.tools
         if any(other.reward is not None for other in self.tasks):
             columns["reward"] = task.reward
-        return with_system_prompt({**row, **columns}, task.system_prompt or self.system_prompt)
+        return with_opening(
+            {**row, **columns}, task.system_prompt or self.system_prompt, task.examples or self.examples
+        )
 
 
 def is_mixture(spec: str | Path) -> bool:
     return str(spec).lower().endswith(_SUFFIXES)
+
+
+def _checked(examples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    try:
+        return check_examples(examples)
+    except RowProblem as problem:
+        raise ValueError(str(problem)) from problem

@@ -13,7 +13,7 @@ No bad row is skipped silently: it raises, or is handed to `on_bad_row`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ __all__ = [
     "check_row",
     "good_rows",
     "raise_bad_row",
-    "with_system_prompt",
+    "with_opening",
 ]
 
 Row = dict[str, Any]
@@ -127,11 +127,20 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     return row
 
 
-def with_system_prompt(row: Row, text: str | None) -> Row:
-    """The row with this system message, if it has none of its own."""
-    if not text or row["prompt"][0]["role"] in ("system", "developer"):
-        return row
-    return {**row, "prompt": [{"role": "system", "content": text}, *row["prompt"]]}
+def with_opening(row: Row, system_prompt: str | None, examples: Sequence[Row] = ()) -> Row:
+    """The row with this system message, if it has none of its own, and worked examples before its own messages."""
+    prompt = row["prompt"]
+    own = [message for message in prompt[:1] if message["role"] in ("system", "developer")]
+    system = own or ([{"role": "system", "content": system_prompt}] if system_prompt else [])
+    return {**row, "prompt": [*system, *examples, *prompt[len(own) :]]}
+
+
+def check_examples(examples: Any) -> list[Row]:
+    """Worked examples as messages: they begin with the user and end with the assistant."""
+    messages = [_message(message, number) for number, message in enumerate(examples, start=1)]
+    if messages and (messages[0]["role"] != "user" or messages[-1]["role"] != "assistant"):
+        raise RowProblem("worked examples must begin with a user message and end with an assistant message")
+    return messages
 
 
 def _messages(prompt: Any) -> list[Row]:

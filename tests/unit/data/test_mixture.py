@@ -59,3 +59,36 @@ def test_a_mixture_file_that_cannot_be_used(tmp_path: Path, text: str, problem: 
         load_tasks(mixture(tmp_path, text))
     with pytest.raises(DataError, match="cannot be read"):
         load_tasks(tmp_path / "none.yaml")
+
+
+def test_worked_examples_stand_before_the_rows_own_messages(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt": "q", "answer": 1}\n'
+        '{"prompt": [{"role": "system", "content": "own"}, {"role": "user", "content": "q"}], "answer": 1}\n'
+    )
+    text = "system_prompt: S\nexamples:\n- {role: user, content: u}\n- {role: assistant, content: a}\ntasks:\n"
+    rows = load_tasks(mixture(tmp_path, text + "- {data: DIR/a.jsonl}"))
+    examples = [("user", "u"), ("assistant", "a"), ("user", "q")]
+    found = sorted([(m["role"], m["content"]) for m in row["prompt"]] for row in rows)
+    assert found == [[("system", "S"), *examples], [("system", "own"), *examples]]
+    own = load_tasks(
+        mixture(
+            tmp_path,
+            text + "- {data: DIR/a.jsonl, examples: [{role: user, content: v},"
+            " {role: assistant, content: '', tool_calls: [{type: function, function: {name: f, arguments: {}}}]}]}",
+        )
+    )
+    assert own[0]["prompt"][1]["content"] == "v" and own[0]["prompt"][2]["tool_calls"][0]["function"]["name"] == "f"
+
+
+@pytest.mark.parametrize(
+    ("example", "problem"),
+    [
+        ("{role: user, content: u}", "must begin with a user message and end with an assistant"),
+        ("{role: robot, content: u}", "has the role 'robot'"),
+        ("{role: user, content: 3}", "must be text"),
+    ],
+)
+def test_worked_examples_that_cannot_be_used(tmp_path: Path, example: str, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        load_tasks(mixture(tmp_path, f"examples:\n- {example}\ntasks:\n- {{data: arithmetic}}"))
