@@ -33,6 +33,7 @@ import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+from toolgrpo.trainer.adapters import merged_parameters, merges_exactly
 from toolgrpo.trainer.group_order import keep_groups_together
 from toolgrpo.trainer.prefix_sharing import SharedPass
 from toolgrpo.trajectory import Message, Trajectory
@@ -145,6 +146,9 @@ def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights under their checkpoint names. Every process must walk them to the end: gathering is collective."""
     from trl.generation.vllm_generation import VLLMGeneration
 
+    if not trainer.backend.splits_parameters and merges_exactly(trainer.model):
+        yield from merged_parameters(trainer.model)
+        return
     walker = VLLMGeneration.__new__(VLLMGeneration)  # its __init__ would start an engine
     walker.model = trainer.model
     walker.accelerator = trainer.accelerator
