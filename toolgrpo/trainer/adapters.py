@@ -90,7 +90,7 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if layer is not None:
             for adapter in layer.active_adapters:
                 if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
-                    weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+                    weight = (weight + layer.get_delta_weight(adapter)).to(weight.dtype)
         yield (
             name.removeprefix("base_model.model.").replace(".base_layer", "").replace("modules_to_save.default.", ""),
             weight,
