@@ -1,0 +1,182 @@
+"""Several processes and long runs: what they cost.
+
+    python benchmarks/scale.py [--quick]
+
+Prints one table and writes benchmarks/results/scale.json:
+
+* two processes (DDP over gloo), the tools of one of them slow: how long each one's rollout takes;
+* handing the weights to vLLM in a step, for full training and for LoRA merged or as an adapter alone, with the largest
+  difference between vLLM's log-probabilities and the trainer's (fp32);
+* recording episodes and saving checkpoints, as shares of the training time, on the embedded job's model and batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
+SAVE_EVERY = 100  # steps; Transformers' default is 500
+
+
+def slow_process(steps: int, tool_s: float) -> dict[str, Any]:
+    """Median seconds of a rollout in each process; every episode of process 1 calls a tool that takes `tool_s`."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        shape = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+        Qwen3ForCausalLM(Qwen3Config(**shape, **heads)).save_pretrained(f"{folder}/model")
+        job = {
+            "out": f"{folder}/out",
+            "model": f"{folder}/model",
+            "slow_tool_s": tool_s,
+            "config": {"max_steps": steps},
+        }
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"),
+                *("--config_file", "recipes/accelerate/cpu_ddp.yaml", str(TINY), json.dumps(job)),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        results = [json.loads((Path(folder) / "out" / f"rank{process}.json").read_text()) for process in (0, 1)]
+    fast, slow = (statistics.median(result["rollout_seconds"]) for result in results)
+    return {"tool_seconds": tool_s, "fast_rollout_s": fast, "slow_rollout_s": slow}
+
+
+class Timer:
+    """Wraps methods, and adds up how long they take."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def wrap(self, owner: Any, method: str, name: str) -> None:
+        inner: Callable[..., Any] = getattr(owner, method)
+        taken = self.seconds.setdefault(name, [])
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                taken.append(time.perf_counter() - started)
+
+        setattr(owner, method, timed)
+
+
+def embedded_job(steps: int, *, sync: str | None, batch: int) -> dict[str, Any]:
+    """Some steps of the embedded job with vLLM in the process; seconds a step of each part. `sync` None: no LoRA."""
+    from peft import LoraConfig
+
+    from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+    from toolgrpo.data import load_tasks
+    from toolgrpo.nano import ensure_nano
+    from toolgrpo.rewards import get_reward
+
+    lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if sync else None
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = ToolGRPOTrainer(
+            str(ensure_nano()),
+            [get_reward("accuracy")],
+            ToolGRPOConfig(
+                folder,
+                engine="vllm_colocate",
+                vllm_lora_sync=sync or "merge",
+                vllm_max_model_length=1024,
+                per_device_train_batch_size=batch,
+                num_generations=8,
+                max_completion_length=224,
+                max_turn_tokens=64,
+                max_turns=5,
+                max_steps=steps,
+                learning_rate=4e-4,
+                bf16=False,
+                gradient_checkpointing=False,
+                save_steps=max(2, steps // 2),
+                logging_steps=1,
+                report_to="none",
+                disable_tqdm=True,
+            ),
+            train_dataset=load_tasks("arithmetic", limit=batch),
+            tools=str(ROOT / "tools_funcs" / "math_tools.py"),
+            peft_config=lora,
+        )
+        timer = Timer()
+        timer.wrap(trainer.engine, "load_weights", "sync")
+        timer.wrap(trainer.recorder, "record", "record")
+        timer.wrap(trainer, "_save_checkpoint", "save")
+        try:
+            started = time.perf_counter()
+            trainer.train()
+            total = time.perf_counter() - started
+        finally:
+            trainer.close()
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+    save = statistics.median(timer.seconds["save"])
+    step = (total - sum(timer.seconds["save"])) / steps
+    return {
+        "step_s": step,
+        "sync_s": statistics.median(timer.seconds["sync"][1:]),  # the first one also warms up
+        "record_s": statistics.median(timer.seconds["record"]),
+        "save_s": save,
+        "record_share": statistics.median(timer.seconds["record"]) / step,
+        "save_share": save / (SAVE_EVERY * step),
+        "largest_difference": max(log["sampling/sampling_logp_difference/max"] for log in logs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer steps, smaller batches")
+    quick = parser.parse_args().quick
+    from rich.console import Console
+    from rich.table import Table
+
+    slow = slow_process(3 if quick else 10, tool_s=1.0)
+    steps, batch = (4, 16) if quick else (8, 64)
+    jobs = {name: embedded_job(steps, sync=sync, batch=batch) for name, sync in MODES.items()}
+    table = Table("", "what", "value", title="scale", title_justify="left")
+    table.add_row("slow tool in one of two", "rollout of the other process", f"{slow['fast_rollout_s']:.3f} s")
+    table.add_row("", "rollout of the slow process", f"{slow['slow_rollout_s']:.3f} s")
+    for name, job in jobs.items():
+        table.add_row(name, "weights to vLLM, a step", f"{job['sync_s']:.3f} s of {job['step_s']:.2f} s")
+        table.add_row("", "largest log-probability difference", f"{job['largest_difference']:.1e}")
+    job = jobs["full"]
+    table.add_row(
+        "recording", "share of a step", f"{100 * job['record_share']:.2f} % ({1000 * job['record_s']:.1f} ms)"
+    )
+    table.add_row(
+        "checkpoints",
+        f"share, one every {SAVE_EVERY} steps",
+        f"{100 * job['save_share']:.2f} % ({job['save_s']:.2f} s)",
+    )
+    Console().print(table)
+    path = ROOT / "benchmarks" / "results" / "scale.json"
+    path.write_text(
+        json.dumps({"quick": quick, "save_every": SAVE_EVERY, "slow_process": slow, **jobs}, indent=2) + "\n"
+    )
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+MODES = {"full": None, "LoRA, merged": "merge", "LoRA, adapter alone": "adapter"}
+
+
+if __name__ == "__main__":
+    main()
