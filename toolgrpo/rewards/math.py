@@ -44,4 +44,5 @@ def _number(text: str) -> Fraction | None:
 
 
 def _text(latex: str) -> str:
-    return _NOTHING.sub("", latex).replace("dfrac", "frac").replace("tfrac", "frac").rstrip(".")
+    text = _NOTHING.sub("", latex).replace("dfrac", "frac").replace("tfrac", "frac").rstrip(".")
+    return re.sub(r"\\frac(\d)(\d)", r"\\frac{\1}{\2}", text)  # \frac12

@@ -1,10 +1,10 @@
 r"""Numbers as people and models write them, read exactly.
 
-Understood: signs (also the typographic minus), thousands separators (`1,234`, `1{,}234`, `1\,234`), decimals, `.5`,
-scientific notation, simple fractions (`3/4`, `\frac{3}{4}`), currency before or after, percent signs, units, ordinals,
-bold and code marks, `\boxed{}`. A number glued to a word (`CO2`, `Q4`) is part of the word.
+Understood: signs (also the typographic minus), thousands separators (`1,234`, `1{,}234`, `1\,234`, `1_234`), decimals, `.5`,
+scientific notation, simple fractions (`3/4`, `\frac{3}{4}`), currency before or after, percent signs, units (`18 m^2`),
+ordinals, bold and code marks, `\boxed{}`. A number glued to a word (`CO2`, `Q4`) is part of the word.
 
-Not covered: decimal commas, numbers in words, mixed fractions.
+Not covered: decimal commas, thousands split by a plain space, numbers in words or short for them (`42k`), mixed fractions.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ def _plain(text: str) -> str:
     text = re.sub(r"(?<=\d)[\u00a0\u202f\u2009](?=\d{3}(?!\d))", ",", text)  # 1 234 with a space that does not break
     text = text.translate(_MINUS)
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
+    text = re.sub(r"(?<=[A-Za-z)}])\^\{?[-+]?\d+\}?", " ", text)  # m^2 is a unit, not a 2
+    text = re.sub(r"(?<=\d)_(?=\d{3}(?!\d))", "", text)  # 18_000, as programs write it
     text = re.sub(r"(?<=\d)(?:\{,\}|\\,|\\!|\{,\\!\})(?=\d{3})", ",", text)
     return re.sub(r"[*_`]{1,3}(?=[-+$€£¥₹.\d])|\\(?=[$%])", " ", text)
 
