@@ -59,6 +59,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"(?<=\d)[\u00a0\u202f\u2009](?=\d{3}(?!\d))", ",", text)  # 1 234 with a space that does not break
     text = text.translate(_MINUS)
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
+    text = re.sub(r"\\[dt]?frac(\d)(\d)", r"\1/\2", text)  # \frac12
     text = re.sub(r"(?<=[A-Za-z)}])\^\{?[-+]?\d+\}?", " ", text)  # m^2 is a unit, not a 2
     text = re.sub(r"(?<=\d)_(?=\d{3}(?!\d))", "", text)  # 18_000, as programs write it
     text = re.sub(r"(?<=\d)(?:\{,\}|\\,|\\!|\{,\\!\})(?=\d{3})", ",", text)
