@@ -129,6 +129,8 @@ def check_row(columns: Mapping[str, Any]) -> Row:
 
 def with_opening(row: Row, system_prompt: str | None, examples: Sequence[Row] = ()) -> Row:
     """The row with this system message, if it has none of its own, and worked examples before its own messages."""
+    if not (system_prompt or examples):
+        return row
     prompt = row["prompt"]
     own = [message for message in prompt[:1] if message["role"] in ("system", "developer")]
     system = own or ([{"role": "system", "content": system_prompt}] if system_prompt else [])
