@@ -1,10 +1,11 @@
 """The training pass: TRL's padded method and the prefix-shared one on the same model and batch, in one run.
 
-    python benchmarks/training_pass.py            # every size; a few minutes on two cores
-    python benchmarks/training_pass.py --quick    # a tiny model, one round
+    python benchmarks/training_pass.py                     # every size; ten minutes on two cores
+    python benchmarks/training_pass.py --quick             # a tiny model, one round
+    python benchmarks/training_pass.py --default-malloc    # without what toolgrpo.startup does about memory
 
 One row per size: seconds of forward + backward through TRL's `_compute_loss` shape (fused LM head, entropies), and the
-most memory one pass adds (high-water mark of the process, each pass in a process of its own). Ratios compare medians of
+most memory one pass adds (high-water mark of resident memory, each pass in a process of its own). Ratios compare medians of
 alternating rounds, so a busy machine disturbs both alike. Completion lengths are either all the longest ("full") or
 spread evenly from a quarter of it to all of it ("spread"). Writes benchmarks/results/training_pass.json.
 """
@@ -14,12 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from toolgrpo.startup import prepare
+
+if "--default-malloc" not in sys.argv:
+    prepare()
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -70,7 +76,7 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
     model = Qwen3ForCausalLM(config).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     ids = torch.randint(0, 8000, (case.group, case.prompt + case.completion))
-    ids[:, : case.prompt] = ids[0, : case.prompt]
+    ids[:, : case.prompt] = ids[0, : case.prompt].clone()
     mask = torch.ones_like(ids)
     if case.lengths == "spread":
         for i, row in enumerate(mask):
@@ -108,9 +114,16 @@ def peak_mib(mode: str, case: Case) -> float:
 
 def _peak(mode: str, case: Case) -> float:
     model, ids, mask = build(case)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    one_pass(mode, Case(40, 20, 2, "full", case.hidden, case.layers), model, ids[:2, :60], mask[:2, :60])  # libraries
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    before = _status_mib("VmRSS")
     one_pass(mode, case, model, ids, mask)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return _status_mib("VmHWM") - before
+
+
+def _status_mib(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
 
 
 def measure(case: Case, rounds: int) -> Measured:
@@ -128,6 +141,7 @@ def measure(case: Case, rounds: int) -> Measured:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
+    parser.add_argument("--default-malloc", action="store_true", help="memory as glibc manages it by default")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
