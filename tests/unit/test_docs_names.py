@@ -21,7 +21,7 @@ from toolgrpo.trajectory import AttemptStatus as Status
 from toolgrpo.trajectory import CallAttempt, Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("training_issues.md", "multi_turn.md", "coming_from.md", "rewards.md", "data.md")
+GUIDES = ("training_issues.md", "multi_turn.md", "coming_from.md", "rewards.md", "data.md", "evaluation.md")
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
 NOT_OURS = {"--dtype", "--help"}  # of `vllm serve` (it is ours too), of argparse
