@@ -18,6 +18,7 @@ from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.rewards import Reward, get_reward, load_reward
+from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.offered import check_tool_names
 from toolgrpo.run_arguments import ScriptArguments
 from toolgrpo.tools import Toolbox, load_tools
@@ -101,8 +102,10 @@ class RunParts:
                 check_tool_names(tools, names)
         for reward in rewards:
             reward.check_columns(rows.column_names)
+            if isinstance(reward.function, ByTask):
+                reward.function.check_columns(rows["reward"], rows.column_names)
             checked = check_gold(rows, reward) if self.script.dry_run else None
-            gold = "" if checked is None else f"; the gold answers of all {checked} rows score full marks"
+            gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
             self.terminal.say(f"reward    {reward.name}: {reward.source}{gold}")
 
     def model_path(self, name: str) -> str:

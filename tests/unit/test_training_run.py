@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.errors import ConfigError, DataError, RewardError
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.training_run import TrainingRun, parse_arguments
 
@@ -90,3 +90,27 @@ def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
         tmp_path, "--tools_script", str(tmp_path / "my_tools.py"), "--reward_fn", str(tmp_path / "my_reward.py")
     )
     assert "twice(x: integer)" in shown
+
+
+def mixture(folder: Path, *tasks: str) -> str:
+    (folder / "rows.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 8)
+    path = folder / "mixture.yaml"
+    path.write_text("tasks:\n" + "".join(f"- {{data: {folder / 'rows.jsonl'}, {task}}}\n" for task in tasks))
+    return str(path)
+
+
+def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path: Path) -> None:
+    flags = ("--reward", "by_task", "--dataset_id_or_path")
+    with pytest.raises(ConfigError, match="there is no built-in reward 'gsm9k'"):
+        load(tmp_path, *flags, mixture(tmp_path, "reward: gsm9k"))
+    with pytest.raises(RewardError, match="some rows name no reward"):
+        load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "name: other"))
+    (tmp_path / "needs.py").write_text("def reward_func(completions, gold): return [0.0] * len(completions)\n")
+    with pytest.raises(RewardError, match="asks for 'gold'"):
+        load(tmp_path, *flags, mixture(tmp_path, f"reward: {tmp_path / 'needs.py'}"))
+
+
+def test_a_dry_run_checks_gold_answers_with_each_tasks_own_reward(tmp_path: Path) -> None:
+    flags = ("--dry_run", "--reward", "by_task", "--dataset_id_or_path")
+    shown = load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "reward: tool_use"))
+    assert "by_task: built in; the gold answers of 8 rows score full marks" in shown

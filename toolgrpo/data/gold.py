@@ -11,6 +11,7 @@ from typing import Any
 
 from toolgrpo.errors import DataError
 from toolgrpo.rewards import Reward
+from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.trajectory import Message
 
 __all__ = ["GOLD", "check_gold"]
@@ -42,16 +43,26 @@ GOLD: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {
 
 
 def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
-    """How many rows were checked, all with full marks; None where this reward needs more than an answer."""
-    if reward.source != "built in" or reward.name not in GOLD:
-        return None
+    """How many rows were checked, all with full marks; None where this reward needs more than an answer.
+
+    With `by_task` each row is checked with the reward of its own task, where that can be done.
+    """
     checked = 0
-    for checked, row in enumerate(rows, start=1):
-        columns = {name: [value] for name, value in row.items() if name != "prompt"}
-        (score,) = reward(prompts=[row["prompt"]], completions=[GOLD[reward.name](row)], **columns)
-        if score < 1.0:
-            raise DataError(
-                f"row {checked - 1}: its own answer {str(row['answer'])[:60]!r} scores {score:g} with the reward "
-                f"{reward.name}, so no model can do well on it. Mend the answer, or choose another reward."
-            )
-    return checked
+    for number, row in enumerate(rows):
+        of_row = reward.function.reward(row["reward"]) if isinstance(reward.function, ByTask) else reward
+        if of_row.source == "built in" and of_row.name in GOLD:
+            _check_row(number, row, of_row)
+            checked += 1
+        elif of_row is reward:
+            return None
+    return checked or None
+
+
+def _check_row(number: int, row: Mapping[str, Any], reward: Reward) -> None:
+    columns = {name: [value] for name, value in row.items() if name != "prompt"}
+    (score,) = reward(prompts=[row["prompt"]], completions=[GOLD[reward.name](row)], **columns)
+    if score < 1.0:
+        raise DataError(
+            f"row {number}: its own answer {str(row['answer'])[:60]!r} scores {score:g} with the reward "
+            f"{reward.name}, so no model can do well on it. Mend the answer, or choose another reward."
+        )

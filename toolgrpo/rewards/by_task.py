@@ -5,7 +5,7 @@ For mixtures of tasks. The rows of one reward are scored together, as if they we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from toolgrpo.errors import RewardError
@@ -35,18 +35,29 @@ class ByTask:
                 raise RewardError(
                     f"reward by_task: row {list(reward).index(None)} names no reward in its column 'reward'"
                 )
-            if name not in self._found:
-                self._found[name] = self._find(name)
             rows = [row for row, wanted in enumerate(reward) if wanted == name]
             own = {key: _only(value, rows, len(completions)) for key, value in columns.items()}
             if log_metric is not None:
                 own["log_metric"] = log_metric
-            values = self._found[name](completions=[completions[row] for row in rows], **own)
+            values = self.reward(name)(completions=[completions[row] for row in rows], **own)
             for row, value in zip(rows, values, strict=True):
                 scores[row] = value
             if log_metric is not None:
                 log_metric(f"reward_of_task/{name}", sum(values) / len(values))
         return scores
+
+    def reward(self, name: str) -> Reward:
+        """The reward that rows call by this name, loaded once."""
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def check_columns(self, names: Iterable[str | None], columns: Collection[str]) -> None:
+        """That there is each reward that rows name, and that the data has the columns it asks for."""
+        for name in dict.fromkeys(names):
+            if name is None:
+                raise RewardError("reward by_task: some rows name no reward in their column 'reward'")
+            self.reward(name).check_columns(columns)
 
 
 def _only(value: Any, rows: Sequence[int], n: int) -> Any:
