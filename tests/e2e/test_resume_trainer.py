@@ -226,6 +226,19 @@ def test_auto_starts_from_the_beginning_where_there_is_nothing(tiny_qwen3: Any, 
         run.train(resume=str(tmp_path / "checkpoint-12"))
 
 
+def test_a_run_that_is_complete_trains_no_more(tiny_qwen3: Any, tmp_path: Path) -> None:
+    """A scheduler may start it again and again; Transformers alone would train one more step each time."""
+    run = Run(tiny_qwen3, tmp_path, max_steps=3)
+    first = run.train()
+    log = (tmp_path / "episodes.jsonl").read_bytes()
+    for _ in range(2):
+        again = run.train(resume="auto")
+        assert again.state.global_step == 3
+        assert_same(again, first)
+    assert (tmp_path / "episodes.jsonl").read_bytes() == log
+    assert run.train(resume="auto", max_steps=4).state.global_step == 4
+
+
 def test_save_total_limit_keeps_the_last_ones(tiny_qwen3: Any, tmp_path: Path) -> None:
     Run(tiny_qwen3, tmp_path, save_total_limit=2, max_steps=5).train()
     assert sorted(f.name for f in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]

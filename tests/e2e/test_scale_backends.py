@@ -191,6 +191,15 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(backend: tuple[str, Laun
         assert log("stopped") == log("whole")
 
 
+def test_what_it_saves_is_a_plain_model(backend: tuple[str, Launch]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    _, runs = backend
+    model = AutoModelForCausalLM.from_pretrained(runs.out / "whole" / "checkpoint-5")
+    found = {name: p.detach().double().abs().sum().item() for name, p in model.named_parameters()}
+    assert found == pytest.approx(runs.result("whole")["weights"], rel=1e-6)
+
+
 def test_every_backend_has_the_losses_of_ddp(backend: tuple[str, Launch], launches: Callable[[str], Launch]) -> None:
     _, runs = backend
     ddp = launches("cpu_ddp").result("padded")

@@ -30,7 +30,7 @@ from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer import trl_seam
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "RunIsComplete"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,10 @@ _TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "iostream error")  #
 torch.serialization.register_package(
     11, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
 )
+
+
+class RunIsComplete(Exception):
+    """Raised when training begins and the checkpoint has all its steps: Transformers would train one more."""
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
@@ -97,6 +101,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if self._resumed is None:
             self._trainer.recorder.start_anew()
             return
+        if state.global_step >= state.max_steps:
+            raise RunIsComplete
         trl_seam.skip_epochs(self._trainer, int(state.epoch or 0))
         path = self._place_file(self._resumed)
         checkpoint = next(

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from toolgrpo.errors import PeerError
+from toolgrpo.errors import PeerError, ToolGRPOError
 
 __all__ = ["name_the_first_failure"]
 
@@ -51,6 +51,8 @@ def name_the_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]
 
 def _lost_a_peer(error: BaseException) -> bool:
     """Whether a collective call failed, which happens to every process but the one that is to blame."""
+    if isinstance(error, ToolGRPOError):
+        return False
     distributed = isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed"))
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from toolgrpo.chat import check_vocabulary, resolve_format
@@ -33,7 +34,7 @@ from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.backend import check_backend
-from toolgrpo.trainer.checkpointing import Checkpoints
+from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_factory import build_engine
 from toolgrpo.trainer.failures import name_the_first_failure
@@ -121,7 +122,12 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             folder = self._checkpoints.to_resume(wanted)
             if folder is not None:
                 self.progress.say(f"resuming from {folder}")
-            output = super().train(resume_from_checkpoint=folder, **kwargs)
+            try:
+                output = super().train(resume_from_checkpoint=folder, **kwargs)
+            except RunIsComplete:
+                self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
+                self.callback_handler.on_train_end(self.args, self.state, self.control)
+                output = TrainOutput(self.state.global_step, 0.0, {})
         if self.stopped_by is not None:
             self.progress.say(
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
