@@ -18,7 +18,7 @@ from toolgrpo.nano.recipe import NanoRecipe, Phase
 from toolgrpo.nano.toolsets import CANONICAL
 from toolgrpo.sft.batches import collate
 from toolgrpo.sft.conversations import ConversationEncoder
-from toolgrpo.sft.loss import batch_loss
+from toolgrpo.sft.loss import SupervisedLoss
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = NanoRecipe(
@@ -63,7 +63,7 @@ def test_a_chat_model_learns_conversations_and_can_be_loaded(base):
         tokenizer = AutoTokenizer.from_pretrained(base / name)
         examples = [ConversationEncoder(tokenizer)(row, [tool.schema for tool in CANONICAL]) for row in rows]
         model = AutoModelForCausalLM.from_pretrained(base / name)
-        losses.append(batch_loss(model, collate(examples, tokenizer.pad_token_id)).item())
+        losses.append(SupervisedLoss(model)(collate(examples, tokenizer.pad_token_id)).item())
     assert losses[1] < 0.7 * losses[0]
 
 

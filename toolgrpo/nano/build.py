@@ -1,6 +1,6 @@
 """Build nano: tokenizer, demonstrations, supervised training, save. About a minute on two cores.
 
-The demonstrations of one batch share a few toolsets, whose text is computed once per batch (`toolgrpo.sft.loss`).
+The demonstrations of one batch share toolsets, whose text is computed once (`toolgrpo.sft.loss`).
 First every demonstration is right; the last steps add the bad habits that reinforcement learning is to remove.
 """
 
@@ -85,9 +85,6 @@ class _Encoder:
         self._end = tokenizer.convert_tokens_to_ids("<|im_end|>")
         self.pad_id: int = tokenizer.pad_token_id
 
-    def ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text))
-
     def examples(self, texts: Sequence[str]) -> list[Example]:
         return [Example(tuple(ids), self._mask(ids)) for ids in self._tokenizer(list(texts))["input_ids"]]
 
@@ -103,15 +100,15 @@ class _Encoder:
 
 
 def _steps(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[list[Batch]]:
-    """The batches of each step: one toolset each, with questions that need the same number of calls (so equally long)."""
+    """The batch of each step: some toolsets, with questions that need the same number of calls under each."""
     encode = _Encoder(tokenizer)
     habits = Habits(guess=recipe.guess, stop_early=recipe.stop_early)
     for phase in recipe.phases:
         for _ in range(phase.steps):
-            batches = []
+            texts = []
             for n_calls in rng.choices(list(phase.calls), list(phase.calls.values()), k=recipe.toolsets_per_step):
                 tools = draw_toolset(rng, phase.canonical)
                 problems = [draw_training_problem(rng, n_calls) for _ in range(recipe.examples_per_toolset)]
-                texts = [render(demonstrate(p, tools, rng, habits if phase.spoilt else None)) for p in problems]
-                batches.append(collate(encode.examples(texts), encode.pad_id, [encode.ids(render_tools(tools))]))
-            yield batches
+                shown = [demonstrate(p, tools, rng, habits if phase.spoilt else None) for p in problems]
+                texts += [render_tools(tools) + render(messages) for messages in shown]
+            yield [collate(encode.examples(texts), encode.pad_id)]

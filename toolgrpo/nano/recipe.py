@@ -23,6 +23,9 @@ _SHARED_CODE = (
     "toolgrpo.sft.loop",
     "toolgrpo.sft.loss",
     "toolgrpo.sft.muon",
+    "toolgrpo.trainer.packing",
+    "toolgrpo.trainer.prefix_sharing",
+    "toolgrpo.trainer.shared_attention",
 )
 
 

@@ -1,11 +1,7 @@
 """Conversations as tokens, and batches of them.
 
-Invariants:
-
-* `len(ids) == len(mask)`; the mask is 1 exactly on the tokens a loss is taken on: those of assistant turns, their
-  end-of-turn token included.
-* A batch may hold a shared prefix: `per_prefix` consecutive examples go on from one prefix, which is computed once. Prefix
-  tokens carry no loss.
+Invariant: `len(ids) == len(mask)`; the mask is 1 exactly on the tokens a loss is taken on: those of assistant turns, their
+end-of-turn token included.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ __all__ = ["Batch", "Example", "collate"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation, or what follows a shared prefix of one."""
+    """One conversation."""
 
     ids: tuple[int, ...]
     mask: tuple[int, ...]
@@ -34,17 +30,11 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Right-padded. `prefix_ids` is empty (0 columns) without shared prefixes."""
+    """Right-padded."""
 
-    prefix_ids: torch.Tensor  # [P, Lp]
-    prefix_mask: torch.Tensor  # [P, Lp] 1 where there is a token
-    ids: torch.Tensor  # [P * per_prefix, L]
-    attention_mask: torch.Tensor  # [P * per_prefix, L] 1 where there is a token
-    loss_mask: torch.Tensor  # [P * per_prefix, L] bool
-
-    @property
-    def per_prefix(self) -> int:
-        return len(self.ids) // max(1, len(self.prefix_ids))
+    ids: torch.Tensor  # [B, L]
+    attention_mask: torch.Tensor  # [B, L] 1 where there is a token
+    loss_mask: torch.Tensor  # [B, L] bool; the first token has no loss, nothing predicts it
 
     def to(self, device: str) -> Batch:
         """The same batch on another device."""
@@ -53,24 +43,16 @@ class Batch:
     @property
     def n_targets(self) -> int:
         """How many tokens the loss is taken on."""
-        return int(self.loss_mask[:, 1:].sum())
+        return int(self.loss_mask.sum())
 
 
-def collate(examples: Sequence[Example], pad_id: int, prefixes: Sequence[Sequence[int]] = ()) -> Batch:
-    """One batch; with prefixes, the examples of each stand together and are equally many."""
-    if prefixes and len(examples) % len(prefixes):
-        raise ValueError(f"{len(examples)} examples cannot be shared out evenly over {len(prefixes)} prefixes")
-    prefix_ids, prefix_mask = _padded(prefixes, pad_id)
-    ids, attention_mask = _padded([example.ids for example in examples], pad_id)
-    loss_mask, _ = _padded([example.mask for example in examples], 0)
-    return Batch(prefix_ids, prefix_mask, ids, attention_mask, loss_mask.bool())
-
-
-def _padded(rows: Sequence[Sequence[int]], value: int) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max((len(row) for row in rows), default=0)
-    padded = torch.full((len(rows), width), value)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.tensor(row)
-        mask[index, : len(row)] = 1
-    return padded, mask
+def collate(examples: Sequence[Example], pad_id: int) -> Batch:
+    width = max(len(example.ids) for example in examples)
+    ids = torch.full((len(examples), width), pad_id)
+    attention_mask, loss_mask = torch.zeros((2, len(examples), width), dtype=torch.long)
+    for index, example in enumerate(examples):
+        n = len(example.ids)
+        ids[index, :n] = torch.tensor(example.ids)
+        attention_mask[index, :n] = 1
+        loss_mask[index, 1:n] = torch.tensor(example.mask[1:])
+    return Batch(ids, attention_mask, loss_mask.bool())

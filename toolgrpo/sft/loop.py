@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from toolgrpo.sft.batches import Batch
-from toolgrpo.sft.loss import batch_loss
+from toolgrpo.sft.loss import SupervisedLoss
 
 __all__ = ["train", "warmup_then_decay"]
 
@@ -30,13 +30,14 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
 ) -> None:
     """One optimizer step per group of batches, whose tokens weigh the same; `schedule(step)` scales every learning rate."""
+    loss_of = SupervisedLoss(model)
     base_rates = [group["lr"] for group in optimizer.param_groups]
     model.train()
     for step, batches in enumerate(steps):
         for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
             group["lr"] = rate * schedule(step)
         optimizer.zero_grad(set_to_none=True)
-        loss = _backward(model, batches)
+        loss = _backward(loss_of, batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         optimizer.step()
         if on_step is not None:
@@ -44,12 +45,12 @@ def train(
     model.eval()
 
 
-def _backward(model: Any, batches: Sequence[Batch]) -> float:
+def _backward(loss_of: SupervisedLoss, batches: Sequence[Batch]) -> float:
     """Add up the gradients of the mean loss over all tokens of these batches; one batch's activations live at a time."""
     n_targets = sum(batch.n_targets for batch in batches)
     total = 0.0
     for batch in batches:
-        loss = batch_loss(model, batch) * (batch.n_targets / n_targets)
+        loss = loss_of(batch) * (batch.n_targets / n_targets)
         loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         total += loss.item()
     return total

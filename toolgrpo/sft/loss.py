@@ -1,42 +1,41 @@
-"""The loss of a batch: cross-entropy on assistant tokens, the vocabulary only computed where it is needed."""
+"""The loss of a batch: cross-entropy on assistant tokens, a common beginning of conversations computed once.
+
+It runs on the same prefix-shared pass as reinforcement learning (`toolgrpo.trainer.prefix_sharing`), which is made for
+this too: many demonstrations under one system prompt. Where that pass steps aside, the padded one runs.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from toolgrpo.sft.batches import Batch
+from toolgrpo.trainer.prefix_sharing import SharedPass
+from toolgrpo.trainer.trl_seam import add_fused_head
 
-__all__ = ["batch_loss"]
-
-
-def batch_loss(model: Any, batch: Batch) -> torch.Tensor:
-    """Mean over the loss tokens of the batch. A shared prefix is computed once; gradients flow through it."""
-    targets_mask = batch.loss_mask[:, 1:]
-    targets = batch.ids[:, 1:][targets_mask]
-    hidden = _hidden_states(model, batch)[targets_mask]
-    logits = model.get_output_embeddings()(hidden)
-    return F.cross_entropy(logits.float(), targets)
+__all__ = ["SupervisedLoss"]
 
 
-def _hidden_states(model: Any, batch: Batch) -> torch.Tensor:
-    """The last hidden state before each of `ids[:, 1:]`."""
-    inner = model.base_model
-    ids, attention_mask = batch.ids[:, :-1], batch.attention_mask[:, :-1]
-    if not len(batch.prefix_ids):
-        states: torch.Tensor = inner(input_ids=ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
-        return states
-    cache = inner(input_ids=batch.prefix_ids, attention_mask=batch.prefix_mask, use_cache=True).past_key_values
-    cache.batch_repeat_interleave(batch.per_prefix)
-    prefix_mask = batch.prefix_mask.repeat_interleave(batch.per_prefix, dim=0)
-    positions = prefix_mask.sum(dim=1, keepdim=True) + torch.arange(ids.shape[1], device=ids.device)
-    states = inner(
-        input_ids=ids,
-        attention_mask=torch.cat([prefix_mask, attention_mask], dim=1),
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    return states
+class SupervisedLoss:
+    """Called with a batch, it gives the mean loss over the loss tokens of the batch. It adds TRL's fused head to the model."""
+
+    def __init__(self, model: Any) -> None:
+        add_fused_head(model)
+        self._model = model
+        self._shared = SharedPass()
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        scored = self._shared.score_tokens(
+            self._model, batch.ids, batch.attention_mask, batch.loss_mask, unwrapped=self._model
+        )
+        if scored is not None:
+            return -scored.logps.sum() / batch.n_targets
+        output = self._model(
+            input_ids=batch.ids,
+            attention_mask=batch.attention_mask,
+            labels=batch.ids.masked_fill(~batch.loss_mask, -100),
+            fused_lm_head=True,
+        )
+        loss: torch.Tensor = -output.log_probs.sum() / batch.n_targets
+        return loss

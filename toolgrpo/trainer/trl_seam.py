@@ -15,6 +15,7 @@ What is used, and why (`tests/contract/test_trl_seam.py` fails with a sentence w
   run that is resumed in a later epoch has to draw the orders before it (`skip_epochs`);
 * `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint keeps;
 * `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
+* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for supervised training;
 * `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names, gathered and merged
   under DeepSpeed, FSDP and PEFT.
 """
@@ -41,6 +42,7 @@ from toolgrpo.trajectory import Message, Trajectory
 __all__ = [
     "TESTED_VERSIONS",
     "GenerationOutput",
+    "add_fused_head",
     "correct_for_engine",
     "count_tokens",
     "iter_named_params",
@@ -121,6 +123,13 @@ def no_engine_of_trl(args: Any) -> Iterator[None]:
 def correct_for_engine(trainer: Any, engine_differs: bool) -> None:
     """Turn TRL's importance-sampling correction on where tokens come from another implementation than the trainer's."""
     trainer.use_vllm = engine_differs
+
+
+def add_fused_head(model: Any) -> None:
+    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels; TRL's trainer does this itself."""
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(model)
 
 
 def mode_of(trainer: Any) -> str:

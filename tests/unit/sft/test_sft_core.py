@@ -10,15 +10,19 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from toolgrpo.sft.batches import Example, collate
 from toolgrpo.sft.loop import train, warmup_then_decay
-from toolgrpo.sft.loss import batch_loss
+from toolgrpo.sft.loss import SupervisedLoss
 from toolgrpo.sft.muon import Muon, orthogonalised
 
-PREFIXES = [(1, 2, 3, 4, 5), (6, 7)]  # of different lengths, so one is padded
+PREFIXES = [tuple(range(1, 21)), tuple(range(20, 0, -1))]  # long enough to be shared
 TAILS = [
     Example((8, 9, 10, 11), (0, 0, 1, 1)),
     Example((9, 8), (0, 1)),
     Example((12, 13, 14), (0, 1, 1)),
     Example((15, 16), (0, 1)),
+]
+EXAMPLES = [
+    Example(PREFIXES[index // 2] + tail.ids, (0,) * len(PREFIXES[index // 2]) + tail.mask)
+    for index, tail in enumerate(TAILS)
 ]
 
 
@@ -32,34 +36,44 @@ def model():
     return Qwen3ForCausalLM(config).float()
 
 
-def _gradients(model, batch):
+def _gradients(model, loss):
     model.zero_grad()
-    loss = batch_loss(model, batch)
     loss.backward()
     return loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def test_a_shared_prefix_gives_the_loss_and_gradients_of_whole_sequences(model):
-    whole = [
-        Example(PREFIXES[index // 2] + tail.ids, (0,) * len(PREFIXES[index // 2]) + tail.mask)
-        for index, tail in enumerate(TAILS)
-    ]
-    loss, gradients = _gradients(model, collate(TAILS, 0, PREFIXES))
-    expected_loss, expected = _gradients(model, collate(whole, 0))
+def _cross_entropy(model, batch):
+    """By transformers alone."""
+    labels = batch.ids.masked_fill(~batch.loss_mask, -100)
+    return model(input_ids=batch.ids, attention_mask=batch.attention_mask, labels=labels).loss
+
+
+@pytest.mark.parametrize("examples", [EXAMPLES, TAILS], ids=["shared", "padded"])
+def test_loss_and_gradients_are_those_of_transformers(model, examples):
+    batch = collate(examples, 0)
+    expected_loss, expected = _gradients(model, _cross_entropy(model, batch))
+    loss, gradients = _gradients(model, SupervisedLoss(model)(batch))
     torch.testing.assert_close(loss, expected_loss)
     for mine, theirs in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_a_shared_beginning_is_computed_once(model):
+    seen = []
+    model.model.layers[0].register_forward_hook(lambda module, args, output: seen.append(args[0].shape[1]))
+    SupervisedLoss(model)(collate(EXAMPLES, 0))
+    assert seen == [sum(map(len, PREFIXES)) + sum(len(tail.ids) - 1 for tail in TAILS)]
+
+
 def test_only_masked_tokens_are_learnt(model):
-    batch = collate(TAILS, 0, PREFIXES)
+    batch = collate(EXAMPLES, 0)
     other = copy.deepcopy(batch)
     other.loss_mask[:] = False
-    other.loss_mask[0, 2] = True
+    other.loss_mask[0, len(PREFIXES[0]) + 2] = True
     assert batch.n_targets == 6 and other.n_targets == 1
-    logits = model(torch.tensor([PREFIXES[0] + TAILS[0].ids])).logits[0, len(PREFIXES[0]) + 1]
+    logits = model(torch.tensor([EXAMPLES[0].ids])).logits[0, len(PREFIXES[0]) + 1]
     expected = -torch.log_softmax(logits, -1)[TAILS[0].ids[2]]
-    torch.testing.assert_close(batch_loss(model, other), expected)
+    torch.testing.assert_close(SupervisedLoss(model)(other), expected)
 
 
 def test_micro_batches_give_the_step_of_one_batch(model):
@@ -72,7 +86,7 @@ def test_micro_batches_give_the_step_of_one_batch(model):
 
 def test_training_learns(model):
     losses = []
-    batch = collate(TAILS, 0, PREFIXES)
+    batch = collate(EXAMPLES, 0)
     optimizer = Muon(model.named_parameters(), lr=0.02, adam_lr=3e-3)
     train(model, optimizer, [[batch]] * 60, schedule=lambda step: 1.0, on_step=lambda step, loss: losses.append(loss))
     assert len(losses) == 60 and losses[-1] < 0.2 and losses[0] > 2.0
@@ -91,8 +105,6 @@ def test_the_schedule_rises_stays_and_falls():
     assert factors[:10] == sorted(factors[:10]) and factors[50:] == sorted(factors[50:], reverse=True)
 
 
-def test_uneven_examples_per_prefix_are_refused():
-    with pytest.raises(ValueError, match="evenly"):
-        collate(TAILS[:3], 0, PREFIXES)
+def test_an_example_has_one_mask_value_per_token():
     with pytest.raises(ValueError, match="one length"):
         Example((1, 2), (1,))
