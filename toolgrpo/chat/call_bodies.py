@@ -11,6 +11,7 @@ import ast
 import json
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,7 +114,9 @@ def python_calls(body: Sequence[Segment]) -> list[CallAttempt]:
     raw = as_text(body)
     try:
         one_line = _STRING.sub(lambda string: string[0].replace("\n", "\\n").replace("\r", "\\r"), raw.strip())
-        tree = ast.parse(one_line, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python remarks on odd escapes, and this is not our user's code
+            tree = ast.parse(one_line, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         detail = f"the call cannot be read: {error or type(error).__name__}; calls are {_PYTHON_FORM}"
         return [malformed(AttemptStatus.INVALID_JSON, raw, detail)]

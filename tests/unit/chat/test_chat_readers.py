@@ -166,6 +166,7 @@ def test_a_string_of_gemma_is_taken_as_it_is() -> None:
             [(OK, "f", {"a": {"k": [1, True, None]}, "b": True, "c": None})],
         ),
         ("f(a=1)", [(OK, "f", {"a": 1})]),
+        ("[f(a='\\d+')]", [(OK, "f", {"a": "\\d+"})]),
         ("[f(1)]", [(BAD, "f", None)]),
         ("[f(**x)]", [(BAD, "f", None)]),
         ("[f(a=open('x'))]", [(INVALID, "f", None)]),
@@ -180,6 +181,7 @@ def test_a_string_of_gemma_is_taken_as_it_is() -> None:
         ("f(a=" + "1+" * 100_000 + "1)", [(INVALID, None, None)]),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_calls_of_python(raw: str, expected: list[tuple[AttemptStatus, str | None, object]]) -> None:
     attempts = python_calls([raw])
     assert [(a.status, a.name, a.arguments) for a in attempts] == expected
