@@ -6,6 +6,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
+from toolgrpo.rewards.code_exec import code_exec
 from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.exact_match import exact_match
 from toolgrpo.rewards.gsm8k import gsm8k
@@ -29,6 +30,7 @@ __all__ = [
 
 BUILT_IN: dict[str, RewardFunction] = {
     "accuracy": accuracy,
+    "code_exec": code_exec,
     "environment": environment,
     "exact_match": exact_match,
     "gsm8k": gsm8k,
