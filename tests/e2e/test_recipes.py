@@ -117,8 +117,6 @@ def train(path: Path, model_path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     recipe, out = flat(path), tmp_path / "out"
-    if "code_exec" in recipe.get("reward", []):
-        pytest.importorskip("toolgrpo.rewards.code_exec", reason="the reward code_exec is not written yet")
     shown = io.StringIO()
     script, config, model = parse_arguments(
         [
@@ -183,11 +181,11 @@ def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPat
     for spec, reward, n in (
         ("gsm8k:recipes/data/gsm8k_30.jsonl", "gsm8k", 30),
         ("aime:recipes/data/aime_10.jsonl", "math", 10),
+        ("mbpp:recipes/data/mbpp_10.jsonl", "code_exec", 10),
     ):
         assert check_gold(load_tasks(spec), get_reward(reward)) == n
-    assert len(load_tasks("mbpp:recipes/data/mbpp_10.jsonl")) == 10
     rows = load_tasks("recipes/data/multi_tool_mixture.yaml")
-    assert Counter(row["task"] for row in rows) == {"finance": 45, "word_problems": 30, "competition": 7}
+    assert Counter(row["task"] for row in rows) == {"finance": 45, "word_problems": 30, "competition": 7, "programs": 7}
     assert {row["task"]: row["tools"] for row in rows}["word_problems"] == ["calculator"]
 
 

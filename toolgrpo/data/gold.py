@@ -33,8 +33,13 @@ def _boxed(row: Mapping[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": rf"\boxed{{{row['answer']}}}"}]
 
 
+def _program(row: Mapping[str, Any]) -> list[Message]:
+    return [{"role": "assistant", "content": f"```python\n{row['answer']}\n```"}]
+
+
 GOLD: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {
     "accuracy": _tool_says,
+    "code_exec": _program,
     "exact_match": _says,
     "gsm8k": _says,
     "math": _boxed,
