@@ -1,6 +1,6 @@
 """Two real processes over gloo: DDP, FSDP2, ZeRO-2 and ZeRO-3, each launched with its file in recipes/accelerate/.
 
-All runs of a backend share one launch; the one that fails on purpose is the last of DDP's. FSDP2 on a CPU needs `toolgrpo.testing.fsdp`; nothing else is bent.
+All runs of a backend share one launch; the one that fails on purpose is the last of FSDP2's. FSDP2 on a CPU needs `toolgrpo.testing.fsdp`; nothing else is bent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolgrpo.observe.recorder import episodes_path, read_episodes
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
-TIMEOUT_S = 270
+TIMEOUT_S = 220
 BACKENDS = {
     "cpu_ddp": ("MULTI_CPU", None, None),
     "fsdp2": ("FSDP", None, 2),
@@ -64,15 +64,20 @@ def launch(out: Path, model: Path, file: str, jobs: dict[str, dict[str, Any]], n
         *("--mixed_precision", "no", "--main_process_port", "0", str(SCRIPT), *arguments),
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja there
-    done = subprocess.run(
+    launcher = subprocess.Popen(
         command,
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
     )
+    try:
+        stdout, stderr = launcher.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        launcher.terminate()  # it ends its processes, which a SIGKILL would leave behind
+        stdout, stderr = launcher.communicate(timeout=60)
+    done = subprocess.CompletedProcess(command, launcher.returncode, stdout, stderr)
     return Launch(done, out)
 
 
@@ -92,13 +97,14 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 STILL = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the gradient of the first weights
-LAST_OF_DDP: dict[str, dict[str, Any]] = {
-    **{
-        loss_type: {"engine": "scripted_of_group", "keep_gradients": True, "config": {**STILL, "loss_type": loss_type}}
-        for loss_type in ("dapo", "grpo", "dr_grpo")
-    },
-    **({"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}} if vllm_available() else {}),
-    "failing": {"fail_in_process": 1},
+GRADIENTS: dict[str, dict[str, Any]] = {
+    loss_type: {"engine": "scripted_of_group", "keep_gradients": True, "config": {**STILL, "loss_type": loss_type}}
+    for loss_type in ("dapo", "grpo", "dr_grpo")
+}
+VLLM: dict[str, dict[str, Any]] = {"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}}
+MORE_JOBS = {
+    "cpu_ddp": {**GRADIENTS, **(VLLM if vllm_available() else {})},
+    "fsdp2": {"failing": {"fail_in_process": 1}},
 }
 
 
@@ -109,8 +115,7 @@ def launches(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     def get(name: str) -> Launch:
         if name not in made:
-            jobs = {**JOBS, **(LAST_OF_DDP if name == "cpu_ddp" else {})}
-            made[name] = launch(tmp_path_factory.mktemp(name), model, name, jobs)
+            made[name] = launch(tmp_path_factory.mktemp(name), model, name, {**JOBS, **MORE_JOBS.get(name, {})})
         return made[name]
 
     return get
@@ -121,12 +126,12 @@ def backend(request: pytest.FixtureRequest, launches: Callable[[str], Launch]) -
     if request.param.startswith("zero"):
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     runs = launches(request.param)
-    if request.param != "cpu_ddp":  # there the last run fails on purpose
+    if request.param != "fsdp2":  # there the last run fails on purpose
         assert runs.done.returncode == 0, runs.done.stdout[-4000:] + runs.done.stderr[-4000:]
     return request.param, runs
 
 
-pytestmark = pytest.mark.timeout(TIMEOUT_S + 30)
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 80)
 
 
 def test_it_is_the_backend_that_was_asked_for(backend: tuple[str, Launch]) -> None:
@@ -213,7 +218,7 @@ def test_two_processes_of_four_have_the_gradient_of_one_process_of_eight(
     one = launch_one(
         tmp_path,
         model,
-        {**LAST_OF_DDP[loss_type], "config": {**LAST_OF_DDP[loss_type]["config"], "per_device_train_batch_size": 8}},
+        {**GRADIENTS[loss_type], "config": {**GRADIENTS[loss_type]["config"], "per_device_train_batch_size": 8}},
     )
     expected = torch.load(one / "gradients.pt")
     found = torch.load(launches("cpu_ddp").out / loss_type / "gradients.pt")
@@ -264,7 +269,7 @@ def test_each_process_has_a_vllm_of_its_own(launches: Callable[[str], Launch]) -
 @pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
 @pytest.mark.parametrize("file", ["fsdp2", "zero2", "zero3"])
 def test_split_weights_reach_the_vllm_of_each_process(file: str, model: Path, tmp_path: Path) -> None:
-    check_vllm(launch(tmp_path, model, file, {"vllm": LAST_OF_DDP["vllm"]}))
+    check_vllm(launch(tmp_path, model, file, VLLM))
 
 
 def check_vllm(runs: Launch) -> None:
@@ -276,7 +281,7 @@ def check_vllm(runs: Launch) -> None:
 
 
 def test_a_process_that_fails_ends_the_run_with_its_own_error(launches: Callable[[str], Launch]) -> None:
-    done = launches("cpu_ddp").done
+    done = launches("fsdp2").done
     assert done.returncode != 0
     assert "the plugin of one process is broken" in done.stderr
     assert "PeerError: process 1 failed first" in done.stderr, "the other process says whose fault it is"

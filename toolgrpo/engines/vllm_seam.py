@@ -8,6 +8,8 @@ What is used, and why (`tests/contract/test_vllm_seam.py` fails with a sentence 
 * `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform (loading parameter by
   parameter crashes on the CPU, where vLLM has repacked them);
 * `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the base model, a new one each step;
+* `vllm.v1.engine.core.cleanup_dist_env_and_memory`: vLLM ends the process's default group when it shuts down; where that is
+  the trainer's, only vLLM's own groups are ended;
 * on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with: it is packed again
   after every reload;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function that does nothing:
@@ -110,6 +112,7 @@ def start_vllm(
     """
     _prepare_environment(options)
     on_cpu = not torch.cuda.is_available()
+    shares_group = torch.distributed.is_initialized()
     folder = tempfile.TemporaryDirectory(prefix="toolgrpo-vllm-")
     config.save_pretrained(folder.name)
     if weights is not None:
@@ -142,7 +145,7 @@ def start_vllm(
                 trust_remote_code=options.trust_remote_code,
                 seed=options.seed,
                 disable_log_stats=True,
-                distributed_executor_backend="external_launcher" if torch.distributed.is_initialized() else None,
+                distributed_executor_backend="external_launcher" if shares_group else None,
             )
             engine = LLMEngine.from_engine_args(arguments)
         except (ValueError, RuntimeError, ImportError, NotImplementedError) as error:
@@ -152,7 +155,7 @@ def start_vllm(
             ) from error
         finally:
             folder.cleanup()
-    return StepEngine(engine, sleep_mode=options.enable_sleep_mode)
+    return StepEngine(engine, sleep_mode=options.enable_sleep_mode, shares_group=shares_group)
 
 
 def _served_rank(rank: int) -> int:
@@ -163,8 +166,9 @@ def _served_rank(rank: int) -> int:
 class StepEngine:
     """A vLLM `LLMEngine` in this process, driven one step at a time. Knows token ids only."""
 
-    def __init__(self, engine: Any, *, sleep_mode: bool = False) -> None:
+    def __init__(self, engine: Any, *, sleep_mode: bool = False, shares_group: bool = False) -> None:
         self._engine = engine
+        self._shares_group = shares_group
         self._sleep_mode = sleep_mode
         self._asleep = False
         self._adapter: Any = None
@@ -244,7 +248,18 @@ class StepEngine:
             self._asleep = False
 
     def shutdown(self) -> None:
-        self._engine.engine_core.shutdown()
+        """End vLLM; the trainer's process group goes on."""
+        if not self._shares_group:
+            self._engine.engine_core.shutdown()
+            return
+        from vllm.distributed.parallel_state import destroy_model_parallel
+        from vllm.v1.engine import core
+
+        whole_cleanup, core.cleanup_dist_env_and_memory = core.cleanup_dist_env_and_memory, destroy_model_parallel
+        try:
+            self._engine.engine_core.shutdown()
+        finally:
+            core.cleanup_dist_env_and_memory = whole_cleanup
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
