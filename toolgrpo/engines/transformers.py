@@ -7,7 +7,7 @@ Invariants: every `sample` gets a `Sample`, an error or a cancellation; a cancel
 step; after `close` there is no row, no cache and no thread, and each module is in the mode (train or eval) it was in.
 
 Not covered: parameters split over processes (DeepSpeed ZeRO-3, FSDP): every process would have to take the same number of
-steps, so `open` refuses them. Prefixes are not cached: each turn reads its whole prompt again.
+steps, so `open` refuses them, and the trainer uses `ReplicaEngine`. Prefixes are not cached: each turn reads its whole prompt again.
 """
 
 from __future__ import annotations
