@@ -15,6 +15,8 @@ FINGERPRINT = $(shell cat $(LOCK) pyproject.toml Makefile 2>/dev/null | cksum | 
 TORCH = $(shell grep '^torch==' $(LOCK))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'
+
 .PHONY: setup train test test-slow check bench lock clean
 
 setup:
@@ -35,7 +37,7 @@ install:
 	@echo "ready: $(BIN)/python"
 
 train: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/train.py --config recipes/configs/nano.yaml $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS="$${OMP_NUM_THREADS:-$$($(CORES))}" accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/train.py --config recipes/configs/nano.yaml $(ARGS)
 
 test: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m "not slow" $(ARGS)

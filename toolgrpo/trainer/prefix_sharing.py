@@ -32,7 +32,7 @@ __all__ = ["MODES", "ScoredTokens", "SharedPass", "unsupported"]
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
-WORTH_IT = 0.95
+WORTH_IT = 0.9
 """`auto` shares where the packed sequence has at most this part of the padded tokens (see benchmarks/training_pass.py)."""
 
 
