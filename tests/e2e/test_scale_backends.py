@@ -167,6 +167,11 @@ def test_all_processes_train_one_model_on_episodes_of_their_own(backend: tuple[s
     assert sorted(numbers) == list(range(24))
 
 
+def test_only_one_process_prints(launches: Callable[[str], Launch]) -> None:
+    done = launches("cpu_ddp").done
+    assert done.stdout.count("'train_runtime'") == len(JOBS) + len(MORE_JOBS["cpu_ddp"])
+
+
 def test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass(backend: tuple[str, Launch]) -> None:
     _, runs = backend
     padded, shared = runs.result("padded"), runs.result("shared")
