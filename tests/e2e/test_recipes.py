@@ -215,7 +215,7 @@ def test_a_recipe_with_a_wrong_tool_name_stops_before_the_model_is_loaded(
         (["--resume_from_checkpoint", "no/such/folder"], "there is no such folder"),
         (
             ["--reward", "gsm8k", "--reward_weights", "1", "--dataset_id_or_path", "BAD", "--dry_run"],
-            "scores 0 with the reward gsm8k",
+            "the answer of row 0 holds no number: 'no number'",
         ),
     ],
 )
