@@ -96,10 +96,16 @@ def test_a_folder_that_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_the_command_itself(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launch_file", "more"),
+    [("cpu", ()), ("cpu_ddp", ("--ddp_backend", "gloo", "--engine", "transformers"))],
+    ids=["one process", "two processes that share 9 questions"],
+)
+def test_the_command_itself(nano: Path, tmp_path: Path, launch_file: str, more: tuple[str, ...]) -> None:
     """From the shell, with the engine that the machine has; `python -m json.tool` reads the report."""
-    launch = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu.yaml")
-    flags = ("--eval_questions", "8", "--samples", "2", "--baseline", "nano", "--output_dir", str(tmp_path))
+    file = f"recipes/accelerate/{launch_file}.yaml"
+    launch = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", file)
+    flags = ("--eval_questions", "9", "--samples", "2", "--baseline", "nano", "--output_dir", str(tmp_path), *more)
     done = subprocess.run(
         [*launch, "recipes/evaluate.py", "--config", "recipes/configs/nano.yaml", *flags],
         cwd=ROOT,
@@ -114,4 +120,5 @@ def test_the_command_itself(nano: Path, tmp_path: Path) -> None:
     report = tmp_path / "evaluation.json"
     subprocess.run([sys.executable, "-m", "json.tool", str(report), os.devnull], check=True)
     found = json.loads(report.read_text())
+    assert found["questions"] == 9
     assert abs(found["difference"]["pass@1"]["value"]) < 0.5, "the same model twice"
