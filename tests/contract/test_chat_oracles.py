@@ -155,7 +155,7 @@ def test_turns_are_read_as_trls_response_templates_read_them(name: str) -> None:
     ours = chat.parse(said, before=before)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in theirs["tool_calls"]]
     assert [(attempt.name, attempt.arguments) for attempt in ours.attempts] == calls
-    left_over = theirs["content"].removesuffix("<|observation|>")  # TRL's template for GLM does not know this end of a turn
+    left_over = theirs["content"].removesuffix("<|observation|>")  # an end of a turn that TRL's GLM does not know
     assert ours.content.strip() == left_over.strip() == ""
 
 
