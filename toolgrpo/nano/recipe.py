@@ -23,9 +23,6 @@ _SHARED_CODE = (
     "toolgrpo.sft.loop",
     "toolgrpo.sft.loss",
     "toolgrpo.sft.muon",
-    "toolgrpo.trainer.packing",
-    "toolgrpo.trainer.prefix_sharing",
-    "toolgrpo.trainer.shared_attention",
 )
 
 
@@ -57,7 +54,8 @@ class NanoRecipe:
 
     # what it is taught, in this order
     phases: tuple[Phase, ...] = (
-        Phase(name="clean", steps=210, calls={1: 0.3, 2: 0.35, 3: 0.35}, canonical=0.25),
+        Phase(name="one call", steps=100, calls={1: 1.0}, canonical=0.15),
+        Phase(name="chains", steps=110, calls={1: 0.2, 2: 0.4, 3: 0.4}, canonical=0.25),
         Phase(name="spoil", steps=50, calls={1: 0.4, 2: 0.35, 3: 0.25}, canonical=0.4, spoilt=True),
     )
     guess: Mapping[Operation, float] = field(
