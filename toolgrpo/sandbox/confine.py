@@ -15,7 +15,15 @@ from collections.abc import Iterable
 import landlockpy
 import seccompy
 
-__all__ = ["NOBODY", "confine_files", "confine_syscalls", "die_with_parent", "drop_root", "enter_namespaces"]
+__all__ = [
+    "NOBODY",
+    "confine_files",
+    "confine_syscalls",
+    "die_with_parent",
+    "drop_root",
+    "enter_namespaces",
+    "file_rules",
+]
 
 NOBODY = 65534
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _SIGKILL = 1, 4, 8, 9
@@ -35,14 +43,19 @@ _WRITE = (
 )
 
 
-def confine_files(readable: Iterable[str], scratch: str) -> None:
-    """Landlock this process: read `readable`, read and write `scratch`, nothing else."""
+def file_rules(readable: Iterable[str], scratch: str) -> landlockpy.Ruleset:
+    """Landlock rules: read `readable`, read and write `scratch`, nothing else. Built once, for many forks."""
     scopes = landlockpy.Scope.ABSTRACT_UNIX_SOCKET | landlockpy.Scope.SIGNAL
-    with landlockpy.Ruleset(scoped=scopes) as rules:
-        for path in readable:
-            rules.allow_path(path, _READ if os.path.isdir(path) else landlockpy.AccessFS.READ_FILE)
-        rules.allow_path(scratch, _WRITE)
-        rules.restrict()
+    rules = landlockpy.Ruleset(scoped=scopes)
+    for path in readable:
+        rules.allow_path(path, _READ if os.path.isdir(path) else landlockpy.AccessFS.READ_FILE)
+    rules.allow_path(scratch, _WRITE)
+    return rules
+
+
+def confine_files(rules: landlockpy.Ruleset) -> None:
+    """Landlock this process; the rules' descriptor can be closed afterwards."""
+    rules.restrict()
 
 
 def confine_syscalls(rules: seccompy.Filter) -> None:

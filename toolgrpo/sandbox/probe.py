@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 
-from toolgrpo.sandbox.confine import confine_files, confine_syscalls, enter_namespaces
+from toolgrpo.sandbox.confine import confine_files, confine_syscalls, enter_namespaces, file_rules
 from toolgrpo.sandbox.syscalls import syscall_filter
 
 __all__ = ["probe_rung"]
@@ -36,7 +36,7 @@ def _try(rung: str, scratch: str) -> None:
     outside = "/proc/self/environ"
     rules = syscall_filter(files=rung != "seccomp")
     if rung != "seccomp":
-        confine_files([], scratch)
+        confine_files(file_rules([], scratch))
         _must_fail("Landlock let a file outside be read", lambda: open(outside).close())
     confine_syscalls(rules)
     _must_fail("seccomp let a socket be made", lambda: socket.socket().close())

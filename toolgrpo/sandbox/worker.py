@@ -1,7 +1,7 @@
 """One worker: takes a request, forks the process that runs it, watches that process, wipes after it, answers.
 
 Invariants: one request, one answer; after an answer no process of the run is alive (a session's process lives, stopped,
-until its next run) and the scratch folder is empty. Trusted code: nothing of the model runs in this process.
+until its next run) and the scratch folder is empty; what waits is a process that has run nothing. Trusted code: nothing of the model runs in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgrpo.sandbox import child, judge
-from toolgrpo.sandbox.confine import NOBODY, confine_files, confine_syscalls, die_with_parent, drop_root
+from toolgrpo.sandbox.confine import (
+    NOBODY,
+    confine_files,
+    confine_syscalls,
+    die_with_parent,
+    drop_root,
+    file_rules,
+)
 from toolgrpo.sandbox.syscalls import syscall_filter
 from toolgrpo.sandbox.wire import pack, read_frame, receive, send
 
@@ -28,6 +35,7 @@ __all__ = ["serve", "warm"]
 _FRAME_BYTES = 4 << 20  # of a result
 _FLOOD_BYTES = 4 << 20  # of one output stream; more ends the run
 _CHECK_S = 0.1  # between looks at the CPU time used and the scratch folder
+_MOST_FDS = 1024  # more than a worker ever holds
 _filter = None
 
 
@@ -51,6 +59,9 @@ class _Process:
     requests: int
     results: int
 
+    def is_dead(self) -> bool:
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
     def close(self) -> None:
         for fd in (self.pidfd, self.stdin, self.stdout, self.stderr, self.requests, self.results):
             if fd >= 0:
@@ -71,20 +82,30 @@ def serve(settings: dict[str, Any], channel: socket.socket) -> None:
     scratch = os.path.join(settings["scratch"], f"w{os.getpid()}-{channel.fileno()}-{time.monotonic_ns()}")
     process: _Process | None = None
     try:
+        _make_scratch(scratch)
+        # Built once: opening some fifteen paths costs more than the rest of the confinement together.
+        with_files = settings["rung"] in ("namespaces", "landlock")
+        rules = file_rules(settings["readable"], scratch) if with_files else None
+        fresh: tuple[int, ...] | None = None  # the limits of a process that has run nothing yet
         while (request := receive(channel)) is not None:
             started = time.monotonic()
+            if process is not None and fresh is not None and (fresh != _fixed(request) or process.is_dead()):
+                _end(process, settings)
+                process = None
             if process is None:
-                _make_scratch(scratch)
-                process = _start(settings, channel, scratch, request)
+                process = _start(settings, rules, scratch, request)
+            fresh = None
             answer = _run(process, request, scratch)
             gone = answer.pop("gone")
             if gone or not request["keep"]:
                 answer["state_lost"] = request["keep"]
                 _end(process, settings)
                 process = None
-                _wipe(scratch)
+                _empty(scratch)
             answer["duration"] = time.monotonic() - started
             send(channel, answer)
+            if process is None and not request["keep"]:  # fork while the client thinks
+                process, fresh = _start(settings, rules, scratch, request), _fixed(request)
     except Exception:  # the client sees a lost worker; the reason goes to stderr
         traceback.print_exc()
     finally:
@@ -93,10 +114,26 @@ def serve(settings: dict[str, Any], channel: socket.socket) -> None:
         _wipe(scratch)
 
 
+def _fixed(request: dict[str, Any]) -> tuple[int, ...]:
+    """The limits that a process is born with."""
+    return request["memory_mb"], request["file_mb"], request["open_files"]
+
+
 def _make_scratch(path: str) -> None:
     os.mkdir(path, 0o700)
     if os.getuid() == 0:
         os.chown(path, NOBODY, NOBODY)
+
+
+def _empty(scratch: str) -> None:
+    """Remove what a run left in the scratch folder; the folder stays, since the rules of the next run name it."""
+    with os.scandir(scratch) as left:
+        paths = [entry.path for entry in left]
+    for path in paths:
+        try:
+            os.unlink(path)
+        except OSError:  # a folder
+            _wipe(path)
 
 
 def _wipe(path: str) -> None:
@@ -112,7 +149,7 @@ def _wipe(path: str) -> None:
             subprocess.run(["rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)
 
 
-def _start(settings: dict[str, Any], channel: socket.socket, scratch: str, limits: dict[str, Any]) -> _Process:
+def _start(settings: dict[str, Any], rules: Any, scratch: str, limits: dict[str, Any]) -> _Process:
     stdin, stdout, stderr, requests, results = (os.pipe() for _ in range(5))
     pid = os.fork()
     if pid == 0:
@@ -121,10 +158,7 @@ def _start(settings: dict[str, Any], channel: socket.socket, scratch: str, limit
                 os.dup2(source, target)
             os.dup2(requests[0], 100)
             os.dup2(results[1], 101)
-            os.dup2(100, 3)
-            os.dup2(101, 4)
-            os.closerange(5, max(256, channel.fileno() + 1))
-            _confine(settings, scratch, limits)
+            _confine(settings, rules, scratch, limits)
             _live(3, 4)
         finally:
             os._exit(125)
@@ -135,7 +169,7 @@ def _start(settings: dict[str, Any], channel: socket.socket, scratch: str, limit
     return _Process(pid, os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
 
 
-def _confine(settings: dict[str, Any], scratch: str, limits: dict[str, Any]) -> None:
+def _confine(settings: dict[str, Any], rules: Any, scratch: str, limits: dict[str, Any]) -> None:
     """In the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
@@ -154,14 +188,22 @@ def _confine(settings: dict[str, Any], scratch: str, limits: dict[str, Any]) -> 
     rung = settings["rung"]
     if rung == "unsafe":
         die_with_parent()
+        _keep_own_descriptors()
         return
-    with_landlock = rung in ("namespaces", "landlock")
-    drop_root(keep_reading=with_landlock and not settings["nobody_can_read"])
+    drop_root(keep_reading=rules is not None and not settings["nobody_can_read"])
     die_with_parent()  # after the change of user, which clears it
-    if with_landlock:
-        confine_files(settings["readable"], scratch)
+    if rules is not None:
+        confine_files(rules)
+    _keep_own_descriptors()
     assert _filter is not None
     confine_syscalls(_filter)
+
+
+def _keep_own_descriptors() -> None:
+    """The two pipes to 3 and 4, where the channel to the client or the rules may lie until now; close the rest."""
+    os.dup2(100, 3)
+    os.dup2(101, 4)
+    os.closerange(5, _MOST_FDS)
 
 
 def _live(requests: int, results: int) -> None:
@@ -221,7 +263,7 @@ def _watch(
             if _cpu_seconds(process.pid) > cpu_deadline_s:
                 watch.verdict = "timeout"
                 break
-            if _usage(scratch) > request["scratch_mb"] << 20:
+            if _too_much(scratch, request["scratch_mb"] << 20):
                 watch.verdict = "disk"
                 break
         for fd, event in poller.poll(max(1.0, 1000 * (min(deadline, next_check) - now))):
@@ -324,6 +366,14 @@ def _end(process: _Process, settings: dict[str, Any]) -> None:
 def _cpu_seconds(pid: int) -> float:
     """Of all threads of a process, read from its own clock: /proc may belong to another pid namespace."""
     return time.clock_gettime(((~pid) << 3) | 2)
+
+
+def _too_much(path: str, most: int) -> bool:
+    """Whether a folder holds more than it may; one nested too deeply to be looked through counts as too much."""
+    try:
+        return _usage(path) > most
+    except RecursionError:
+        return True
 
 
 def _usage(path: str) -> int:

@@ -49,7 +49,7 @@ def test_an_uncaught_exception_is_an_error_with_the_models_frames_only(sandbox: 
         ("while True: pass", RunStatus.TIMEOUT),
         ("import time; time.sleep(60)", RunStatus.TIMEOUT),
         ("x = [0] * 10**10", RunStatus.MEMORY),
-        ("print('x' * 10**8)", RunStatus.OUTPUT),
+        ("print('x' * 10**7)", RunStatus.OUTPUT),
         ("import os; os._exit(0)", RunStatus.ERROR),
         ("import sys; sys.exit(3)", RunStatus.ERROR),
         ("import ctypes; ctypes.string_at(0)", RunStatus.KILLED),

@@ -1,0 +1,139 @@
+"""The sandbox: what a run costs, how many a second, how long the start takes; a plain subprocess stands beside it.
+
+    python benchmarks/sandbox.py            # table on the terminal, JSON in benchmarks/results/sandbox.json
+    python benchmarks/sandbox.py --quick    # fewer repetitions
+
+The plain subprocess confines nothing. Bubblewrap is measured where `bwrap` is installed, with its namespaces only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from toolgrpo.sandbox import Rung, Sandbox
+from toolgrpo.sandbox.launch import probe
+
+RESULTS = Path(__file__).parent / "results" / "sandbox.json"
+CODE = "print(1 + 1)"
+IMPORTS = "import numpy, sympy\nprint(numpy.arange(3).sum())"
+
+
+def times_ms(call: Callable[[], object], repetitions: int) -> dict[str, float]:
+    taken = []
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        call()
+        taken.append(1000 * (time.perf_counter() - started))
+    return {"p50": statistics.median(taken), "p95": sorted(taken)[int(0.95 * (len(taken) - 1))]}
+
+
+def runs_per_s(sandbox: Sandbox, clients: int, repetitions: int) -> float:
+    def work() -> None:
+        for _ in range(repetitions):
+            assert sandbox.run(CODE).stdout == "2\n"
+
+    threads = [threading.Thread(target=work) for _ in range(clients)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return clients * repetitions / (time.perf_counter() - started)
+
+
+def measure_rung(rung: Rung, repetitions: int) -> dict[str, Any]:
+    started = time.perf_counter()
+    with Sandbox(rung=rung, workers=2) as sandbox:
+        sandbox.run(CODE)
+        found: dict[str, Any] = {"start_s": time.perf_counter() - started}
+        found["run_ms"] = times_ms(lambda: sandbox.run(CODE), repetitions)
+        found["numpy_ms"] = times_ms(lambda: sandbox.run(IMPORTS), repetitions // 4)
+        found["runs_per_s"] = runs_per_s(sandbox, 2, repetitions)
+
+        def new_session() -> None:
+            with sandbox.session() as session:
+                session.run(CODE)
+
+        found["new_session_ms"] = times_ms(new_session, repetitions // 10)
+        with sandbox.session() as session:
+            found["session_run_ms"] = times_ms(lambda: session.run(CODE), repetitions)
+    return found
+
+
+def measure_command(prefix: list[str], repetitions: int) -> dict[str, Any]:
+    def run(code: str) -> None:
+        subprocess.run([*prefix, sys.executable, "-I", "-c", code], check=True, capture_output=True, env={})
+
+    return {
+        "run_ms": times_ms(lambda: run(CODE), repetitions),
+        "numpy_ms": times_ms(lambda: run(IMPORTS), max(3, repetitions // 10)),
+    }
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    repetitions = 100 if quick else 1000
+    ways: dict[str, Any] = {}
+    for rung in (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP):
+        reason = probe(rung)
+        ways[rung.value] = measure_rung(rung, repetitions) if reason is None else {"absent": reason}
+    ways["subprocess"] = measure_command([], repetitions // 10)
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        ways["bubblewrap"] = {"absent": "bwrap is not installed"}
+    else:
+        prefix = [bwrap, "--ro-bind", "/", "/", "--unshare-all", "--die-with-parent"]
+        try:
+            ways["bubblewrap"] = measure_command(prefix, repetitions // 10)
+        except subprocess.CalledProcessError as error:
+            ways["bubblewrap"] = {"absent": error.stderr.decode(errors="replace").strip()[-200:]}
+    return {"ways": ways}
+
+
+def show(results: dict[str, Any]) -> None:
+    table = Table(title="Sandbox: goals p50 < 5 ms, p95 < 10 ms, 250 runs/s on 2 cores, start < 2 s")
+    for column in ("way", "run p50 / p95 ms", "numpy, sympy p50 ms", "runs/s", "session run p50 ms", "start s"):
+        table.add_column(column)
+    for name, way in results["ways"].items():
+        if "absent" in way:
+            table.add_row(name, f"absent: {way['absent']}", "", "", "", "")
+            continue
+        run, ours = way["run_ms"], "start_s" in way
+        table.add_row(
+            name,
+            f"{run['p50']:.2f} / {run['p95']:.2f}",
+            f"{way['numpy_ms']['p50']:.2f}",
+            f"{way['runs_per_s']:.0f}" if ours else "",
+            f"{way['session_run_ms']['p50']:.2f}" if ours else "",
+            f"{way['start_s']:.2f}" if ours else "",
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    arguments = parser.parse_args()
+    results = measure(arguments.quick)
+    results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "quick": arguments.quick}
+    show(results)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
