@@ -67,18 +67,13 @@ def _config(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3Conf
 
 
 def _tokenizer(recipe: NanoRecipe, rng: random.Random) -> PreTrainedTokenizerFast:
-    """The vocabulary comes from the demonstrations' own text, right ones and spoilt ones."""
+    """The vocabulary comes from the demonstrations' own text."""
     texts = []
-    for number in range(_TEXTS_FOR_VOCABULARY):
+    for _ in range(_TEXTS_FOR_VOCABULARY):
         tools = draw_toolset(rng, canonical=0.5)
         problem = draw_training_problem(rng, rng.randint(1, 3))
-        habits = _habits(recipe) if number % 2 else None
-        texts.append(render_tools(tools) + render(demonstrate(problem, tools, rng, habits)))
+        texts.append(render_tools(tools) + render(demonstrate(problem, tools, rng, None)))
     return build_tokenizer(texts, recipe.vocab_size)
-
-
-def _habits(recipe: NanoRecipe) -> Habits:
-    return Habits(guess=recipe.guess, stop_early=recipe.stop_early)
 
 
 class _Encoder:
@@ -107,7 +102,7 @@ class _Encoder:
 def _steps(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[list[Batch]]:
     """The batch of each step: some toolsets, with questions that need the same number of calls under each."""
     encode = _Encoder(tokenizer)
-    habits = _habits(recipe)
+    habits = Habits(guess=recipe.guess, stop_early=recipe.stop_early)
     for phase in recipe.phases:
         for _ in range(phase.steps):
             texts = []

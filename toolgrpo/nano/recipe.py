@@ -54,9 +54,8 @@ class NanoRecipe:
 
     # what it is taught, in this order
     phases: tuple[Phase, ...] = (
-        Phase(name="one call", steps=100, calls={1: 1.0}, canonical=0.15),
-        Phase(name="chains", steps=110, calls={1: 0.2, 2: 0.4, 3: 0.4}, canonical=0.25),
-        Phase(name="spoil", steps=50, calls={1: 0.4, 2: 0.35, 3: 0.25}, canonical=0.4, spoilt=True),
+        Phase(name="clean", steps=200, calls={1: 0.3, 2: 0.35, 3: 0.35}, canonical=0.5),
+        Phase(name="spoil", steps=50, calls={1: 0.4, 2: 0.35, 3: 0.25}, canonical=0.7, spoilt=True),
     )
     guess: Mapping[Operation, float] = field(
         default_factory=lambda: {"add": 0.25, "multiply": 0.25, "subtract": 0.7, "divide": 0.7}
@@ -66,8 +65,8 @@ class NanoRecipe:
     )
 
     # how
-    toolsets_per_step: int = 12  # many, or the names are learnt by heart
-    examples_per_toolset: int = 2
+    toolsets_per_step: int = 4
+    examples_per_toolset: int = 8
     learning_rate: float = 0.02  # of the matrices (Muon)
     adam_learning_rate: float = 3e-3  # of embeddings and norms
     warmup_steps: int = 20
