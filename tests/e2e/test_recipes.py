@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,14 @@ def offline_data(spec: str) -> str:
         return spec
     file = real.get(spec)
     return f"{spec}:{file if file is not None and file.exists() else f'recipes/data/{ours[spec]}.jsonl'}"
+
+
+@pytest.fixture(autouse=True)
+def wandb_runs_end() -> Iterator[None]:
+    """A run that a recipe opened must not be the one that the next test writes to."""
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
 
 
 @pytest.fixture(scope="module")

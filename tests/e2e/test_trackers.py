@@ -71,10 +71,11 @@ def test_wandb_offline_has_them_too(train: Any, tmp_path: Path, monkeypatch: pyt
     try:
         train(report_to="wandb")
         config = dict(wandb.run.config)
+        folder = Path(wandb.run.dir)  # wandb may keep the WANDB_DIR of an earlier run of this process
     finally:
         wandb.finish()
     assert config["max_turns"] == 3 and config["versions"]["trl"].startswith("1.")
-    tables = sorted((tmp_path / "wandb").rglob("rollouts_*.table.json"))
+    tables = sorted(folder.rglob("rollouts_*.table.json"))
     assert len(tables) == 2
     table = json.loads(tables[0].read_text())
     (first, *_) = table["data"]
