@@ -15,7 +15,7 @@ This module imports nothing heavier than the standard library.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -114,6 +114,25 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     closed: bool = True  # False: cut by a limit before its end-of-turn token
     duration_s: float = 0.0  # of the sampling
+
+    def answered(self, results: Sequence[ToolResult]) -> Turn:
+        """The turn with what came back, one result for each of its first attempts.
+
+        Whether a tool exists and takes the arguments only shows here: an attempt that was read well and refused for one of
+        the two gets the status that says so.
+        """
+        judged = [_judged(attempt, result) for attempt, result in zip(self.attempts, results, strict=False)]
+        return replace(self, attempts=(*judged, *self.attempts[len(judged) :]), results=tuple(results))
+
+
+def _judged(attempt: CallAttempt, result: ToolResult) -> CallAttempt:
+    refused = {
+        ToolErrorKind.UNKNOWN_TOOL: AttemptStatus.UNKNOWN_TOOL,
+        ToolErrorKind.BAD_ARGUMENTS: AttemptStatus.BAD_ARGUMENTS,
+    }
+    if attempt.status is not AttemptStatus.OK or result.error not in refused:
+        return attempt
+    return replace(attempt, status=refused[result.error], detail=result.content)
 
 
 @dataclass(frozen=True, slots=True)

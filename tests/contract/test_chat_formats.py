@@ -1,4 +1,5 @@
-"""Every case over every chat format: TRL's templates over bytes, and the real Qwen tokenizers where they are at hand."""
+"""Every case over every chat format: TRL's templates over bytes, nano's tokenizer, SmolLM2's template, which knows no tools,
+and the real tokenizers of Qwen3, Qwen2.5 and GPT-OSS where they are at hand."""
 
 from __future__ import annotations
 
@@ -9,33 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trl.chat_template_utils import add_response_schema
 
 from toolgrpo.chat import check_vocabulary, resolve_format, tool_message
 from toolgrpo.chat.bracketed import Bracketed
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError, ModelError
+from toolgrpo.nano.tokenizer import build_tokenizer
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.testing.chat_families import template_names, template_text
+from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
+from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
 from toolgrpo.trajectory import AttemptStatus, Ledger, Message, StopReason
 
+# TRL has no response template for any of these: see test_trl_has_no_response_template_for_what_is_refused
 REFUSED = {
-    "gemma4_v2": "does not print a tool call and <|tool_response> after it",  # it knows no messages of role tool
     "idefics3": "no family",
     "llava_next": "no family",
     "muse_glimmer": "its form of calls is not read yet",
     "smolvlm": "does not print a tool call",  # contents are lists of parts, never texts
 }
-REAL = {"qwen3": "real-qwen3", "qwen2_5": "real-qwen2_5"}
-NAMES = [name for name in template_names() if name not in REFUSED] + list(REAL.values())
+OURS = "nano"  # the project's own tokenizer: words, single digits, bytes
+NAMES = [*(name for name in template_names() if name not in REFUSED), *REAL_TOKENIZERS, OURS]
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Look something up.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-    },
-}
 RESULTS = {
     "one call": ["42"],
     "parallel calls": ["1", "2", "3"],
@@ -70,28 +67,21 @@ class Loaded:
 
     def turn(self, calls: list[tuple[str, dict[str, Any]]], content: str = "") -> tuple[list[int], list[int]]:
         """A prompt, and the turn after it that the model's own template prints for these calls."""
-        question: list[Message] = [{"role": "user", "content": "q"}]
-        listed = [{"type": "function", "function": {"name": name, "arguments": args}} for name, args in calls]
-        said: Message = {"role": "assistant", "content": content, "tool_calls": listed}
-        asked = self.chat.prompt(question, [SCHEMA])
         results = [tool_message("look_up", "r") for _ in calls]
-        whole = self.chat.prompt([*question, said, *results], [SCHEMA])
-        start = next((i for i, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
-        return whole[:start], whole[start : whole.index(self.close, start) + 1]
+        question: Message = {"role": "user", "content": "q"}
+        printed = printed_turn(self.chat, [question], calling(*calls, content=content), results, [LOOK_UP])
+        return printed.before, printed.said
 
 
 @cache
 def load(name: str) -> Loaded:
-    if name.startswith("real-"):
-        from transformers import AutoTokenizer
-
-        folder = SHARED / name.removeprefix("real-")
-        if not folder.exists():
-            pytest.skip(f"the {name} tokenizer is not beside this checkout")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.chat_template = template_text(name.removeprefix("real-"))
+    if name in REAL_TOKENIZERS:
+        try:
+            tokenizer = real_tokenizer(name, SHARED)
+        except NotAtHand as missing:
+            pytest.skip(str(missing))
     else:
-        tokenizer = trl_tokenizer(name)
+        tokenizer = build_tokenizer(['{"key": "word"} 42'], 400) if name == OURS else trl_tokenizer(name)
     chat = resolve_format(tokenizer)
     assert isinstance(chat, TemplateFormat)
     return Loaded(tokenizer, chat)
@@ -120,13 +110,9 @@ def test_prompt_sampled_and_bridge_are_what_the_template_prints_for_the_conversa
     ledger = Ledger(before)
     ledger.sampled(said, [-0.5] * len(said))
     ledger.context(loaded.chat.bridge(ledger.all_ids, [tool_message("look_up", "r")]))
-    call = {"type": "function", "function": {"name": "look_up", "arguments": {"key": "x"}}}
-    conversation: list[Message] = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        tool_message("look_up", "r"),
-    ]
-    assert ledger.all_ids == loaded.chat.prompt(conversation, [SCHEMA])
+    question: Message = {"role": "user", "content": "q"}
+    conversation = [question, calling(("look_up", {"key": "x"})), tool_message("look_up", "r")]
+    assert ledger.all_ids == loaded.chat.prompt(conversation, [LOOK_UP])
     done = ledger.finish(StopReason.FINISHED)
     assert done.mask[: len(said)] == (1,) * len(said) and not any(done.mask[len(said) :])
 
@@ -134,7 +120,7 @@ def test_prompt_sampled_and_bridge_are_what_the_template_prints_for_the_conversa
 def test_no_text_from_anywhere_adds_a_control_token(loaded: Loaded) -> None:
     def everywhere(text: str) -> list[int]:
         call = {"type": "function", "function": {"name": text, "arguments": {"key": text, text: [text]}}}
-        schema = json.loads(json.dumps(SCHEMA))
+        schema = json.loads(json.dumps(LOOK_UP))
         schema["function"]["description"] = text
         schema["function"]["parameters"]["properties"]["key"] |= {"description": text, "enum": [text]}
         prompt = loaded.chat.prompt(
@@ -223,13 +209,12 @@ def test_a_turn_after_results_is_opened_as_the_turn_before_was(loaded: Loaded, v
     result = [tool_message("look_up", "r")]
     turn = [*loaded.chat.encode("x"), loaded.close]
     question: list[Message] = [{"role": "user", "content": "q"}]
-    call = {"type": "function", "function": {"name": "look_up", "arguments": {"key": "x"}}}
-    prompt = loaded.chat.prompt(question, [SCHEMA], enable_thinking=value)
+    prompt = loaded.chat.prompt(question, [LOOK_UP], enable_thinking=value)
     first = loaded.chat.bridge([*prompt, *turn], result, enable_thinking=value)
     second = loaded.chat.bridge([*prompt, *turn, *first, *turn], result, enable_thinking=value)
     whole = loaded.chat.prompt(
-        [*question, {"role": "assistant", "content": "", "tool_calls": [call]}, *result],
-        [SCHEMA],
+        [*question, calling(("look_up", {"key": "x"})), *result],
+        [LOOK_UP],
         enable_thinking=value,
     )
     assert first == second == whole[len(whole) - len(first) :]
@@ -240,14 +225,20 @@ def test_arguments_of_a_row_may_be_json_text(loaded: Loaded) -> None:
         call = {"type": "function", "function": {"name": "look_up", "arguments": arguments}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         question = {"role": "user", "content": "q"}
-        return loaded.chat.prompt([question, turn, tool_message("look_up", "r")], [SCHEMA])
+        return loaded.chat.prompt([question, turn, tool_message("look_up", "r")], [LOOK_UP])
 
     assert prompt('{"key": "x"}') == prompt({"key": "x"})
 
 
 def test_half_a_surrogate_pair_is_replaced(loaded: Loaded) -> None:
     assert loaded.chat.bridge([loaded.close], [tool_message("look_up", "a\ud800b")])
-    assert loaded.chat.prompt([{"role": "user", "content": "a\udfffb"}], [SCHEMA])
+    assert loaded.chat.prompt([{"role": "user", "content": "a\udfffb"}], [LOOK_UP])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_trl_has_no_response_template_for_what_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="Unrecognized chat template"):
+        add_response_schema(trl_tokenizer(name))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -6,16 +6,19 @@ TRL's response templates are what its own trainer reads turns with. Neither is u
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import cache
 from typing import Any
 
 import pytest
+from trl.chat_template_utils import add_response_schema, parse_response
 
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.testing.chat_families import template_names
+from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
 from toolgrpo.trajectory import AttemptStatus, Message
 
 # gpt-oss is not among them: its renderer encodes with a vocabulary of its own, which needs a download.
@@ -37,22 +40,14 @@ RENDERERS = {
     "gemma4_v5": "Gemma4",
 }
 ONE_CALL = {"llama3_1", "llama3_2"}  # both refuse a turn with two calls
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Look something up.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-    },
-}
-CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"key": 'a "b" c'}}}
+CALL = ("look_up", {"key": 'a "b" c'})
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
 USER: Message = {"role": "user", "content": "What now?"}
 RESULT = tool_message("look_up", "Grüße, 42")
 
 
 def asks(n_calls: int) -> Message:
-    return {"role": "assistant", "content": "", "tool_calls": [CALL] * n_calls}
+    return calling(*[CALL] * n_calls)
 
 
 CONVERSATIONS = {
@@ -84,10 +79,8 @@ def renderer(name: str) -> Any:
 
 def turn(chat: TemplateFormat, n_calls: int) -> tuple[list[int], list[int]]:
     """A prompt, and the turn that the template prints after it."""
-    asked = chat.prompt([SYSTEM, USER], [SCHEMA])
-    whole = chat.prompt([SYSTEM, USER, asks(n_calls), *[RESULT] * n_calls], [SCHEMA])
-    start = next((i for i, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
-    return whole[:start], whole[start : whole.index(chat.stop_ids[0], start) + 1]
+    printed = printed_turn(chat, [SYSTEM, USER], asks(n_calls), [RESULT] * n_calls, [LOOK_UP])
+    return printed.before, printed.said
 
 
 @pytest.mark.parametrize("what", CONVERSATIONS)
@@ -95,8 +88,8 @@ def turn(chat: TemplateFormat, n_calls: int) -> tuple[list[int], list[int]]:
 def test_prompts_are_those_of_renderers(name: str, what: str) -> None:
     if name in ONE_CALL and what == "parallel calls":
         pytest.skip("this family prints one call a turn")
-    ours = load(name)[1].prompt(CONVERSATIONS[what], [SCHEMA])
-    assert renderer(name).render_ids(CONVERSATIONS[what], tools=[SCHEMA], add_generation_prompt=True) == ours
+    ours = load(name)[1].prompt(CONVERSATIONS[what], [LOOK_UP])
+    assert renderer(name).render_ids(CONVERSATIONS[what], tools=[LOOK_UP], add_generation_prompt=True) == ours
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -106,7 +99,7 @@ def test_bridges_are_those_of_renderers(name: str, n_results: int, closed: bool)
     tokenizer, chat = load(name)
     before, said = turn(chat, 1)
     said = said if closed else said[:-1]
-    theirs = renderer(name).bridge_to_next_turn(before, said, [RESULT] * n_results, tools=[SCHEMA])
+    theirs = renderer(name).bridge_to_next_turn(before, said, [RESULT] * n_results, tools=[LOOK_UP])
     if theirs is None:
         assert name.startswith("gemma4") and not closed  # it does not close a turn that was cut
         return
@@ -126,32 +119,29 @@ def test_turns_are_read_as_renderers_reads_them(name: str) -> None:
     before, said = turn(chat, n_calls)
     for cut in range(len(said), 0, -3):
         ours = chat.parse(said[:cut], before=before)
-        theirs = renderer(name).parse_response(said[:cut], tools=[SCHEMA], prompt_ids=before)
+        theirs = renderer(name).parse_response(said[:cut], tools=[LOOK_UP], prompt_ids=before)
         good = [(call.name, call.arguments) for call in theirs.tool_calls if call.status.value == "ok"]
         assert [(a.name, a.arguments) for a in ours.attempts if a.status is AttemptStatus.OK] == good
 
 
 def response_template_names() -> list[str]:
-    """The templates that TRL has a response template for, and that we do not refuse."""
-    from trl.chat_template_utils import add_response_schema
-
+    """The templates that TRL has a response template for."""
     found = []
     for name in template_names():
-        try:
+        with contextlib.suppress(ValueError):
             add_response_schema(trl_tokenizer(name))
-        except ValueError:
-            continue
-        found.append(name)
-    return [name for name in found if name not in ("gemma4_v2", "deepseek_r1_distill")]  # refused; writes no calls
+            found.append(name)
+    return found
 
 
-@pytest.mark.parametrize("name", response_template_names())
+WITHOUT_CALLS = "deepseek_r1_distill"  # its response template reads thoughts and text only
+
+
+@pytest.mark.parametrize("name", [name for name in response_template_names() if name != WITHOUT_CALLS])
 def test_turns_are_read_as_trls_response_templates_read_them(name: str) -> None:
-    from trl.chat_template_utils import add_response_schema, parse_response
-
     tokenizer, chat = load(name)
     before, said = turn(chat, 1 if chat.family.one_call else 2)
-    theirs = parse_response(add_response_schema(tokenizer), said, prefix=before, tools=[SCHEMA])
+    theirs = parse_response(add_response_schema(tokenizer), said, prefix=before, tools=[LOOK_UP])
     ours = chat.parse(said, before=before)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in theirs["tool_calls"]]
     assert [(attempt.name, attempt.arguments) for attempt in ours.attempts] == calls
@@ -159,5 +149,18 @@ def test_turns_are_read_as_trls_response_templates_read_them(name: str) -> None:
     assert ours.content.strip() == left_over.strip() == ""
 
 
-def test_every_family_with_a_response_template_is_covered() -> None:
-    assert len(response_template_names()) >= 24
+def test_thoughts_are_read_as_trls_response_template_reads_them() -> None:
+    tokenizer, chat = load(WITHOUT_CALLS)
+    before = chat.prompt([USER], [])
+    said = chat.encode("I think so.\n</think>\n\nYes.<｜end▁of▁sentence｜>")
+    theirs = parse_response(add_response_schema(tokenizer), said, prefix=before)
+    ours = chat.parse(said, before=before)
+    assert (ours.reasoning, ours.content) == ("I think so.", "Yes.")
+    assert (theirs["reasoning_content"].strip(), theirs["content"].strip()) == (ours.reasoning, ours.content)
+
+
+def test_every_family_with_a_response_template_passes_the_proof() -> None:
+    names = response_template_names()
+    assert len(names) >= 26
+    for name in names:
+        load(name)

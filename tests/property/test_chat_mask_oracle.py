@@ -22,6 +22,8 @@ from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.spelling import spelled_out, with_objects
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.testing.chat_families import template_names, template_text
+from toolgrpo.testing.conversations import LOOK_UP, calling
+from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.trajectory import Ledger, Message, StopReason
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
@@ -32,14 +34,6 @@ NOT_COMPARABLE = {
 }
 UNREAD = {"idefics3", "llava_next", "muse_glimmer", "smolvlm"}  # refused, see the contract tests
 BEHIND = {"", "\n", "\n<|endoftext|>"}
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Look something up.",
-        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-    },
-}
 
 
 def oracle_name(name: str) -> str | None:
@@ -63,15 +57,10 @@ NAMES = [name for name in template_names() if oracle_name(name) and name not in 
 @cache
 def load(name: str) -> tuple[Any, TemplateFormat, str]:
     template = name.removeprefix("real-")
-    if name != template:
-        from transformers import AutoTokenizer
-
-        if not (SHARED / template).exists():
-            pytest.skip(f"the real {template} tokenizer is not beside this checkout")
-        tokenizer = AutoTokenizer.from_pretrained(SHARED / template)
-        tokenizer.chat_template = template_text(template)
-    else:
-        tokenizer = trl_tokenizer(template)
+    try:
+        tokenizer = trl_tokenizer(name) if name == template else real_tokenizer(name, SHARED)
+    except NotAtHand as missing:
+        pytest.skip(str(missing))
     chat = resolve_format(tokenizer)
     assert isinstance(chat, TemplateFormat)
     oracle = oracle_name(template)
@@ -89,16 +78,15 @@ def conversation(
 ) -> list[Message]:
     messages: list[Message] = [{"role": "user", "content": question}]
     for key, result, thinks in rounds:
-        call = {"type": "function", "function": {"name": "look_up", "arguments": {"key": key}}}
         thought = {"reasoning_content": f"look for {key}"} if thinks or always_thinks else {}
-        messages.append({"role": "assistant", "content": "", **thought, "tool_calls": [call]})
+        messages.append({**calling(("look_up", {"key": key})), **thought})
         messages.append(tool_message("look_up", result))
     return [*messages, {"role": "assistant", "content": answer, "reasoning_content": "now I know"}]
 
 
 def oracle(name: str, messages: list[Message]) -> tuple[list[int], list[int]]:
     tokenizer, chat, template = load(name)
-    shaped, tools = with_objects(messages, chat.family.reasoning_key), [SCHEMA]
+    shaped, tools = with_objects(messages, chat.family.reasoning_key), [LOOK_UP]
     if not chat.family.knows_tools:
         shaped, tools = spelled_out(shaped, tools, system=chat.family.knows_system), []
     encoded = tokenizer.apply_chat_template(
@@ -113,7 +101,7 @@ def oracle(name: str, messages: list[Message]) -> tuple[list[int], list[int]]:
     return list(encoded["input_ids"]), list(encoded["assistant_masks"])
 
 
-@pytest.mark.parametrize("name", [*NAMES, "real-qwen3", "real-qwen2_5"])
+@pytest.mark.parametrize("name", [*NAMES, "real-qwen3", "real-qwen2_5", "real-gptoss"])
 @settings(max_examples=8, deadline=None)
 @given(question=texts, rounds=st.lists(turns, min_size=1, max_size=3), answer=texts, split=st.integers(0, 30))
 def test_ids_and_mask_of_an_episode_are_the_oracles(
@@ -123,7 +111,7 @@ def test_ids_and_mask_of_an_episode_are_the_oracles(
     # Nemotron asks for a turn with `<think>` and a line break, but prints one without thoughts as `<think></think>`.
     messages = conversation(question, rounds, answer, always_thinks=name.startswith("nemotron"))
     expected, expected_mask = oracle(name, messages)
-    ledger = Ledger(chat.prompt(messages[:1], [SCHEMA], enable_thinking=True), expects_logprobs=False)
+    ledger = Ledger(chat.prompt(messages[:1], [LOOK_UP], enable_thinking=True), expects_logprobs=False)
     results = [message for message in messages if message["role"] == "tool"]
     for result in [*results, None]:
         position = len(ledger.all_ids)
@@ -139,7 +127,7 @@ def test_ids_and_mask_of_an_episode_are_the_oracles(
     behind = expected[n_prompt + len(done.ids) :]
     assert tokenizer.decode(behind, skip_special_tokens=False) in BEHIND
     ours = [0] * n_prompt + list(done.mask) + [0] * len(behind)
-    asked, plain = (chat.render(messages[:1], [SCHEMA], enable_thinking=True, ask=ask) for ask in (True, False))
+    asked, plain = (chat.render(messages[:1], [LOOK_UP], enable_thinking=True, ask=ask) for ask in (True, False))
     header = asked[len(plain) :] if asked.startswith(plain) else asked[asked.rindex("<|assistant|>") :]
     for before, inside, after in spans(ours, expected_mask):
         assert inside[0] <= inside[1]

@@ -131,6 +131,31 @@ def test_what_is_malformed_does_not_become_a_ledger_or_a_trajectory() -> None:
         dataclasses.replace(example(), ids=(1, 2), mask=(1,), logprobs=(None, None))
 
 
+def test_results_judge_the_attempts_they_answer_and_leave_the_rest() -> None:
+    call = CallAttempt(AttemptStatus.OK, "", "f", {})
+    broken = CallAttempt(AttemptStatus.UNCLOSED, "{", detail="the call was not closed")
+    turn = Turn(0, 1, "", None, (call, call, call, broken, call, call))
+    errors = (
+        None,
+        ToolErrorKind.UNKNOWN_TOOL,
+        ToolErrorKind.BAD_ARGUMENTS,
+        ToolErrorKind.UNCLOSED,
+        ToolErrorKind.RAISED,
+    )
+    answered = turn.answered([ToolResult("text", "f", error) for error in errors])
+    ok = AttemptStatus.OK
+    assert [attempt.status for attempt in answered.attempts] == [
+        ok,
+        AttemptStatus.UNKNOWN_TOOL,
+        AttemptStatus.BAD_ARGUMENTS,
+        AttemptStatus.UNCLOSED,
+        ok,  # the tool raised: the call itself was good
+        ok,  # never answered
+    ]
+    assert [attempt.detail for attempt in answered.attempts] == ["", "text", "text", "the call was not closed", "", ""]
+    assert len(answered.results) == 5
+
+
 def test_attempts_and_results_of_all_turns_stand_in_order() -> None:
     done = example()
     assert [attempt.status for attempt in done.attempts] == [AttemptStatus.OK, AttemptStatus.INVALID_JSON]

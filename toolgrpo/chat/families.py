@@ -30,6 +30,14 @@ __all__ = ["FAMILIES", "Family", "family_of", "refusal_of"]
 
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
 _HERMES = Bracketed(_TOOL_CALL, hermes_json)
+_GEMMA4 = Bracketed(
+    ("<|tool_call>", "<tool_call|>"),
+    gemma_object,
+    think=("<|channel>", "<channel|>"),
+    inside=(QUOTE,),
+    think_label="thought\n",
+)
+_GEMMA4_ENDS = ("<|tool_response>", "<turn|>", "<eos>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,7 @@ class Family:
     knows_tools: bool = True
     knows_system: bool = True
     one_call: bool = False  # the template prints one call a message
+    results_inside: bool = False  # the template takes results as `tool_responses` of the message with the calls
     end_opens_results: bool = False  # ends[0] is the first token of the results, so they need it after any other end
     reasoning_key: str = "reasoning_content"
 
@@ -58,17 +67,13 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "gemma4",
-        ("<|tool_call>call:", "<|turn>"),
-        ("<|tool_response>", "<turn|>", "<eos>"),
-        Bracketed(
-            ("<|tool_call>", "<tool_call|>"),
-            gemma_object,
-            think=("<|channel>", "<channel|>"),
-            inside=(QUOTE,),
-            think_label="thought\n",
-        ),
+        ("<|tool_call>call:", "<|turn>", "if message['tool_responses']"),  # its second version; later ones use .get
+        _GEMMA4_ENDS,
+        _GEMMA4,
+        results_inside=True,
         end_opens_results=True,
     ),
+    Family("gemma4", ("<|tool_call>call:", "<|turn>"), _GEMMA4_ENDS, _GEMMA4, end_opens_results=True),
     Family(
         "glm4",
         ("<arg_key>", "<|observation|>"),

@@ -20,7 +20,7 @@ from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import MARK, Encoder, Guard
 from toolgrpo.chat.families import Family
 from toolgrpo.chat.reading import Marker, Segment
-from toolgrpo.chat.spelling import one_call_each, spelled_out, with_objects
+from toolgrpo.chat.spelling import one_call_each, results_inside, spelled_out, with_objects
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
@@ -119,6 +119,8 @@ class TemplateFormat:
         messages = with_objects(messages, self.family.reasoning_key)
         if self.family.one_call:
             messages = one_call_each(messages)
+        if self.family.results_inside:
+            messages = results_inside(messages)
         if not self.family.knows_tools:
             messages, schemas = spelled_out(messages, schemas, system=self.family.knows_system), []
         kwargs: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}

@@ -3,6 +3,7 @@
 * For a template that knows no tools the schemas go into the system message, calls into the text of an assistant turn and
   results into a user message, in Hermes' words.
 * For one that prints one call a message, a message with several calls becomes several, each before its own result.
+* For one that knows no messages of the role `tool`, results go into the message of the calls they answer.
 * Arguments that are JSON text become objects, and the reasoning goes where the template looks for it.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from toolgrpo.trajectory import Message
 
-__all__ = ["one_call_each", "spelled_out", "with_objects"]
+__all__ = ["one_call_each", "results_inside", "spelled_out", "with_objects"]
 
 _PREAMBLE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -67,6 +68,30 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
                 apart.append(messages[position])
                 position += 1
     return apart
+
+
+def results_inside(messages: Sequence[Message]) -> list[Message]:
+    """Results as `tool_responses` of the message whose calls they answer, and the answer that follows them as its content."""
+    inside: list[Message] = []
+    for message in messages:
+        last = inside[-1] if inside else {}
+        if message["role"] == "tool" and last.get("tool_calls"):
+            response = {"name": _name_of(message, last["tool_calls"]), "response": message["content"]}
+            inside[-1] = {**last, "tool_responses": [*last.get("tool_responses", ()), response]}
+        elif "tool_responses" in last and not last.get("content") and _is_answer(message):
+            inside[-1] = {**last, "content": message["content"]}
+        else:
+            inside.append(message)
+    return inside
+
+
+def _name_of(result: Message, calls: Sequence[Mapping[str, Any]]) -> str:
+    named = {call["id"]: call["function"]["name"] for call in calls if "id" in call}
+    return str(result.get("name") or named.get(result.get("tool_call_id"), "unknown"))
+
+
+def _is_answer(message: Message) -> bool:
+    return bool(message["role"] == "assistant" and not message.get("tool_calls"))
 
 
 def spelled_out(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:

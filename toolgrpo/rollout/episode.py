@@ -201,7 +201,7 @@ class _Run:
             results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
             ledger.say(*(_as_message(result) for result in results))
         finally:
-            ledger.turn(replace(turn, results=results))
+            ledger.turn(turn.answered(results))
         return results
 
     def _cut(self, result: ToolResult) -> ToolResult:
