@@ -21,7 +21,7 @@ from toolgrpo.testing.chat_families import template_names
 from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
 from toolgrpo.trajectory import AttemptStatus, Message
 
-# gpt-oss is not among them: its renderer encodes with a vocabulary of its own, which needs a download.
+# gpt-oss is in test_harmony_oracle.py: its renderer encodes with the real vocabulary only.
 RENDERERS = {
     "qwen3": "Qwen3",
     "qwen3_instruct_2507": "Qwen3",
