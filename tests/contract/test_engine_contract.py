@@ -305,15 +305,23 @@ def replace_weights(subject: Subject, weights: dict[str, torch.Tensor]) -> None:
 
 
 def test_a_short_request_joins_a_running_long_one_and_ends_before_it(subject):
-    async def work() -> tuple[bool, Sample]:
+    """An engine with a barrier never lets it; a crowded machine may once, when the answer of the short one lies about."""
+
+    async def once() -> tuple[bool, Sample]:
         long = asyncio.create_task(subject.engine.sample(ask(max_tokens=450)))
         await asyncio.sleep(0.03)
         await subject.engine.sample(ask(ids=[9, 9], max_tokens=2))
         return long.done(), await long
 
-    long_was_done, long = during_a_rollout(subject.engine, work)
-    assert not long_was_done
-    assert len(long.ids) == 450
+    async def work() -> list[tuple[bool, Sample]]:
+        tries = [await once()]
+        while tries[-1][0] and len(tries) < 5:
+            tries.append(await once())
+        return tries
+
+    tries = during_a_rollout(subject.engine, work)
+    assert not tries[-1][0], f"the long request ended first in each of {len(tries)} tries"
+    assert all(len(long.ids) == 450 for _, long in tries)
 
 
 def test_a_cancelled_request_leaves_the_engine_and_its_siblings_go_on(subject):

@@ -72,24 +72,38 @@ def _attend(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    outputs = []
-    for segment in prefix_layout.segments:
-        first = 0 if sliding_window is None else max(0, segment.position - sliding_window + 1)
-        keys, values = _visible(key, segment, first), _visible(value, segment, first)
-        n_keys = keys.shape[2]
-        plain = n_keys == segment.length and (sliding_window is None or n_keys <= sliding_window)
-        outputs.append(
-            F.scaled_dot_product_attention(
-                query[:, :, segment.start : segment.end],
-                keys,
-                values,
-                attn_mask=None if plain else prefix_layout.mask(segment.length, n_keys, sliding_window, query.device),
-                is_causal=plain,
-                dropout_p=dropout,
-                scale=scaling,
-            )
-        )
+    outputs = [
+        _attend_segment(query, key, value, segment, prefix_layout, sliding_window, dropout_p=dropout, scale=scaling)
+        for segment in prefix_layout.segments
+    ]
     return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+
+
+def _attend_segment(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segment: Segment,
+    layout: PrefixLayout,
+    window: int | None,
+    **options: Any,
+) -> torch.Tensor:
+    """One segment's outputs. Causal attention skips the half that a mask computes and throws away.
+
+    So a segment longer than what stands before it brings its ancestors' queries along (computed again, and dropped),
+    which makes it a plain causal row; a shorter one is masked; a windowed one always is, unless the window holds it all.
+    """
+    first = 0 if window is None else max(0, segment.position - window + 1)
+    keys, values = _visible(key, segment, first), _visible(value, segment, first)
+    n_keys = keys.shape[2]
+    all_in_window = window is None or n_keys <= window
+    if all_in_window and n_keys < 2 * segment.length:
+        queries = _visible(query, segment, first)
+        outputs = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, **options)
+        return outputs[:, :, n_keys - segment.length :]
+    queries = query[:, :, segment.start : segment.end]
+    mask = layout.mask(segment.length, n_keys, window, query.device)
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, **options)
 
 
 def _visible(states: torch.Tensor, segment: Segment, first: int) -> torch.Tensor:
