@@ -4,8 +4,8 @@
     python benchmarks/chat.py --quick    # fewer repetitions, fewer formats
 
 First table: one turn (read it, bridge one result) after 1, 8, 32 and 128 such turns, for every format; beside it what
-tokenizing the whole conversation again costs, as TRL's loop does in asynchronous mode. The real Qwen tokenizers are used
-where they lie beside the checkout; all other formats stand on TRL's templates over bytes.
+tokenizing the whole conversation again costs, as TRL's loop does in asynchronous mode. The real tokenizers of Qwen and GPT-OSS
+are used where they are at hand; all other formats stand on TRL's templates over bytes.
 
 Second table: the time to read a turn of 2n characters over the time for n, for the inputs that hurt parsers most. Linear
 is 2.
@@ -13,27 +13,24 @@ is 2.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from _reporting import run
 from rich.console import Console
 from rich.table import Table
 
 from toolgrpo.chat import ChatFormat, resolve_format, tool_message
 from toolgrpo.testing import trl_tokenizer
-from toolgrpo.testing.chat_families import template_text
+from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
+from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.trajectory import Message
 
-ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results" / "chat.json"
-TOKENIZERS = ROOT.parent / "shared" / "tokenizers"
+TOKENIZERS = Path(__file__).parents[2] / "shared" / "tokenizers"
 TURNS = (1, 8, 32, 128)
 TARGET_MS = 1.0
 TEMPLATES = (
@@ -47,33 +44,17 @@ TEMPLATES = (
     "lfm2_2_5",
     "nemotron_3_ultra",
 )
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two integers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
-QUESTION: Message = {"role": "user", "content": "What is 12 + 30? Use the tool."}
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 12, "b": 30}}}
-TURN: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-RESULT = tool_message("add", "42")
+QUESTION: Message = {"role": "user", "content": "What is 12 + 30? Look it up."}
+TURN = calling(("look_up", {"key": "12 + 30"}))
+RESULT = tool_message("look_up", "42")
 
 
 def tokenizers(quick: bool) -> dict[str, Any]:
     """Name and tokenizer of each format that is measured."""
     found: dict[str, Any] = {}
-    for name in ("qwen3", "qwen2_5"):
-        if (TOKENIZERS / name).exists():
-            from transformers import AutoTokenizer
-
-            found[f"{name} (real)"] = AutoTokenizer.from_pretrained(TOKENIZERS / name)
-            found[f"{name} (real)"].chat_template = template_text(name)
+    for name in ("real-qwen3", "real-qwen2_5", "real-gptoss"):
+        with suppress(NotAtHand):
+            found[name] = real_tokenizer(name, TOKENIZERS)
     for name in TEMPLATES[: 2 if quick else None]:
         found[name] = trl_tokenizer(name)
     return found
@@ -88,20 +69,12 @@ def median_ms(what: Callable[[], Any], repetitions: int) -> float:
     return statistics.median(times) * 1000
 
 
-def said(chat: Any) -> list[int]:
-    """The turn that the template prints for the call: what the model would have sampled."""
-    asked = chat.prompt([QUESTION], [SCHEMA])
-    whole = chat.prompt([QUESTION, TURN, RESULT], [SCHEMA])
-    start = next((i for i, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
-    return list(whole[start : whole.index(chat.stop_ids[0], start) + 1])
-
-
 def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[str, Any]]:
     """Cost of a turn after so many turns."""
-    sampled = said(chat)
+    sampled = printed_turn(chat, [QUESTION], TURN, [RESULT], [LOOK_UP]).said
     rows = []
     for turns in TURNS:
-        ids = chat.prompt([QUESTION], [SCHEMA])
+        ids = chat.prompt([QUESTION], [LOOK_UP])
         messages: list[Message] = [QUESTION]
         for _ in range(turns):
             ids = [*ids, *sampled]
@@ -110,7 +83,7 @@ def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[st
         ended = [*ids, *sampled]
 
         def again(messages: list[Message] = messages) -> Any:
-            return tokenizer.apply_chat_template(messages, tools=[SCHEMA], add_generation_prompt=True)
+            return tokenizer.apply_chat_template(messages, tools=[LOOK_UP], add_generation_prompt=True)
 
         assert len(chat.parse(sampled, before=ids).attempts) == 1
         parse_ms = median_ms(lambda before=ids: chat.parse(sampled, before=before), repetitions)
@@ -192,25 +165,14 @@ def show(results: dict[str, Any]) -> None:
     Console().print(hard)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer formats")
-    quick = parser.parse_args().quick
+def measure(quick: bool) -> dict[str, Any]:
     repetitions = 50 if quick else 400
     turns = {
         name: one_turn(resolve_format(tokenizer), tokenizer, repetitions)
         for name, tokenizer in tokenizers(quick).items()
     }
-    results: dict[str, Any] = {
-        "target_ms": TARGET_MS,
-        "one_turn": turns,
-        "growth": growth(quick),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "quick": quick},
-    }
-    show(results)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    return {"target_ms": TARGET_MS, "one_turn": turns, "growth": growth(quick)}
 
 
 if __name__ == "__main__":
-    main()
+    run("chat", __doc__, "fewer repetitions, fewer formats", measure, show)

@@ -8,24 +8,19 @@ The plain way stands beside ours where it has one: calls in this thread, one aft
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from _reporting import run
 from rich.console import Console
 from rich.table import Table
 
 from toolgrpo.tools import Toolbox, load_tools, tool
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolResult
-
-RESULTS = Path(__file__).parent / "results" / "tools.json"
 
 
 def add(a: int, b: int) -> int:
@@ -199,16 +194,5 @@ def show(results: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    arguments = parser.parse_args()
-    results = measure(arguments.quick)
-    results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "quick": arguments.quick}
-    show(results)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run("tools", __doc__, "fewer repetitions", measure, show)

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.trajectory import AttemptStatus
 
 SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 SCHEMA = {
     "type": "function",
     "function": {
@@ -35,13 +34,10 @@ hostile = st.lists(st.one_of(benign, st.sampled_from(CONTROL)), min_size=1, max_
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2_5"])
 def loaded(request: pytest.FixtureRequest) -> tuple[Any, TemplateFormat]:
-    folder = SHARED / request.param
-    if not folder.exists():
-        pytest.skip(f"the real {request.param} tokenizer is not beside this checkout")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = (TEMPLATES / f"{request.param}.jinja").read_text()
+    try:
+        tokenizer = real_tokenizer(f"real-{request.param}", SHARED)
+    except NotAtHand as missing:
+        pytest.skip(str(missing))
     chat = resolve_format(tokenizer)
     assert isinstance(chat, TemplateFormat)
     return tokenizer, chat

@@ -200,7 +200,7 @@ class WorkerPool:
             job = worker.jobs.pop(message["id"], None)
             if job is not None:
                 self._answer(job, Reply.from_message(message))
-            if message.get("retire"):
+            if message.get("retire") and not worker.alone:  # an instance has no fellow calls that might have seen it
                 self._retire(worker)
         self._bury_if_done(worker)
         self._dispatch()
