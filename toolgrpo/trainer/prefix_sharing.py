@@ -10,7 +10,7 @@ express (`unsupported`), inputs that are not text, or rows with so little in com
 is logged once. With `mode="on"` an unsupported model is an error instead.
 
 Not covered: the load-balancing loss of mixture-of-experts models (it counts tokens, and a shared token stands for
-several), which TRL's pass computes; prompt tuning, which puts tokens of its own before every row.
+several), for which TRL's pass runs; prompt tuning, which puts tokens of its own before every row.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class SharedPass:
             return None
         reason = _unsupported_model(unwrapped)
         if reason is not None:
-            self._refuse(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
+            self.step_aside(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
             return None
         rows = rows_of_batch(input_ids, attention_mask, scored_mask)
         n_rows, width = input_ids.shape
@@ -151,7 +151,10 @@ class SharedPass:
         packings += [_idle_pass()] * (plan.n_passes - len(packings))
         return _score(model, unwrapped, packings, input_ids, compute_entropy, autocast or nullcontext())
 
-    def _refuse(self, message: str) -> None:
+    def step_aside(self, message: str) -> None:
+        """The padded pass must run: said once, and an error where sharing was asked for."""
+        if self.mode == "off":
+            return
         if self.mode == "on":
             raise ModelError(f"{message}; set prefix_sharing to auto or off.")
         self._tell(f"prefix sharing is off: {message}")

@@ -222,7 +222,12 @@ def shared_logps(
     **other_inputs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
     """(log-probabilities, entropies, no auxiliary loss) as TRL's pass gives them, or None where that pass must run."""
-    if compute_aux_loss or any(value is not None for value in other_inputs.values()):
+    if compute_aux_loss:
+        shared_pass.step_aside("the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0")
+        return None
+    odd = sorted(name for name, value in other_inputs.items() if value is not None)
+    if odd:
+        shared_pass.step_aside(f"the batch holds more than text ({', '.join(odd)})")
         return None
     scored = shared_pass.score_completions(
         model,

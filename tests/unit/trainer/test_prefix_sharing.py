@@ -13,6 +13,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
 from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.prefix_sharing import SharedPass, unsupported
 from toolgrpo.trainer.shared_attention import NAME, shared_attention
 
@@ -266,6 +267,23 @@ def test_auto_falls_back_with_one_line_and_on_refuses(caplog: pytest.LogCaptureF
     assert [record.message.count("before every row") for record in caplog.records if "sharing" in record.message] == [1]
     with pytest.raises(ModelError, match=r"before every row.*set prefix_sharing"):
         SharedPass(mode="on").score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [({"compute_aux_loss": True}, "load-balancing"), ({"pixel_values": torch.ones(1)}, "pixel_values")],
+)
+def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
+    asked: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, rows = make("qwen3"), batch([31])
+    auto = SharedPass()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert trl_seam.shared_logps(None, auto, model, rows.ids, rows.mask, COLUMNS, **asked) is None
+    assert [why in record.message for record in caplog.records if "sharing" in record.message] == [True]
+    with pytest.raises(ModelError, match=why):
+        trl_seam.shared_logps(None, SharedPass(mode="on"), model, rows.ids, rows.mask, COLUMNS, **asked)
 
 
 def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass() -> None:
