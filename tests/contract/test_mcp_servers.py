@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,15 @@ def answered_again(toolbox: Toolbox, timeout_s: float = 40.0) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def http_url() -> Iterator[str]:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def http_server(port: int) -> Iterator[None]:
     server = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
@@ -57,10 +62,17 @@ def http_url() -> Iterator[str]:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/mcp"
+        yield
     finally:
         server.kill()
         server.wait()
+
+
+@pytest.fixture(scope="module")
+def http_url() -> Iterator[str]:
+    port = free_port()
+    with http_server(port):
+        yield f"http://127.0.0.1:{port}/mcp"
 
 
 @pytest.fixture(scope="module", params=["stdio", "http"])
@@ -103,6 +115,19 @@ def test_a_server_that_dies_is_started_again() -> None:
         assert lost.error is ToolErrorKind.DIED and "started again" in lost.content
         assert answered_again(box)
         assert run_tool(box, {"name": "process_id"}).content != before
+
+
+def test_a_server_at_a_url_that_went_away_is_found_again() -> None:
+    port = free_port()
+    entry = {"url": f"http://127.0.0.1:{port}/mcp"}
+    with ExitStack() as stack:
+        with http_server(port):
+            box = stack.enter_context(load_tools(mcp_config={"mcpServers": {"fixture": entry}}, tool_timeout_s=10))
+            assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}}).content == "2"
+        gone = run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}})
+        assert gone.error in (ToolErrorKind.DIED, ToolErrorKind.TIMEOUT)
+        with http_server(port):
+            assert answered_again(box)
 
 
 def test_a_server_that_freezes_is_replaced() -> None:

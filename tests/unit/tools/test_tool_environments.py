@@ -94,6 +94,24 @@ def test_a_reset_that_raises_is_the_plugins_error(toolbox: Toolbox) -> None:
         asyncio.run(run())
 
 
+def test_answers_of_an_environment_are_never_cached(tmp_path: Path) -> None:
+    async def two() -> list[str]:
+        async with box.session({"goal": 5}) as session:
+            return await say(session, attempt("bump"), attempt("bump"))
+
+    with load_tools(FIXTURES / "counter_environment.py", cache_tools=True, workers=1) as box:
+        assert asyncio.run(two()) == ["1", "2"]
+    path = tmp_path / "cached_environment.py"
+    path.write_text(
+        "from toolgrpo.tools import tool\n"
+        "class E:\n    def reset(self, **row): ...\n"
+        "    @tool(cache=True)\n    def go(self) -> str:\n        '''Go.'''\n"
+        "ENVIRONMENT = E\n"
+    )
+    with pytest.raises(PluginError, match=r"method 'go' cannot be in_process or cached"):
+        load_tools(path)
+
+
 def test_a_class_written_for_trl_works_unchanged() -> None:
     async def play(guess: int) -> tuple[Any, ...]:
         async with box.session({"prompt": "guess", "answer": 7}) as session:

@@ -96,6 +96,55 @@ def test_rest_and_numpy_docstrings_say_the_same_as_google() -> None:
         )
 
 
+def _google(a: int, b: str = "x") -> str:
+    """Take two.
+
+    Args:
+        a: The first,
+            over two lines.
+        b: The second.
+
+    Returns:
+        Something.
+    """
+    return ""
+
+
+def _numpy(a: int, b: str = "x") -> str:
+    """Take two.
+
+    Parameters
+    ----------
+    a : int
+        The first,
+        over two lines.
+    b : str, optional
+        The second.
+
+    Returns
+    -------
+    str
+        Something.
+    """
+    return ""
+
+
+def _rest(a: int, b: str = "x") -> str:
+    """Take two.
+
+    :param a: The first,
+        over two lines.
+    :param b: The second.
+    :returns: Something.
+    """
+    return ""
+
+
+@pytest.mark.parametrize("function", [_numpy, _rest])
+def test_a_function_has_the_same_schema_in_every_docstring_style(function: Any) -> None:
+    assert function_schema(function, "take", "here") == function_schema(_google, "take", "here")
+
+
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
+from toolgrpo.observe.metrics import tool_metrics
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 from toolgrpo.tools.calls import parse_call
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
@@ -153,6 +155,36 @@ def test_workers_outlive_the_loops_that_use_them(toolbox: Toolbox) -> None:
     assert str(os.getpid()) not in ids
 
 
+_TRAINER = """
+import os, sys
+from toolgrpo.tools import load_tools, run_tool
+
+def family() -> list:
+    '''Say what this process inherited, and who started it.'''
+    import os, sys
+    print("a tool speaks")
+    print("a tool complains", file=sys.stderr)
+    return [hasattr(sys, "of_the_trainer"), os.getpid(), os.getppid()]
+
+if __name__ == "__main__":
+    sys.of_the_trainer = True
+    with load_tools([family], workers=1, log_path=sys.argv[1]) as box:
+        print(os.getpid(), run_tool(box, {"name": "family"}).content)
+"""
+
+
+def test_workers_start_clean_and_what_tools_print_goes_to_the_log(tmp_path: Path) -> None:
+    script, log = tmp_path / "trainer.py", tmp_path / "tools.log"
+    script.write_text(_TRAINER)
+    done = subprocess.run([sys.executable, script, log], capture_output=True, text=True, timeout=60, check=True)
+    trainer, _, rest = done.stdout.partition(" ")
+    inherited, worker, parent = json.loads(rest)
+    assert inherited is False  # a fork of the trainer would have it
+    assert len({int(trainer), worker, parent}) == 3  # the parent is the supervisor, not the trainer
+    assert "a tool" not in done.stdout + done.stderr
+    assert "a tool speaks" in log.read_text() and "a tool complains" in log.read_text()
+
+
 def test_run_tool_works_inside_a_running_loop(toolbox: Toolbox) -> None:
     async def inside() -> ToolResult:
         return run_tool(toolbox, {"name": "add", "arguments": {"a": 1, "b": 1}})
@@ -211,6 +243,7 @@ def test_a_pure_tool_is_asked_once(toolbox: Toolbox, tmp_path: Path) -> None:
     results += call_all(toolbox, attempt("count_runs", path=path))
     assert [result.content for result in results] == ["1"] * 6
     assert sorted(result.cached for result in results) == [False] + [True] * 5
+    assert tool_metrics(results, n_episodes=2)["tools/cached"] == 5.0
 
 
 def test_errors_are_not_cached(toolbox: Toolbox, tmp_path: Path) -> None:
