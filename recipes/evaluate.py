@@ -15,7 +15,6 @@ from toolgrpo.startup import prepare
 prepare()  # before anything imports PyTorch
 
 import sys  # noqa: E402
-import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from toolgrpo.observe.terminal import Terminal  # noqa: E402
@@ -27,14 +26,11 @@ def main(argv: list[str] | None = None) -> None:
         from toolgrpo.evaluation_run import parse_evaluation_arguments
 
         parse_evaluation_arguments(arguments)
-    main_process = Terminal.is_main_process()
-    terminal = Terminal.open(Path(tempfile.mkdtemp(prefix="toolgrpo-")) / "evaluate.log", main_process=main_process)
-    terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
+    terminal = Terminal.of_command("evaluate")
     from toolgrpo.evaluation_run import EvaluationRun, parse_evaluation_arguments
 
     evaluation, script, config, model = parse_evaluation_arguments(arguments)
-    log = "evaluate.log" if main_process else f"evaluate.rank{Terminal.rank()}.log"
-    terminal.move_log(Path(config.output_dir) / log)
+    terminal.log_into(Path(config.output_dir))
     EvaluationRun(evaluation, script, config, model, terminal).run()
 
 

@@ -16,7 +16,6 @@ prepare()  # before anything imports PyTorch
 
 import json  # noqa: E402
 import sys  # noqa: E402
-import tempfile  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -30,16 +29,14 @@ def main(argv: list[str] | None = None) -> None:
         from toolgrpo.training_run import parse_arguments
 
         parse_arguments(arguments)
-    main_process = Terminal.is_main_process()
-    terminal = Terminal.open(Path(tempfile.mkdtemp(prefix="toolgrpo-")) / "train.log", main_process=main_process)
-    terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
+    terminal = Terminal.of_command("train")
     from toolgrpo.training_run import TrainingRun, parse_arguments
 
     script, config, model = parse_arguments(arguments)
-    terminal.move_log(Path(config.output_dir) / ("train.log" if main_process else f"train.rank{Terminal.rank()}.log"))
+    terminal.log_into(Path(config.output_dir))
     run = TrainingRun(script, config, model, terminal, started=started)
     summary = run.run()
-    if summary is not None and main_process:
+    if summary is not None and terminal.is_main_process():
         (Path(config.output_dir) / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 

@@ -69,6 +69,8 @@ class _Known:
     def check(self, value: Any) -> Any:
         """The value as the field wants it, or a ValueError that says what is wrong."""
         adapter: TypeAdapter[Any] = TypeAdapter(self.type, config=ConfigDict(arbitrary_types_allowed=True))
+        if isinstance(value, str) and _takes_texts_only(self.type):
+            value = [value]  # one of what may be several
         try:
             checked = adapter.validate_python(value)
         except ValidationError as error:
@@ -259,6 +261,12 @@ def _takes_none(hint: Any) -> bool:
     """Whether None can be told from text: an optional field that is not text."""
     arguments = typing.get_args(hint)
     return type(None) in arguments and str not in arguments
+
+
+def _takes_texts_only(hint: Any) -> bool:
+    """Whether a field is a list of texts, and never a single one."""
+    arguments = typing.get_args(hint)
+    return (hint == list[str] or list[str] in arguments) and str not in arguments
 
 
 def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:

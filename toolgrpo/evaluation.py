@@ -27,7 +27,6 @@ __all__ = [
     "Difference",
     "Grader",
     "Share",
-    "SuccessRate",
     "given_answer",
     "grade",
     "majority_at_k",
@@ -48,24 +47,6 @@ def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, f
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessRate:
-    successes: int
-    n: int
-
-    @property
-    def rate(self) -> float:
-        return self.successes / self.n if self.n else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return wilson_interval(self.successes, self.n)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.rate:.3f} [{low:.3f}, {high:.3f}]"
 
 
 @dataclass(frozen=True, slots=True)

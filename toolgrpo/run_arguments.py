@@ -33,11 +33,11 @@ class ScriptArguments:
         default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
     )
     tool_workers: int = field(default=2, metadata={"help": "Processes that run tools."})
-    reward_fn: str | None = field(
-        default=None, metadata={"help": "Path of a Python file that exports a reward function."}
+    reward_fn: list[str] | None = field(
+        default=None, metadata={"help": "Path of a Python file that exports a reward function; several may be given."}
     )
     reward_function_name: str = field(
-        default="reward_func", metadata={"help": "Name of the function in the reward file."}
+        default="reward_func", metadata={"help": "Name of the function in the reward files."}
     )
     reward: list[str] | None = field(default=None, metadata={"help": "Built-in rewards by name, e.g. accuracy."})
     dataset_id_or_path: str | None = field(
@@ -103,10 +103,10 @@ def check_arguments(script: ScriptArguments, config: ToolGRPOConfig, model: Mode
 def _check_paths(script: ScriptArguments) -> None:
     """Mistakes that are the same for every file flag: nothing after it (an unset variable of a shell), or a folder."""
     for name in ("tools_script", "tool_functions_module", "environment", "mcp_config", "reward_fn"):
-        value = getattr(script, name)
-        if value is not None and not value.strip():
-            raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
-    for name in ("tools_script", "environment", "mcp_config", "reward_fn"):
-        path = str(getattr(script, name) or "").partition(":")[0]
-        if path and Path(path).is_dir():
-            raise ConfigError(f"--{name} {path} is a folder; give the file in it")
+        given = getattr(script, name)
+        for value in given if isinstance(given, list) else [] if given is None else [given]:
+            if not value.strip():
+                raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
+            path = value.partition(":")[0]
+            if name != "tool_functions_module" and Path(path).is_dir():
+                raise ConfigError(f"--{name} {path} is a folder; give the file in it")

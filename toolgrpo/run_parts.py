@@ -6,7 +6,7 @@ Each part says one line about what was loaded. Shared by training and evaluation
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,12 @@ from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 __all__ = ["RunParts"]
 
-_LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# The projections of attention and MLP, as model families call them; PEFT takes those that the model has.
+_LORA_TARGETS = [
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # most of them
+    *("qkv_proj", "gate_up_proj"),  # Phi-3 and GLM-4 keep several in one
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's are factored
+]
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,19 @@ class RunParts:
         return toolbox
 
     def rewards(self) -> list[Reward]:
+        """The built-in ones, then those of files, in the order that weights have."""
         rewards = [get_reward(name) for name in self.script.reward or ()]
-        if self.script.reward_fn:
-            rewards.append(load_reward(self.script.reward_fn, self.script.reward_function_name))
+        files = [load_reward(path, self.script.reward_function_name) for path in self.script.reward_fn or ()]
+        if len(files) > 1:  # each is logged under its own name
+            files = [replace(reward, name=f"{Path(reward.source).stem}.{reward.name}") for reward in files]
+        rewards += files
+        names = [reward.name for reward in rewards]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(
+                f"two rewards have the name {twice!r}, under which both would be logged; give each once (its share is "
+                f"in --reward_weights), or rename a file"
+            )
         weights = self.config.reward_weights
         if weights is not None and len(weights) != len(rewards):
             raise ConfigError(
@@ -95,15 +110,17 @@ class RunParts:
             )
         return rewards
 
-    def check(self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
+    def check(
+        self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], heldout: Dataset | None = None
+    ) -> None:
         """That the parts fit together: the tools that rows name, the columns that rewards ask for, and the gold answers."""
-        if "tools" in rows.column_names:
-            for names in {tuple(names) for names in rows["tools"] if names is not None}:
-                check_tool_names(tools, names)
+        _check_columns(rows, tools, rewards)
+        if heldout is not None:
+            try:
+                _check_columns(heldout, tools, rewards)
+            except ToolGRPOError as error:
+                raise type(error)(f"the held-out rows: {error}") from error
         for reward in rewards:
-            reward.check_columns(rows.column_names)
-            if isinstance(reward.function, ByTask):
-                reward.function.check_columns(rows["reward"], rows.column_names)
             checked = check_gold(rows, reward) if self.script.dry_run else None
             gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
             self.terminal.say(f"reward    {reward.name}: {reward.source}{gold}")
@@ -187,6 +204,16 @@ def _smollm2(terminal: Terminal) -> Path:
 
 
 _NAMED_MODELS: dict[str, Callable[[Terminal], Path]] = {"nano": _nano, "smollm2": _smollm2}
+
+
+def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
+    if "tools" in rows.column_names:
+        for names in {tuple(names) for names in rows["tools"] if names is not None}:
+            check_tool_names(tools, names)
+    for reward in rewards:
+        reward.check_columns(rows.column_names)
+        if isinstance(reward.function, ByTask):
+            reward.function.check_columns(rows["reward"], rows.column_names)
 
 
 def _signature(schema: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from datasets import Dataset
 from rich.table import Table
 from trl import ModelConfig
 
-from toolgrpo.evaluation import SuccessRate, grade, succeeded
+from toolgrpo.evaluation import Share, grade, succeeded
 from toolgrpo.observe.progress import StepsCallback
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.run_arguments import ScriptArguments, parse_arguments
@@ -77,7 +77,7 @@ class TrainingRun:
         try:
             rewards = parts.rewards()
             say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
-            parts.check(dataset, tools, rewards)
+            parts.check(dataset, tools, rewards, heldout)
             self.config.disable_tqdm = True
             self.config.model_init_kwargs = parts.model_init_kwargs()
             trainer = parts.trainer(
@@ -94,7 +94,7 @@ class TrainingRun:
         trainer.add_callback(StepsCallback(trainer.progress))
         return trainer, heldout
 
-    def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, SuccessRate]:
+    def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
         if rows is None:
             return {}
         rows = list(rows)
@@ -103,7 +103,7 @@ class TrainingRun:
         for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
             result = trainer.rollout(rows, options, label=f"{when} ({name})")
             succeeded = self._succeeded(result.trajectories, rows, trainer)
-            rates[name] = SuccessRate(sum(succeeded), len(succeeded))
+            rates[name] = Share.of(succeeded)
         self.terminal.say(f"{when:<9} " + ", ".join(f"{name} success {rate}" for name, rate in rates.items()))
         return rates
 
@@ -117,14 +117,14 @@ class TrainingRun:
     def _summary(
         self,
         trainer: ToolGRPOTrainer,
-        before: dict[str, SuccessRate],
-        after: dict[str, SuccessRate],
+        before: dict[str, Share],
+        after: dict[str, Share],
         train_s: float,
         steps: int,
     ) -> dict[str, Any]:
-        def as_json(rates: dict[str, SuccessRate]) -> dict[str, Any]:
+        def as_json(rates: dict[str, Share]) -> dict[str, Any]:
             return {
-                name: {"rate": rate.rate, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()
+                name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()
             }
 
         return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -26,28 +25,10 @@ from toolgrpo.tools import load_tools
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
 needs_vllm = pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
 
 
-@pytest.fixture(scope="module")
-def tiny() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_tiny", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def model(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("model")
-    tiny_qwen3(0).save_pretrained(folder)
-    return folder
-
-
-def job(tiny: ModuleType, out: Path, model: Path, engine: str = "scripted", **config: Any) -> Any:
+def job(train_tiny: ModuleType, out: Path, model: Path, engine: str = "scripted", **config: Any) -> Any:
     options = {
         "use_cpu": True,
         "vllm_max_model_length": 256,
@@ -55,16 +36,18 @@ def job(tiny: ModuleType, out: Path, model: Path, engine: str = "scripted", **co
         "lr_scheduler_type": "constant",
         **config,
     }
-    return tiny.Job(out=str(out), model=str(model), engine=engine, lora=True, config=options)
+    return train_tiny.Job(out=str(out), model=str(model), engine=engine, lora=True, config=options)
 
 
 @pytest.mark.vllm
 @needs_vllm
 @pytest.mark.parametrize("sync", ["merge", "adapter"])
-def test_vllm_draws_from_the_adapter_that_is_trained(tiny: ModuleType, model: Path, tmp_path: Path, sync: str) -> None:
-    result = tiny.run(job(tiny, tmp_path, model, "vllm_colocate", vllm_lora_sync=sync, max_steps=4))
+def test_vllm_draws_from_the_adapter_that_is_trained(
+    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path, sync: str
+) -> None:
+    result = train_tiny.run(job(train_tiny, tmp_path, tiny_model, "vllm_colocate", vllm_lora_sync=sync, max_steps=4))
     assert max(result["difference"]) < 1e-4
-    assert change_of_adapter(model, result) > 1e-3, "without the adapter the difference would be large"
+    assert change_of_adapter(tiny_model, result) > 1e-3, "without the adapter the difference would be large"
 
 
 def change_of_adapter(model: Path, result: dict[str, Any]) -> float:
@@ -79,18 +62,22 @@ def change_of_adapter(model: Path, result: dict[str, Any]) -> float:
     return moved
 
 
-def test_adapters_are_resumed_and_opened_with_plain_peft(tiny: ModuleType, model: Path, tmp_path: Path) -> None:
+def test_adapters_are_resumed_and_opened_with_plain_peft(
+    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     saving = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
-    whole = tiny.run(job(tiny, tmp_path / "whole", model, **saving))
-    stopped = job(tiny, tmp_path / "stopped", model, **saving)
-    tiny.run(tiny.Job(**{**vars(stopped), "stop_after": 3}))
-    resumed = tiny.run(tiny.Job(**{**vars(stopped), "config": {**stopped.config, "resume_from_checkpoint": "auto"}}))
+    whole = train_tiny.run(job(train_tiny, tmp_path / "whole", tiny_model, **saving))
+    stopped = job(train_tiny, tmp_path / "stopped", tiny_model, **saving)
+    train_tiny.run(train_tiny.Job(**{**vars(stopped), "stop_after": 3}))
+    resumed = train_tiny.run(
+        train_tiny.Job(**{**vars(stopped), "config": {**stopped.config, "resume_from_checkpoint": "auto"}})
+    )
     assert resumed["losses"] == whole["losses"] and resumed["weights"] == whole["weights"]
     last = complete_checkpoints(tmp_path / "whole")[-1].path
-    opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), last).merge_and_unload()
+    opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), last).merge_and_unload()
     found = {name: p.detach().double().abs().sum().item() for name, p in opened.named_parameters()}
     assert found == pytest.approx(whole["weights"], rel=1e-6)
 
@@ -125,12 +112,14 @@ def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtyp
 
 @pytest.mark.vllm
 @needs_vllm
-def test_adapters_alone_are_refused_where_they_cannot_be(tiny: ModuleType, model: Path, tmp_path: Path) -> None:
-    whole = job(tiny, tmp_path, model, "vllm_colocate", vllm_lora_sync="adapter")
+def test_adapters_alone_are_refused_where_they_cannot_be(
+    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = job(train_tiny, tmp_path, tiny_model, "vllm_colocate", vllm_lora_sync="adapter")
     with pytest.raises(ConfigError, match="no adapter is trained; add --use_peft"):
-        tiny.run(tiny.Job(**{**vars(whole), "lora": False}))
+        train_tiny.run(train_tiny.Job(**{**vars(whole), "lora": False}))
     with pytest.raises(ConfigError, match="vllm_lora_sync must be one of merge, adapter"):
-        tiny.run(job(tiny, tmp_path, model, vllm_lora_sync="both"))
+        train_tiny.run(job(train_tiny, tmp_path, tiny_model, vllm_lora_sync="both"))
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import TrainerCallback
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.observe.recorder import read_episodes
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 STEPS = 8  # of 2 prompts each: 8 rows are an epoch of 4 steps
@@ -76,15 +75,12 @@ class Run:
             **changes,
         }
         scripted = options.pop("scripted", True)
-        vocabulary = {f"t{i}": i for i in range(320)}
         return ToolGRPOTrainer(
             self.model(0),
             reward,
             ToolGRPOConfig(engine="auto" if scripted else "transformers", **options),
             train_dataset=Dataset.from_list([{"prompt": f"{'x' * 40} question {i}"} for i in range(8)]),
-            processing_class=PreTrainedTokenizerFast(
-                tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[])), eos_token="t256", pad_token="t258"
-            ),
+            processing_class=numbered_tokenizer(),
             tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
             engine=ScriptedEngine(script) if scripted else None,
             chat=ByteChat(),

@@ -1,15 +1,12 @@
 """Two real processes over gloo: DDP, FSDP2, ZeRO-2 and ZeRO-3, each launched with its file in recipes/accelerate/.
 
-All runs of a backend share one launch; the one that fails on purpose is the last of FSDP2's. FSDP2 on a CPU needs `toolgrpo.testing.fsdp`; nothing else is bent.
+All runs of a backend share one launch; the last of DDP's is killed and the last of FSDP2's fails, both on purpose. FSDP2 on a CPU needs `toolgrpo.testing.fsdp`; nothing else is bent.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +19,6 @@ from toolgrpo.engines.vllm_seam import vllm_available
 from toolgrpo.observe.recorder import episodes_path, read_episodes
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
 TIMEOUT_S = 220
 BACKENDS = {
     "cpu_ddp": ("MULTI_CPU", None, None),
@@ -30,13 +26,6 @@ BACKENDS = {
     "zero2": ("DEEPSPEED", 2, None),
     "zero3": ("DEEPSPEED", 3, None),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("model")
-    tiny_qwen3(0).save_pretrained(folder)
-    return folder
 
 
 @dataclass(frozen=True)
@@ -53,32 +42,19 @@ class Launch:
         return content
 
 
-def launch(out: Path, model: Path, file: str, jobs: dict[str, dict[str, Any]], timeout_s: int = TIMEOUT_S) -> Launch:
-    arguments = [
-        json.dumps({"out": str(out / job.get("into", name)), "model": str(model), **job_of(job)})
-        for name, job in jobs.items()
+def launch(
+    launcher: Any, out: Path, model: Path, file: str, jobs: dict[str, dict[str, Any]], timeout_s: int = TIMEOUT_S
+) -> Launch:
+    asked = [
+        {"out": str(out / job.get("into", name)), "model": str(model), **job_of(job)} for name, job in jobs.items()
     ]
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", f"recipes/accelerate/{file}.yaml", "--num_processes", "2"),
-        *("--mixed_precision", "no", "--main_process_port", "0", str(SCRIPT), *arguments),
-    ]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja there
-    launcher = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        stdout, stderr = launcher.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        launcher.terminate()  # it ends its processes, which a SIGKILL would leave behind
-        stdout, stderr = launcher.communicate(timeout=60)
-    done = subprocess.CompletedProcess(command, launcher.returncode, stdout, stderr)
-    return Launch(done, out)
+    return Launch(launcher.run(file, asked, timeout_s), out)
+
+
+def episodes_of(runs: Launch, name: str, process: int) -> list[Any]:
+    """The recording of a run, without clock times."""
+    records = read_episodes(episodes_path(runs.out / name, process))
+    return [(r["step"], r["metadata"]["episode"], r["row"], r["ids"], r["reward_given"]) for r in records]
 
 
 def job_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +63,7 @@ def job_of(job: dict[str, Any]) -> dict[str, Any]:
 
 SAVING = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
 JOBS: dict[str, dict[str, Any]] = {
-    "padded": {"config": {"prefix_sharing": "off"}},
+    "padded": {"config": {"prefix_sharing": "off"}, "wait_for_peer": True},
     "shared": {"config": {"prefix_sharing": "on"}},
     "decoded": {"engine": "transformers"},
     "whole": {"config": SAVING},
@@ -100,22 +76,28 @@ STILL = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the gra
 GRADIENTS: dict[str, dict[str, Any]] = {
     loss_type: {"engine": "scripted_of_group", "keep_gradients": True, "config": {**STILL, "loss_type": loss_type}}
     for loss_type in ("dapo", "grpo", "dr_grpo")
-}
+} | {"seeded": {"engine": "seeded", "keep_gradients": True, "config": STILL}}
 VLLM: dict[str, dict[str, Any]] = {"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}}
 MORE_JOBS = {
-    "cpu_ddp": {**GRADIENTS, **(VLLM if vllm_available() else {})},
+    "cpu_ddp": {
+        **GRADIENTS,
+        **(VLLM if vllm_available() else {}),
+        "killed": {"config": SAVING, "kill_in": 2, "pause_s": 0.1},
+    },
     "fsdp2": {"failing": {"fail_in_process": 1}},
 }
+LAST_ONE_FAILS = ("cpu_ddp", "fsdp2")
 
 
 @pytest.fixture(scope="module")
-def launches(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Launch]:
+def launches(launcher: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Launch]:
     """The launch of each backend, made when it is first asked for."""
     made: dict[str, Launch] = {}
 
     def get(name: str) -> Launch:
         if name not in made:
-            made[name] = launch(tmp_path_factory.mktemp(name), model, name, {**JOBS, **MORE_JOBS.get(name, {})})
+            jobs = {**JOBS, **MORE_JOBS.get(name, {})}
+            made[name] = launch(launcher, tmp_path_factory.mktemp(name), tiny_model, name, jobs)
         return made[name]
 
     return get
@@ -126,7 +108,7 @@ def backend(request: pytest.FixtureRequest, launches: Callable[[str], Launch]) -
     if request.param.startswith("zero"):
         pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     runs = launches(request.param)
-    if request.param != "fsdp2":  # there the last run fails on purpose
+    if request.param not in LAST_ONE_FAILS:
         assert runs.done.returncode == 0, runs.done.stdout[-4000:] + runs.done.stderr[-4000:]
     return request.param, runs
 
@@ -167,9 +149,34 @@ def test_all_processes_train_one_model_on_episodes_of_their_own(backend: tuple[s
     assert sorted(numbers) == list(range(24))
 
 
+def test_no_process_waits_for_another_inside_a_rollout(backend: tuple[str, Launch]) -> None:
+    """Process 1's tool answers only when process 0 is through with its rollout: with any collective call inside, never."""
+    _, runs = backend
+    for process in (0, 1):
+        assert len(runs.result("padded", process)["rollout_seconds"]) == 3
+        episodes = read_episodes(episodes_path(runs.out / "padded", process))
+        assert all(turn["results"][0]["error"] is None for e in episodes for turn in e["turns"] if turn["results"])
+
+
+def test_a_run_whose_process_was_killed_goes_on_as_if_nothing_had_happened(
+    launches: Callable[[str], Launch], launcher: Any, tiny_model: Path
+) -> None:
+    """SIGKILL to one of two processes, at a random moment; many of them: test_resume_kill.py."""
+    runs = launches("cpu_ddp")
+    assert runs.done.returncode != 0 and not (runs.out / "killed" / "rank1.json").exists()
+    asked = {"out": str(runs.out / "killed"), "model": str(tiny_model)}
+    done = launcher.run("cpu_ddp", [{**asked, "config": {**SAVING, "resume_from_checkpoint": "auto"}}])
+    assert done.returncode == 0, done.stderr[-4000:]
+    for process in (0, 1):
+        whole, killed = runs.result("whole", process), runs.result("killed", process)
+        for key in ("steps", "losses", "grad_norms", "rewards", "weights", "n_episodes"):
+            assert killed[key] == whole[key], key
+        assert episodes_of(runs, "killed", process) == episodes_of(runs, "whole", process)
+
+
 def test_only_one_process_prints(launches: Callable[[str], Launch]) -> None:
     done = launches("cpu_ddp").done
-    assert done.stdout.count("'train_runtime'") == len(JOBS) + len(MORE_JOBS["cpu_ddp"])
+    assert done.stdout.count("'train_runtime'") == len(JOBS) + len(MORE_JOBS["cpu_ddp"]) - 1, "all but the killed one"
 
 
 def test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass(backend: tuple[str, Launch]) -> None:
@@ -193,12 +200,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(backend: tuple[str, Laun
         whole, resumed = runs.result("whole", process), runs.result("stopped", process)
         assert resumed["steps"] == 5 and resumed["losses"] == whole["losses"]
         assert resumed["weights"] == whole["weights"] and resumed["n_episodes"] == whole["n_episodes"]
-
-        def log(name: str, process: int = process) -> list[Any]:
-            records = read_episodes(episodes_path(runs.out / name, process))
-            return [(r["step"], r["metadata"]["episode"], r["row"], r["ids"], r["reward_given"]) for r in records]
-
-        assert log("stopped") == log("whole")
+        assert episodes_of(runs, "stopped", process) == episodes_of(runs, "whole", process)
 
 
 def test_what_it_saves_is_a_plain_model(backend: tuple[str, Launch]) -> None:
@@ -216,49 +218,36 @@ def test_every_backend_has_the_losses_of_ddp(backend: tuple[str, Launch], launch
     assert runs.result("padded")["losses"] == pytest.approx(ddp["losses"], rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_two_processes_of_four_have_the_gradient_of_one_process_of_eight(
-    launches: Callable[[str], Launch], loss_type: str, model: Path, tmp_path: Path
+    launches: Callable[[str], Launch], name: str, train_tiny: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
-    one = launch_one(
-        tmp_path,
-        model,
-        {**GRADIENTS[loss_type], "config": {**GRADIENTS[loss_type]["config"], "per_device_train_batch_size": 8}},
-    )
-    expected = torch.load(one / "gradients.pt")
-    found = torch.load(launches("cpu_ddp").out / loss_type / "gradients.pt")
+    job = GRADIENTS[name]
+    job = {**job, "config": {**job["config"], "per_device_train_batch_size": 8, "use_cpu": True}}
+    train_tiny.run(train_tiny.Job(out=str(tmp_path), model=str(tiny_model), **job))
+    expected = torch.load(tmp_path / "gradients.pt")
+    found = torch.load(launches("cpu_ddp").out / name / "gradients.pt")
     assert found.shape == expected.shape and len(expected) == 3
     for mine, other in zip(found, expected, strict=True):
         assert other.norm() > 1e-5
         assert (mine - other).norm() < 1e-5 * other.norm()
 
 
-def launch_one(out: Path, model: Path, job: dict[str, Any]) -> Path:
-    """The same job in this process; its output folder."""
-    spec = importlib.util.spec_from_file_location("train_tiny", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    job["config"] = {**job["config"], "use_cpu": True}
-    module.run(module.Job(out=str(out), model=str(model), **job))
-    return out
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("file", BACKENDS)
-def test_adapters_are_merged_for_the_engine_under_every_backend(file: str, model: Path, tmp_path: Path) -> None:
+def test_adapters_are_merged_for_the_engine_under_every_backend(
+    launcher: Any, file: str, tiny_model: Path, tmp_path: Path
+) -> None:
     """Also offloaded to main memory (ZeRO; FSDP2 offloads from accelerators only), and reading a batch twice."""
     offloaded = f"{file}_offload" if file.startswith("zero") else file
     jobs = {
         "lora": {"engine": "transformers", "lora": True, "config": {"num_iterations": 2, "max_steps": 4}},
-        "full": {"engine": "transformers"},
+        "full": {"engine": "transformers", "wait_for_peer": True},
     }
     for used in {file, offloaded}:
-        runs = launch(
-            tmp_path / used, model, used, jobs, timeout_s=700
-        )  # DeepSpeed compiles its CPU Adam the first time
+        # DeepSpeed compiles its CPU Adam the first time
+        runs = launch(launcher, tmp_path / used, tiny_model, used, jobs, timeout_s=700)
         for name in jobs:
             got = runs.result(name)
             assert min(got["grad_norms"]) > 0 and got["weights"] == runs.result(name, 1)["weights"]
@@ -276,8 +265,10 @@ def test_each_process_has_a_vllm_of_its_own(launches: Callable[[str], Launch]) -
 @pytest.mark.slow
 @pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
 @pytest.mark.parametrize("file", ["fsdp2", "zero2", "zero3"])
-def test_split_weights_reach_the_vllm_of_each_process(file: str, model: Path, tmp_path: Path) -> None:
-    check_vllm(launch(tmp_path, model, file, VLLM))
+def test_split_weights_reach_the_vllm_of_each_process(
+    launcher: Any, file: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    check_vllm(launch(launcher, tmp_path, tiny_model, file, VLLM))
 
 
 def check_vllm(runs: Launch) -> None:

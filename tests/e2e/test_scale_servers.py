@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,19 +10,6 @@ from typing import Any
 import pytest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
-
-
-@pytest.fixture(scope="module")
-def tiny() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_tiny", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def options(url: str, **changes: Any) -> dict[str, Any]:
@@ -40,20 +23,20 @@ def options(url: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_run_draws_from_the_weights_that_it_pushed(
-    tiny: ModuleType, tiny_qwen3: Any, vllm_server: Any, tmp_path: Path
+    train_tiny: ModuleType, tiny_qwen3: Any, vllm_server: Any, tmp_path: Path
 ) -> None:
     tiny_qwen3(1).save_pretrained(tmp_path / "model")  # the server was started with tiny_qwen3(0)
-    job = tiny.Job(
+    job = train_tiny.Job(
         out=str(tmp_path / "out"), model=str(tmp_path / "model"), engine="vllm_server", config=options(vllm_server.url)
     )
-    result = tiny.run(job)
+    result = train_tiny.run(job)
     assert result["steps"] == 3 and max(result["turns"]) > 1
     assert max(result["difference"]) < 1e-4
     assert len(list((tmp_path / "out" / "vllm_weights").iterdir())) == 1, "only the last version is kept"
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_server(tiny_qwen3: Any, vllm_server: Any, tmp_path: Path) -> None:
+def test_two_processes_share_a_server(launcher: Any, tiny_qwen3: Any, vllm_server: Any, tmp_path: Path) -> None:
     tiny_qwen3(1).save_pretrained(tmp_path / "model")
     job = {
         "out": str(tmp_path / "out"),
@@ -61,16 +44,8 @@ def test_two_processes_share_a_server(tiny_qwen3: Any, vllm_server: Any, tmp_pat
         "engine": "vllm_server",
         "config": options(vllm_server.url),
     }
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"),
-            *("--config_file", "recipes/accelerate/cpu_ddp.yaml", str(SCRIPT), json.dumps(job)),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=300,
-    )
+    done = launcher.run("cpu_ddp", [job], timeout_s=300)
+    assert done.returncode == 0, done.stderr[-4000:]
     for process in (0, 1):
         result = json.loads((tmp_path / "out" / f"rank{process}.json").read_text())
         assert result["n_processes"] == 2 and result["steps"] == 3
@@ -78,18 +53,18 @@ def test_two_processes_share_a_server(tiny_qwen3: Any, vllm_server: Any, tmp_pat
 
 
 @pytest.mark.slow
-def test_an_adapter_alone_reaches_the_server(tiny: ModuleType, tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_an_adapter_alone_reaches_the_server(train_tiny: ModuleType, tiny_qwen3: Any, tmp_path: Path) -> None:
     from toolgrpo.testing.vllm_process import VLLMServerProcess
 
     tiny_qwen3(0).save_pretrained(tmp_path / "model")
     extra = ["--enable-lora", "--max-lora-rank", "8"]
     with VLLMServerProcess(tmp_path / "model", max_model_len=256, extra_args=extra) as server:
-        job = tiny.Job(
+        job = train_tiny.Job(
             out=str(tmp_path / "out"),
             model=str(tmp_path / "model"),
             engine="vllm_server",
             lora=True,
             config=options(server.url, vllm_lora_sync="adapter", max_steps=4),
         )
-        result = tiny.run(job)
+        result = train_tiny.run(job)
     assert result["steps"] == 4 and max(result["difference"]) < 1e-4

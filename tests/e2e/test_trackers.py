@@ -17,19 +17,13 @@ SCRIPT = Path(__file__).parents[1] / "fixtures" / "scale" / "train_tiny.py"
 
 
 @pytest.fixture
-def train(tiny_qwen3: Any, tmp_path: Path) -> Any:
+def train(train_tiny: Any, tiny_model: Path, tmp_path: Path) -> Any:
     """Two steps of the tiny run, with these options; its result."""
-    spec = importlib.util.spec_from_file_location("train_tiny", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    tiny_qwen3(0).save_pretrained(tmp_path / "model")
 
     def run(**config: Any) -> dict[str, Any]:
         options = {"max_steps": 2, "use_cpu": True, "log_completions": True, **config}
-        job = module.Job(out=str(tmp_path / "out"), model=str(tmp_path / "model"), config=options)
-        result: dict[str, Any] = module.run(job)
+        job = train_tiny.Job(out=str(tmp_path / "out"), model=str(tiny_model), config=options)
+        result: dict[str, Any] = train_tiny.run(job)
         return result
 
     return run

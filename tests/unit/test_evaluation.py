@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolgrpo.evaluation import SuccessRate, grade, wilson_interval
+from toolgrpo.evaluation import Share, grade, wilson_interval
 from toolgrpo.trajectory import Ledger, StopReason, Trajectory
 
 
@@ -13,8 +13,9 @@ def test_wilson_interval_against_published_values() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
-def test_a_rate_prints_with_its_interval() -> None:
-    assert str(SuccessRate(228, 240)) == "0.950 [0.915, 0.971]"
+def test_a_share_prints_with_its_interval() -> None:
+    assert str(Share.of([1.0] * 228 + [0.0] * 12)) == "0.950 [0.915, 0.971]"
+    assert str(Share.of([])) == "0.000 [0.000, 1.000]"
 
 
 def said(text: str) -> Trajectory:

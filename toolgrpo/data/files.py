@@ -117,6 +117,11 @@ def find_files(folder: Path, split: str) -> list[Path]:
         raise DataError(
             f"the folder {folder} has no split {split!r} (a file {split}.jsonl, for example); it holds {names}"
         )
+    within = sorted({str(file.parent.relative_to(folder)) for file in chosen})
+    if len(within) > 1:  # a clone of a hub repository with several configurations, say
+        raise DataError(
+            f"the folder {folder} has the split {split!r} more than once, in {', '.join(within)}; give one of these folders"
+        )
     return chosen
 
 

@@ -1,6 +1,6 @@
 """What a person sees of a run: our own lines, and nothing of the libraries' chatter.
 
-`Terminal.open(log_file)` sends the process's standard output and error to a log file, C++ libraries included, and keeps
+`Terminal.of_command(name)` is what a recipe opens, before anything heavy is imported. `Terminal.open(log_file)` sends the process's standard output and error to a log file, C++ libraries included, and keeps
 the real terminal for `Terminal.console`. Errors are never hidden: an exception that ends the program is shown on the real
 terminal (one clear paragraph for an error of ours, the whole traceback for any other), and so is a crash of the interpreter.
 
@@ -10,9 +10,11 @@ but its errors).
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +60,14 @@ class Terminal:
         terminal._show_errors_on(errors)
         return terminal
 
+    @classmethod
+    def of_command(cls, name: str) -> Terminal:
+        """The terminal of the command `name`, which logs into a temporary file until `log_into` knows better."""
+        folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
+        terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process())
+        terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
+        return terminal
+
     @staticmethod
     def rank() -> int:
         """This process's number, as launchers set it."""
@@ -66,6 +76,14 @@ class Terminal:
     @classmethod
     def is_main_process(cls) -> bool:
         return cls.rank() == 0
+
+    def log_into(self, output_dir: Path) -> None:
+        """Go on logging in the output folder: `NAME.log`, and `NAME.rank1.log` and so on for the other processes."""
+        assert self.log_file is not None
+        name, folder = self.log_file.stem, self.log_file.parent
+        self.move_log(output_dir / (f"{name}.log" if self.is_main_process() else f"{name}.rank{self.rank()}.log"))
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            folder.rmdir()
 
     def move_log(self, log_file: Path) -> None:
         """Go on logging in another file, with what was logged so far at its head."""

@@ -4,6 +4,7 @@ from toolgrpo.testing.chat import ByteChat, byte_tokenizer
 from toolgrpo.testing.chat_families import trl_tokenizer
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine, ScriptedReply, scripted_logprob
+from toolgrpo.testing.numbered import numbered_tokenizer
 from toolgrpo.testing.tools import ScriptedTools
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ScriptedReply",
     "ScriptedTools",
     "byte_tokenizer",
+    "numbered_tokenizer",
     "scripted_logprob",
     "trl_tokenizer",
 ]

@@ -44,12 +44,27 @@ torch.serialization.register_package(
 )
 
 
+# What a run writes beside its model, and what may hold data, secrets of tools, or the weights once more.
+_NOT_FOR_THE_HUB = """\
+# Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
+episodes*.jsonl*
+*.log
+failure.json
+vllm_weights/
+# A pickle of all arguments, --hub_token too.
+training_args.bin
+"""
+
+
 class RunIsComplete(Exception):
     """Raised when training begins and the checkpoint has all its steps: Transformers would train one more."""
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """The checkpoints of one trainer. As a callback it restores what it saved, and asks for a log at every save."""
+    """The checkpoints of one trainer.
+
+    As a callback it restores what it saved, asks for a log at every save, and keeps the run's own files from the hub.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -119,6 +134,14 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             )
             return
         self._restore_place(torch.load(path, map_location="cpu", weights_only=True))
+
+    def on_push_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Transformers pushes the whole output folder; the hub does not take what a `.gitignore` in it names."""
+        ignore = self._output_dir / ".gitignore"
+        if self._is_main and not ignore.exists():
+            ignore.write_text(_NOT_FOR_THE_HUB)
 
     @property
     def _is_main(self) -> bool:

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
 from toolgrpo.trainer.prefix_sharing import SharedPass
 
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
@@ -68,15 +66,12 @@ def trainer(tiny: Any, folder: Path, **changes: Any) -> Any:
         **changes,
     }
     tiny(0).save_pretrained(folder / "model")  # the reference model is loaded from there
-    vocabulary = {f"t{i}": i for i in range(320)}
     return Counting(
         str(folder / "model"),
         reward,
         ToolGRPOConfig(**options),
         train_dataset=Dataset.from_list([{"prompt": f"{'x' * 90} question {i}"} for i in range(8)]),
-        processing_class=PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[])), eos_token="t256", pad_token="t258"
-        ),
+        processing_class=numbered_tokenizer(),
         tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
         engine=ScriptedEngine(script),
         chat=ByteChat(),

@@ -10,26 +10,17 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, EngineError, ToolGRPOError
 from toolgrpo.observe.recorder import read_episodes
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
 from toolgrpo.trajectory import Trajectory
 
 GROUP = 4
 CALL = 'call add {"a": 1, "b": 2}'
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {f"t{i}": i for i in range(320)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[])), eos_token="t256", pad_token="t258"
-    )
 
 
 def rows(n: int = 8) -> Dataset:
@@ -86,7 +77,7 @@ def make(
         config(folder, **changes),
         train_dataset=rows(),
         eval_dataset=rows(4),
-        processing_class=byte_tokenizer(),
+        processing_class=numbered_tokenizer(),
         tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
         engine=ScriptedEngine(script),
         chat=ByteChat(),
@@ -220,7 +211,7 @@ def test_single_turns_without_tools_give_trls_own_losses(tiny_qwen3: Any, tmp_pa
         by_ids,
         config(tmp_path / "ours", max_steps=4, prefix_sharing="off"),  # that pass is equal to rounding only
         train_dataset=rows(),
-        processing_class=byte_tokenizer(),
+        processing_class=numbered_tokenizer(),
         engine=ScriptedEngine(script),
         chat=ByteChat(),
     )
@@ -257,7 +248,7 @@ def test_single_turns_without_tools_give_trls_own_losses(tiny_qwen3: Any, tmp_pa
         by_ids,
         theirs_config,
         train_dataset=rows(),
-        processing_class=byte_tokenizer(),
+        processing_class=numbered_tokenizer(),
         rollout_func=rollout_func,
     )
     theirs.use_vllm = True  # correct for the engine's log-probabilities, as ours does
