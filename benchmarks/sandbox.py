@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from toolgrpo.sandbox import Rung, Sandbox
-from toolgrpo.sandbox.launch import probe
+from toolgrpo.sandbox.ladder import probe
 
 RESULTS = Path(__file__).parent / "results" / "sandbox.json"
 CODE = "print(1 + 1)"

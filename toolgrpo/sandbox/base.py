@@ -30,6 +30,7 @@ class Rung(StrEnum):
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
+    BUBBLEWRAP = "bubblewrap"
     SECCOMP = "seccomp"
     UNSAFE = "unsafe"
 

@@ -1,4 +1,4 @@
-"""The two confinements behind functions of ours, and giving up root.
+"""The two confinements behind functions of ours, namespaces, and giving up root.
 
 `confine_files` (Landlock): from then on the process reads the named folders, writes its scratch folder, and reaches no
 TCP port, no abstract socket and no process outside. `confine_syscalls` (seccomp): from then on it makes the allowed
@@ -20,9 +20,10 @@ __all__ = [
     "confine_files",
     "confine_syscalls",
     "die_with_parent",
-    "drop_root",
-    "enter_namespaces",
+    "drop_privileges",
+    "enter_pid_namespace",
     "file_rules",
+    "leave_network",
 ]
 
 NOBODY = 65534
@@ -67,13 +68,14 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
-def drop_root(*, keep_reading: bool) -> None:
-    """Become nobody, without groups or capabilities.
+def drop_privileges(*, keep_reading: bool) -> None:
+    """No groups and no capabilities; who is root becomes nobody.
 
-    `keep_reading` keeps the capability to pass folders that nobody may not enter, for an interpreter that lives in
+    `keep_reading` keeps root's capability to pass folders that nobody may not enter, for an interpreter that lives in
     root's home; only to be used where Landlock says which folders can be read at all.
     """
     if os.getuid() != 0:
+        _set_capabilities(0)  # an own user namespace gives them
         return
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -84,19 +86,31 @@ def drop_root(*, keep_reading: bool) -> None:
         _set_capabilities(1 << _CAP_DAC_READ_SEARCH)
 
 
-def enter_namespaces() -> None:
-    """Leave the network, the IPC objects and (for children) the processes of the machine; OSError where refused."""
-    wanted = _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWPID
+def leave_network() -> None:
+    """Leave the network and the IPC objects of the machine, for this process and all it forks; OSError where refused.
+
+    Done once, in the mother: a network namespace is slow to make, and there is nothing in it that runs could share.
+    """
+    wanted = _CLONE_NEWNET | _CLONE_NEWIPC
     if os.getuid() != 0:
         wanted |= _CLONE_NEWUSER
     uid, gid = os.getuid(), os.getgid()
-    if _libc.unshare(wanted) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    _unshare(wanted)
     if wanted & _CLONE_NEWUSER:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
+
+
+def enter_pid_namespace() -> None:
+    """The next process that this one forks is the first of a process table of its own."""
+    _unshare(_CLONE_NEWPID)
+
+
+def _unshare(what: int) -> None:
+    if _libc.unshare(what) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,7 +1,8 @@
 """The process that everything sandboxed is forked from. Started by exec with a clean environment; never has threads.
 
-It imports the preloaded libraries once, then forks a worker for each channel the client sends over the control socket,
-and ends when that socket closes. Workers die with it.
+It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for each channel that the
+client sends over the control socket. It owns the scratch folder: when the client closes the socket or dies, however it
+dies, the mother kills the workers, removes the folder and ends.
 """
 
 from __future__ import annotations
@@ -10,35 +11,49 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from typing import Any
 
-from toolgrpo.sandbox.confine import die_with_parent, enter_namespaces
+from toolgrpo.sandbox import scratch
+from toolgrpo.sandbox.base import Rung
+from toolgrpo.sandbox.confine import die_with_parent, enter_pid_namespace, leave_network
+from toolgrpo.sandbox.memory import collapse_heap, mapped_bytes
 
 __all__ = ["main"]
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    control = socket.socket(fileno=int(sys.argv[2]))
+    control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
-    die_with_parent()
+    if settings["rung"] == Rung.NAMESPACES:
+        leave_network()
     missing = _preload(settings["preload"])
-    from toolgrpo.sandbox import worker  # after the preload: it warms what it needs
+    from toolgrpo.sandbox import process, worker  # after the preload: they warm what they need
 
-    worker.warm(files=settings["rung"] != "seccomp")
+    _ = worker
+    process.warm(files=settings["rung"] != Rung.SECCOMP)
     gc.collect()
     gc.freeze()
-    control.sendall(json.dumps({"missing": missing}).encode() + b"\n")
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, 1, 1)
-        if not message:
-            os._exit(0)
-        _start_worker(settings, socket.socket(fileno=fds[0]), control)
+    collapse_heap(settings["proc"])
+    settings["mapped_bytes"] = mapped_bytes(settings["proc"])
+    settings["scratch"] = tempfile.mkdtemp(prefix="toolgrpo-sandbox-", dir=settings["tmp"])
+    os.chmod(settings["scratch"], 0o711)  # each run's folder inside it is its own
+    workers: dict[int, int] = {}
+    try:
+        control.sendall(json.dumps({"missing": missing, "scratch": settings["scratch"]}).encode() + b"\n")
+        _start_workers(settings, control, owner, workers)
+    finally:
+        for pidfd in workers:
+            _kill(pidfd)
+        scratch.remove(settings["scratch"])
+        os._exit(0)
 
 
 def _preload(names: list[str]) -> list[str]:
@@ -51,18 +66,43 @@ def _preload(names: list[str]) -> list[str]:
     return missing
 
 
-def _start_worker(settings: dict[str, Any], channel: socket.socket, control: socket.socket) -> None:
-    if os.fork() != 0:
+def _start_workers(settings: dict[str, Any], control: socket.socket, owner: int, workers: dict[int, int]) -> None:
+    """One worker a message, until the client is gone. `workers`: pid by pidfd."""
+    poller = select.poll()
+    for fd in (control.fileno(), owner):
+        poller.register(fd, select.POLLIN)
+    while True:
+        for fd, _ in poller.poll():
+            if fd == owner:
+                return
+            if fd != control.fileno():  # a worker has ended
+                poller.unregister(fd)
+                os.close(fd)
+                del workers[fd]
+                continue
+            message, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not message:
+                return
+            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), owner, *workers])
+            pidfd = os.pidfd_open(pid)
+            workers[pidfd] = pid
+            poller.register(pidfd, select.POLLIN)
+
+
+def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own: list[int]) -> int:
+    pid = os.fork()
+    if pid != 0:
         channel.close()
-        return
+        return pid
     from toolgrpo.sandbox import worker
 
     try:
-        control.close()
+        for fd in not_its_own:
+            os.close(fd)
         die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if settings["rung"] == "namespaces":
-            enter_namespaces()
+        if settings["rung"] == Rung.NAMESPACES:
+            enter_pid_namespace()
             inner = os.fork()  # the first process of the new pid namespace: with it, all the others go
             if inner != 0:
                 channel.close()
@@ -75,3 +115,10 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, control: soc
     finally:
         sys.stderr.flush()
         os._exit(1)
+
+
+def _kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 
-from toolgrpo.sandbox.confine import confine_files, confine_syscalls, enter_namespaces, file_rules
+from toolgrpo.sandbox.confine import confine_files, confine_syscalls, enter_pid_namespace, file_rules, leave_network
 from toolgrpo.sandbox.syscalls import syscall_filter
 
 __all__ = ["probe_rung"]
@@ -18,7 +18,8 @@ def probe_rung() -> None:
     scratch = tempfile.mkdtemp()
     try:
         if rung == "namespaces":
-            enter_namespaces()
+            leave_network()
+            enter_pid_namespace()
         pid = os.fork()
         if pid == 0:
             try:
@@ -35,7 +36,9 @@ def probe_rung() -> None:
 def _try(rung: str, scratch: str) -> None:
     outside = "/proc/self/environ"
     rules = syscall_filter(files=rung != "seccomp")
-    if rung != "seccomp":
+    if rung == "bubblewrap":
+        _must_fail("bubblewrap left a folder to write to", lambda: open(f"{os.path.dirname(__file__)}/x", "w").close())
+    elif rung != "seccomp":
         confine_files(file_rules([], scratch))
         _must_fail("Landlock let a file outside be read", lambda: open(outside).close())
     confine_syscalls(rules)

@@ -11,21 +11,20 @@ import asyncio
 import functools
 import json
 import logging
-import queue
-import shutil
 import socket
-import tempfile
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
 from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
-from toolgrpo.sandbox.launch import Mother, choose_rung
+from toolgrpo.sandbox.ladder import choose_rung
+from toolgrpo.sandbox.launch import Mother
 from toolgrpo.sandbox.literals import NotPlainError, decode
 from toolgrpo.sandbox.wire import receive, send
 
@@ -58,17 +57,13 @@ class Sandbox:
         self.limits = limits or Limits()
         self.rung, notes = choose_rung(rung, allow_unsafe=allow_unsafe)
         logger.info("%s", notes)
-        self._scratch = tempfile.mkdtemp(prefix="toolgrpo-sandbox-")
         self._closed = False
         self._lock = threading.Lock()
-        try:
-            self._mother = Mother(self.rung, preload=list(preload), scratch=self._scratch)
-        except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            raise
-        self._idle: queue.LifoQueue[_Link | None] = queue.LifoQueue()
-        for _ in range(workers):
-            self._idle.put(None)  # started on first use
+        self._mother = Mother(self.rung, preload=list(preload), limits=asdict(self.limits))
+        self._workers = workers
+        self._turns = threading.BoundedSemaphore(workers)
+        # The worker that rested longest is next: the others still prepare their next process.
+        self._resting = deque(_Link(self._mother.worker()) for _ in range(workers))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
 
     def run(
@@ -76,15 +71,14 @@ class Sandbox:
     ) -> SandboxResult:
         """Run code once, from a fresh state."""
         request = _request(self._limits(timeout, memory_mb), {"code": code, "stdin": stdin, "keep": False})
-        link = self._idle.get()
-        try:
-            link, result = self._ask_twice(link, request)
-        except BaseException:
-            link = None
-            raise
-        finally:
-            self._idle.put(link)
-        return result
+        with self._turns:
+            for link in (self._rested, self._opened):  # a worker that was lost is replaced once
+                asked = link()
+                answer = asked.ask(request)
+                if answer is not None:
+                    self._rest(asked)
+                    return _result(answer)
+        raise SandboxError("two sandbox workers in a row were lost; look for an out-of-memory kill on this machine")
 
     async def arun(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
@@ -108,16 +102,10 @@ class Sandbox:
             if self._closed:
                 return
             self._closed = True
+            while self._resting:
+                self._resting.pop().close()
         self._mother.close()
-        idle = []
-        while not self._idle.empty():
-            idle.append(self._idle.get())
-        for link in idle:
-            if link is not None:
-                link.close()
-            self._idle.put(None)  # whoever waits for a worker wakes up and is told
         self._threads.shutdown(wait=False, cancel_futures=True)
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def __enter__(self) -> Sandbox:
         return self
@@ -133,21 +121,27 @@ class Sandbox:
             limits = replace(limits, timeout_s=timeout)
         return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
 
-    def _link(self) -> _Link:
-        if self._closed:
-            raise SandboxError("this sandbox is closed; open another one")
-        return _Link(self._mother.worker())
+    def _opened(self) -> _Link:
+        """A new worker."""
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this sandbox is closed; open another one")
+            return _Link(self._mother.worker())
 
-    def _ask_twice(self, link: _Link | None, request: dict[str, Any]) -> tuple[_Link, SandboxResult]:
-        """A worker that was lost is replaced once; a second loss is an error."""
-        for _ in range(2):
-            link = link or self._link()
-            answer = link.ask(request)
-            if answer is not None:
-                return link, _result(answer)
-            link.close()
-            link = None
-        raise SandboxError("two sandbox workers in a row were lost; look for an out-of-memory kill on this machine")
+    def _rested(self) -> _Link:
+        """The worker that has rested longest, else a new one."""
+        with self._lock:
+            if self._resting:
+                return self._resting.popleft()
+        return self._opened()
+
+    def _rest(self, link: _Link) -> None:
+        """Keep a worker that has nothing to do, or end it where enough rest already."""
+        with self._lock:
+            if not self._closed and len(self._resting) < self._workers:
+                self._resting.append(link)
+                return
+        link.close()
 
 
 class Session:
@@ -176,10 +170,12 @@ class Session:
         return [_plain(entry) for entry in answers]
 
     def close(self) -> None:
-        self._closed = True
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        """End the session's process; its worker serves others from then on. Waits for a run that is under way."""
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+            if link is not None and link.end_session():
+                self._sandbox._rest(link)
 
     def _ask(self, job: dict[str, Any], timeout: float | None, memory_mb: int | None) -> dict[str, Any]:
         request = _request(self._sandbox._limits(timeout, memory_mb), {**job, "stdin": "", "keep": True})
@@ -187,40 +183,49 @@ class Session:
             if self._closed:
                 raise SandboxError("this session is closed; open another one")
             if self._link is None:
-                self._link = self._sandbox._link()
+                self._link = self._sandbox._rested()
             answer = self._link.ask(request)
             if answer is None:
-                self._link.close()
                 self._link = None
                 raise SandboxError("the process of a session was lost, and its state with it")
             return answer
 
 
 class _Link:
-    """Our end of one worker's channel."""
+    """Our end of one worker's channel; closed as soon as the worker is lost."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self.closed = False
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The worker's answer; None when the worker is lost or silent long after every deadline."""
-        self._channel.settimeout(request["timeout_s"] + _GRACE_S)
+        answer = None
         try:
+            self._channel.settimeout(request["timeout_s"] + _GRACE_S)
             send(self._channel, request)
             answer = receive(self._channel)
         except OSError:
-            return None
+            answer = None
+        finally:  # also when this thread is interrupted: a late answer must not meet the next question
+            if not isinstance(answer, dict):
+                self.close()
         return answer if isinstance(answer, dict) else None
 
+    def end_session(self) -> bool:
+        """Ask for the end of a session's process; False where the worker is lost."""
+        try:
+            send(self._channel, {"end_session": True})
+        except OSError:
+            self.close()
+            return False
+        return True
+
     def close(self) -> None:
-        self.closed = True
         self._channel.close()
 
 
 def _request(limits: Limits, job: dict[str, Any]) -> dict[str, Any]:
-    names = ("timeout_s", "memory_mb", "file_mb", "scratch_mb", "open_files", "output_chars")
-    return {**job, **{name: getattr(limits, name) for name in names}}
+    return {**job, **asdict(limits)}
 
 
 def _frame(answer: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from toolgrpo.sandbox import Rung, RunStatus, Sandbox
-from toolgrpo.sandbox.launch import probe
+from toolgrpo.sandbox.ladder import probe
 
 _CALL = "import ctypes\nprint(ctypes.CDLL(None, use_errno=True).syscall({}), ctypes.get_errno())"
 X32 = 0x40000000

@@ -14,7 +14,7 @@ import pytest
 
 from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.sandbox import Rung, RunStatus, Sandbox
-from toolgrpo.sandbox.launch import probe
+from toolgrpo.sandbox.ladder import probe
 from toolgrpo.sandbox.literals import NotPlainError, decode, encode
 
 CONFINED = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP)
@@ -150,7 +150,7 @@ def test_arun_is_not_tied_to_one_event_loop(sandbox: Sandbox) -> None:
 
 def test_closing_leaves_no_process_and_no_folder() -> None:
     sandbox = Sandbox(workers=1)
-    pid, scratch = sandbox._mother._process.pid, Path(sandbox._scratch)
+    pid, scratch = sandbox._mother.pid, Path(str(sandbox._mother.scratch))
     sandbox.run("1")
     sandbox.close()
     assert not scratch.exists()

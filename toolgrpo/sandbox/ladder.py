@@ -1,0 +1,78 @@
+"""Which rung this machine can hold, found out by doing.
+
+The ladder never steps down silently: what was chosen is one log line that says what it does not promise, and with
+nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+
+from toolgrpo.errors import ConfigError, SandboxError
+from toolgrpo.sandbox.base import Rung
+from toolgrpo.sandbox.bubblewrap import find_bubblewrap, wrap
+from toolgrpo.sandbox.paths import starter
+
+__all__ = ["NOT_PROMISED", "choose_rung", "probe"]
+
+_PROBE_S = 60.0
+_STRONGEST_FIRST = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.BUBBLEWRAP, Rung.SECCOMP)
+NOT_PROMISED = {
+    Rung.NAMESPACES: "no protection from kernel bugs; metadata (names, sizes) of files outside can be read",
+    Rung.LANDLOCK: (
+        "no protection from kernel bugs; metadata (names, sizes) of files outside can be read; the kernel's process "
+        "table and network are shared, and out of reach by system-call filter and Landlock alone"
+    ),
+    Rung.BUBBLEWRAP: (
+        "no protection from kernel bugs; runs at the same time can read each other's scratch folders; scratch files are "
+        "memory"
+    ),
+    Rung.SECCOMP: "as landlock; and code has no files at all: no scratch folder and no imports beyond the preloaded ones",
+    Rung.UNSAFE: "NOTHING but limits of time and memory: code reads and writes whatever this user can",
+}
+
+
+def choose_rung(wanted: Rung | str, *, allow_unsafe: bool) -> tuple[Rung, str]:
+    """The rung to use and the line that says so; refuses rather than confining less than asked."""
+    if wanted != "auto":
+        try:
+            rung = Rung(wanted)
+        except ValueError:
+            names = ", ".join(["auto", *Rung])
+            raise ConfigError(f"there is no sandbox rung {wanted!r}; choose one of {names}") from None
+        if rung is Rung.UNSAFE and not allow_unsafe:
+            raise ConfigError("the rung 'unsafe' confines nothing; say allow_unsafe=True if that is what you want")
+        reason = None if rung is Rung.UNSAFE else probe(rung)
+        if reason is not None:
+            raise SandboxError(f"this machine cannot hold the sandbox rung {rung.value!r}: {reason}")
+        return rung, f"sandbox rung {rung.value} (asked for); not promised: {NOT_PROMISED[rung]}"
+    refused: list[str] = []
+    for rung in _STRONGEST_FIRST:
+        reason = probe(rung)
+        if reason is None:
+            stronger = f" (not here: {'; '.join(refused)})" if refused else ""
+            return rung, f"sandbox rung {rung.value}{stronger}; not promised: {NOT_PROMISED[rung]}"
+        refused.append(f"{rung.value}: {reason}")
+    if allow_unsafe:
+        return Rung.UNSAFE, f"sandbox rung unsafe ({'; '.join(refused)}); promised: {NOT_PROMISED[Rung.UNSAFE]}"
+    raise SandboxError(
+        f"nothing on this machine can confine model-written code ({'; '.join(refused)}). Run on Linux with seccomp and "
+        "Landlock, use a remote sandbox service (toolgrpo.sandbox.RemoteSandbox), or say allow_unsafe=True to run it "
+        "unconfined"
+    )
+
+
+@cache
+def probe(rung: Rung) -> str | None:
+    """None where this machine holds the rung, else why not; a throw-away process tries it."""
+    if sys.platform != "linux":
+        return f"{sys.platform} is not Linux"
+    if rung is Rung.BUBBLEWRAP and find_bubblewrap() is None:
+        return "bwrap is not installed"
+    command = [sys.executable, "-I", "-c", starter("probe", "probe_rung"), rung.value]
+    done = subprocess.run(
+        wrap(command) if rung is Rung.BUBBLEWRAP else command, env={}, capture_output=True, text=True, timeout=_PROBE_S
+    )
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
