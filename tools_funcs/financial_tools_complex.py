@@ -3,8 +3,8 @@
 Rates are in percent a year (5 means 5 %), money is in units of one currency, dates are ISO (2024-01-31).
 """
 
-import itertools
 import math
+from collections.abc import Callable, Sequence
 from datetime import date
 from statistics import NormalDist
 from typing import Literal
@@ -40,7 +40,11 @@ class TaxLot(BaseModel):
 
 @tool(cache=True)
 def loan_amortization(
-    principal: float, annual_rate: float, years: float, payments_per_year: int = 12, extra_payment: float = 0.0
+    principal: float,
+    annual_rate: float,
+    years: float,
+    payments_per_year: Literal[1, 2, 4, 6, 12, 24, 26, 52] = 12,
+    extra_payment: float = 0.0,
 ) -> str:
     """Work out the level payment of a loan, its total interest, and how soon extra payments pay it off.
 
@@ -54,9 +58,6 @@ def loan_amortization(
     _require(principal > 0, "principal must be positive")
     _require(annual_rate >= 0, "annual_rate must not be negative")
     _require(0 < years <= 100, "years must be over 0 and at most 100")
-    _require(
-        payments_per_year in (1, 2, 4, 6, 12, 24, 26, 52), "payments_per_year must be 1, 2, 4, 6, 12, 24, 26 or 52"
-    )
     _require(extra_payment >= 0, "extra_payment must not be negative")
     count = round(years * payments_per_year)
     _require(count >= 1, "the term must have at least one payment")
@@ -75,7 +76,8 @@ def loan_amortization(
 def npv_irr(cash_flows: list[CashFlow], discount_rate: float) -> str:
     """Work out net present value and internal rate of return of cash flows on irregular days.
 
-    Days count as fractions of a year of 365 days from the first cash flow.
+    Days count as fractions of a year of 365 days from the first cash flow. If several rates are internal rates of return,
+    the lowest is given.
 
     Args:
         cash_flows: The dated payments, in any order; at least two.
@@ -85,14 +87,10 @@ def npv_irr(cash_flows: list[CashFlow], discount_rate: float) -> str:
     _require(discount_rate > -100, "discount_rate must be over -100")
     flows = sorted(cash_flows, key=lambda flow: flow.on)
     timed = [((flow.on - flows[0].on).days / 365, flow.amount) for flow in flows]
-
-    def value(rate: float) -> float:
-        return sum(amount / (1 + rate) ** years for years, amount in timed)
-
-    net = value(discount_rate / 100)
+    net = _present_value(timed, discount_rate / 100)
     if not (any(amount > 0 for _, amount in timed) and any(amount < 0 for _, amount in timed)):
         return f"NPV {net:.2f}, IRR does not exist (it needs a payment in each direction)"
-    root = _bisect(value, -0.99, 100.0)
+    root = _root(lambda rate: _present_value(timed, rate), -0.99, 100.0)
     return f"NPV {net:.2f}, IRR " + ("not found between -99% and 10000%" if root is None else f"{root * 100:.4f}%")
 
 
@@ -126,21 +124,16 @@ def bond_price_yield(
     )
     coupon = face_value * coupon_rate / 100 / coupons_per_year
     flows = [(k, coupon + (face_value if k == round(periods) else 0.0)) for k in range(1, round(periods) + 1)]
-
-    def value(rate: float) -> float:
-        return sum(amount / (1 + rate) ** k for k, amount in flows)
-
-    if yield_to_maturity is not None:
-        rate = yield_to_maturity / 100 / coupons_per_year
+    if price is None:
+        rate = (yield_to_maturity or 0.0) / 100 / coupons_per_year
         _require(rate > -1, "yield_to_maturity is too far below 0")
     else:
-        assert price is not None
         _require(price > 0, "price must be positive")
-        root = _bisect(lambda candidate: value(candidate) - price, -0.99, 10.0)
-        _require(root is not None, "no yield gives this price")
-        assert root is not None
+        root = _root(lambda candidate: _present_value(flows, candidate) - price, -0.99, 10.0)
+        if root is None:
+            raise ValueError("no yield gives this price")
         rate = root
-    worth = value(rate)
+    worth = _present_value(flows, rate)
     macaulay = sum(k * amount / (1 + rate) ** k for k, amount in flows) / worth / coupons_per_year
     modified = macaulay / (1 + rate)
     convexity = sum(k * (k + 1) * amount / (1 + rate) ** (k + 2) for k, amount in flows) / worth / coupons_per_year**2
@@ -208,7 +201,6 @@ def portfolio_risk(
         value: Worth of the portfolio; 0 leaves the value at risk in percent.
     """
     n = len(holdings)
-    _require(n >= 1, "at least one holding is needed")
     total = sum(holding.weight for holding in holdings)
     _require(abs(total - 1) < 1e-6, f"the weights must sum to 1, they sum to {total:g}")
     _require(
@@ -253,17 +245,15 @@ def mortgage_refinance(
         roll_costs_into_loan: Borrow the costs instead of paying them at once.
     """
     _require(balance > 0 and closing_costs >= 0, "balance must be positive and closing_costs not negative")
-    _require(current_rate >= 0 and new_rate >= 0, "rates must not be negative")
+    _require(min(current_rate, new_rate) >= 0, "rates must not be negative")
     _require(0 < months_left <= 1200 and 0 < new_months <= 1200, "months must be between 1 and 1200")
     old = _level_payment(balance, current_rate / 1200, months_left)
     borrowed = balance + (closing_costs if roll_costs_into_loan else 0.0)
     new = _level_payment(borrowed, new_rate / 1200, new_months)
     upfront = 0.0 if roll_costs_into_loan else closing_costs
     saved = old * months_left - new * new_months - upfront
-    if old <= new:
-        even = "never (the payment does not fall)"
-    else:
-        even = f"{math.ceil(closing_costs / (old - new) - 1e-9)} months"
+    months = math.ceil(upfront / (old - new) - 1e-9) if old > new else None
+    even = "never (the payment does not fall)" if months is None else f"{months} months"
     return (
         f"payment {old:.2f} -> {new:.2f}, monthly saving {old - new:.2f}, break-even {even}, "
         f"total saved {saved:.2f} ({'refinancing is cheaper' if saved > 0 else 'keeping is cheaper'} over the whole term)"
@@ -307,22 +297,15 @@ def retirement_projection(
     for _ in range(retirement_age - current_age):
         balance = balance * (1 + return_before / 100) + contribution
         contribution *= 1 + contribution_growth / 100
-    at_retirement = balance
     prices = (1 + inflation / 100) ** (retirement_age - current_age)
-    in_todays_money = at_retirement / prices
+    start = f"at {retirement_age}: {balance:.2f} ({balance / prices:.2f} in today's money); "
     for age in range(retirement_age, life_expectancy):
         spending = yearly_spending * prices
         if balance < spending:
-            return (
-                f"at {retirement_age}: {at_retirement:.2f} ({in_todays_money:.2f} in today's money); "
-                f"the money runs out at age {age}"
-            )
+            return f"{start}the money runs out at age {age}"
         balance = (balance - spending) * (1 + return_after / 100)
         prices *= 1 + inflation / 100
-    return (
-        f"at {retirement_age}: {at_retirement:.2f} ({in_todays_money:.2f} in today's money); "
-        f"left at {life_expectancy}: {balance:.2f}"
-    )
+    return f"{start}left at {life_expectancy}: {balance:.2f}"
 
 
 @tool(cache=True)
@@ -360,8 +343,6 @@ def tax_lot_gains(
         taken = min(left, lot.shares)
         gains["long" if _over_a_year(lot.bought, sold_on) else "short"] += taken * (sale_price - lot.price)
         left -= taken
-        if left <= 1e-12:
-            break
     tax = max(0.0, gains["short"]) * short_term_rate / 100 + max(0.0, gains["long"]) * long_term_rate / 100
     return (
         f"short-term gain {gains['short']:.2f}, long-term gain {gains['long']:.2f}, "
@@ -381,19 +362,30 @@ def _level_payment(principal: float, rate: float, count: int) -> float:
     return principal * rate / -math.expm1(-count * math.log1p(rate))
 
 
-def _bisect(function, low: float, high: float) -> float | None:
-    """The first sign change of a function on a grid between two points, by bisection; None if there is none."""
+def _present_value(flows: Sequence[tuple[float, float]], rate: float) -> float:
+    """The worth now of (time, amount) pairs in order of time; infinite where a float cannot hold it."""
+    try:
+        worth = sum(amount / (1 + rate) ** time for time, amount in flows)
+    except (OverflowError, ZeroDivisionError):  # over a long time near -100 %
+        worth = math.nan
+    return worth if math.isfinite(worth) else math.copysign(math.inf, next(a for _, a in reversed(flows) if a))
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float | None:
+    """Where the function first changes its sign between two points, looked for on a grid; None if nowhere."""
     grid = [low + (high - low) * (k / 400) ** 3 for k in range(401)]
-    for left, right in itertools.pairwise(grid):
-        if (function(left) > 0) != (function(right) > 0):
-            for _ in range(200):
-                middle = (left + right) / 2
-                if (function(left) > 0) != (function(middle) > 0):
-                    right = middle
-                else:
-                    left = middle
-            return (left + right) / 2
-    return None
+    above = [function(point) > 0 for point in grid]
+    place = next((k for k in range(400) if above[k] != above[k + 1]), None)
+    if place is None:
+        return None
+    left, right = grid[place], grid[place + 1]
+    for _ in range(60):
+        middle = (left + right) / 2
+        if (function(middle) > 0) == above[place]:
+            left = middle
+        else:
+            right = middle
+    return (left + right) / 2
 
 
 def _over_a_year(bought: date, sold: date) -> bool:

@@ -80,13 +80,27 @@ def test_yearly_cash_flows_against_numpy_financial() -> None:
     assert number(text, "IRR") == pytest.approx(npf.irr(amounts) * 100, abs=1e-4)
 
 
+def test_flows_over_centuries_against_the_compound_rate() -> None:
+    flows = [{"on": "1800-01-01", "amount": -1.0}, {"on": "2100-01-01", "amount": 1000.0}]
+    years = (datetime.date(2100, 1, 1) - datetime.date(1800, 1, 1)).days / 365
+    text = call("npv_irr", cash_flows=flows, discount_rate=0)
+    assert number(text, "IRR") == pytest.approx((1000 ** (1 / years) - 1) * 100, abs=1e-4)
+
+
+def test_of_several_internal_rates_the_lowest_is_given() -> None:
+    amounts = [-100.0, 230.0, -132.0]  # zero at 10 % and at 20 %
+    flows = [{"on": f"{2021 + i}-01-01", "amount": a} for i, a in enumerate(amounts)]
+    assert number(call("npv_irr", cash_flows=flows, discount_rate=0), "IRR") == pytest.approx(10, abs=1e-3)
+
+
 def test_flows_in_one_direction_have_no_irr() -> None:
     flows = [{"on": "2020-01-01", "amount": 1}, {"on": "2021-01-01", "amount": 2}]
     assert "IRR does not exist" in call("npv_irr", cash_flows=flows, discount_rate=5)
 
 
 @pytest.mark.parametrize(
-    ("coupon", "years", "freq", "ytm"), [(5, 10, 2, 5.7), (0, 7, 1, 3), (8, 30, 4, 12), (2, 1, 12, -0.5)]
+    ("coupon", "years", "freq", "ytm"),
+    [(5, 10, 2, 5.7), (0, 7, 1, 3), (8, 30, 4, 12), (2, 1, 12, -0.5), (4, 50, 12, 6)],
 )
 def test_bond_against_numpy_financial_and_numeric_derivatives(
     coupon: float, years: float, freq: int, ytm: float
@@ -103,6 +117,8 @@ def test_bond_against_numpy_financial_and_numeric_derivatives(
     slope = (price(ytm + step) - price(ytm - step)) / (2 * step) * 100
     curve = (price(ytm + step) - 2 * price(ytm) + price(ytm - step)) / (step / 100) ** 2
     assert number(text, "modified duration") == pytest.approx(-slope / price(ytm), rel=1e-4)
+    macaulay = -slope / price(ytm) * (1 + ytm / 100 / freq)
+    assert number(text, "Macaulay duration") == pytest.approx(macaulay, rel=1e-4)
     assert number(text, "convexity") == pytest.approx(curve / price(ytm), rel=1e-3)
     back = call("bond_price_yield", **common, price=price(ytm))
     assert number(back, "yield") == pytest.approx(ytm, abs=1e-3)
@@ -179,6 +195,7 @@ def test_refinancing_against_numpy_financial() -> None:
     rolled = call("mortgage_refinance", **common, closing_costs=4000, roll_costs_into_loan=True)
     new = -npf.pmt(0.05 / 12, 360, 204_000)
     assert number(rolled, "total saved") == pytest.approx(old * 300 - new * 360, abs=0.02)
+    assert number(rolled, "break-even") == 0  # nothing was paid at once that would have to come back
     assert "never" in call("mortgage_refinance", **{**common, "new_rate": 9, "new_months": 120}, closing_costs=0)
 
 
@@ -201,6 +218,9 @@ def test_retirement_against_closed_forms() -> None:
     left = at_retirement * growth**25 - first * growth * (growth**25 - inflation**25) / (growth - inflation)
     assert number(text, "left at 90:") == pytest.approx(left, abs=0.5)
     assert "runs out at age" in call("retirement_projection", **common, yearly_spending=60_000)
+    growing = call("retirement_projection", **common, yearly_spending=0, contribution_growth=3)
+    paid_in = 6_000 * (1.07**35 - 1.03**35) / (0.07 - 0.03)  # a growing annuity
+    assert number(growing, "at 65:") == pytest.approx(10_000 * 1.07**35 + paid_in, abs=0.01)
 
 
 LOTS = [
@@ -224,6 +244,13 @@ def test_tax_lots_against_hand_counting(method: str, short: float, long: float) 
     assert number(text, "short-term gain") == pytest.approx(short)
     assert number(text, "long-term gain") == pytest.approx(long)
     assert number(text, "tax") == pytest.approx(max(0, short) * 0.4 + long * 0.15)
+
+
+@pytest.mark.parametrize(("day", "long"), [("2021-02-28", 0), ("2021-03-01", 10)])
+def test_a_year_from_a_leap_day_ends_with_february(day: str, long: float) -> None:
+    lots = [{"bought": "2020-02-29", "shares": 1, "price": 10}]
+    text = call("tax_lot_gains", lots=lots, shares_sold=1, sale_price=20, sold_on=day)
+    assert number(text, "long-term gain") == long and number(text, "total") == 10
 
 
 @pytest.mark.parametrize(
