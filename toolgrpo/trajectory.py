@@ -258,6 +258,8 @@ class Ledger:
             raise ValueError(f"the engine gives log-probabilities, but {len(ids)} sampled tokens came without them")
         if logprobs is not None and len(logprobs) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens came with {len(logprobs)} log-probabilities")
+        if logprobs is not None and None in logprobs:
+            raise ValueError(f"a log-probability is missing among those of {len(ids)} sampled tokens")
         self._all_ids.extend(ids)
         self._mask.extend([1] * len(ids))
         self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)

@@ -92,6 +92,8 @@ def test_log_probabilities_are_required_where_the_engine_gives_them_and_never_in
         Ledger(PROMPT).sampled([4, 5], None)
     with pytest.raises(ValueError, match="2 sampled tokens came with 1"):
         Ledger(PROMPT).sampled([4, 5], [-0.1])
+    with pytest.raises(ValueError, match="missing among those of 2 sampled tokens"):
+        Ledger(PROMPT).sampled([4, 5], [-0.1, None])  # type: ignore[list-item]  # the point of the case
     ledger = Ledger(PROMPT, expects_logprobs=False)
     ledger.sampled([4, 5], None)
     done = ledger.finish(StopReason.FINISHED)

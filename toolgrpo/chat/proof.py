@@ -87,7 +87,8 @@ class _Proof:
         for content in contents:
             places = [text.find(form, position) for form in (content, json.dumps(content, ensure_ascii=False)[1:-1])]
             place = max(places)
-            self._check(place >= 0, shape, f"the result {content!r} is not in the bridge, in order: {text!r}")
+            missing = f"the result {content!r} is not in the bridge behind character {position}: {text!r}"
+            self._check(place >= 0, shape, missing)
             position = place + len(content)
 
     def _histories(self) -> list[list[Message]]:
@@ -97,9 +98,12 @@ class _Proof:
 
     def text_is_text(self, shape: str, contents: Sequence[str]) -> None:
         """Loud text where quiet text stood must not change the control tokens."""
-        for content in contents:
-            if content:
-                self._check(self._controls(content) == self._controls("x"), shape, "text became control tokens")
+        quiet = self._controls("x")
+        for content in filter(None, contents):
+            loud = self._controls(content)
+            place = _first_difference(quiet, loud)
+            what = f"text became control tokens: {self.tokenizer.decode(loud[place : place + 4])!r} at control token {place}"
+            self._check(loud == quiet, shape, what)
 
     def _controls(self, text: str) -> list[int]:
         chat = self.chat
@@ -119,11 +123,12 @@ class _Proof:
         asked = chat.prompt(question, [_schema()])
         results = [tool_message("look_up", "r") for _ in expected]
         whole = chat.prompt([*question, turn, *results], [_schema()])
-        start = next((i for i, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
+        start = _first_difference(asked, whole)
         end = whole.index(chat.stop_ids[0], start)
         parsed = chat.parse(whole[start : end + 1], before=whole[:start])
         found = [(a.name, a.arguments) if a.status is AttemptStatus.OK else (a.status, a.raw) for a in parsed.attempts]
-        self._check(found == expected, "a call", f"the template's own call is read back as {found}, not {expected}")
+        read = f"the template's own call at token {start} is read back as {found}, not {expected}"
+        self._check(found == expected, "a call", read)
         self._check(parsed.closed, "a call", "the end of the turn is not recognised")
 
     def _round(
@@ -141,9 +146,7 @@ class _Proof:
 
     def _same(self, shape: str, ours: Sequence[int], own: Sequence[int]) -> None:
         if ours != own:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(ours, own, strict=False)) if a != b), min(len(ours), len(own))
-            )
+            place = _first_difference(ours, own)
             left, right = (self.tokenizer.decode(list(ids[place : place + 8])) for ids in (ours, own))
             self._check(
                 False, shape, f"toolgrpo's ids differ from the template's at token {place}: {left!r}, {right!r}"
@@ -152,9 +155,16 @@ class _Proof:
     def _check(self, holds: bool, shape: str, what: str) -> None:
         if not holds:
             raise ChatFormatError(
-                f"the {self.chat.name} chat format cannot be used for tool episodes with this tokenizer and template: for "
-                f"{shape}, {what}. Use the model's original chat template, or another model."
+                f"the {self.chat.name} chat format cannot be used for tool episodes with the tokenizer and chat template of "
+                f"{self.tokenizer.name_or_path or 'this model'}: for {shape}, {what}. Use the model's original chat template, "
+                f"or another model."
             )
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """The first place where they differ; if one begins with the other, its end."""
+    differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))
 
 
 def _schema(text: str = "Look something up.") -> dict[str, Any]:

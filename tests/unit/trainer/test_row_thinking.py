@@ -1,0 +1,54 @@
+"""A column `enable_thinking` decides for its row; without one the run's setting does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer
+from toolgrpo.trajectory import Message
+
+
+class TellingChat(ByteChat):
+    """A format whose prompt says what it was asked for."""
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        schemas: Sequence[Mapping[str, Any]],
+        *,
+        enable_thinking: bool | None = None,
+    ) -> list[int]:
+        return [*super().prompt(messages, schemas), *f"thinking={enable_thinking}".encode()]
+
+
+@pytest.mark.parametrize("of_run", [None, False, True])
+def test_the_row_decides(tiny_qwen3: Any, tmp_path: Path, of_run: bool | None) -> None:
+    arguments = ToolGRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=40,
+        enable_thinking=of_run,
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = ToolGRPOTrainer(
+        tiny_qwen3(0),
+        lambda completions, **_: [0.0] * len(completions),
+        arguments,
+        train_dataset=Dataset.from_list([{"prompt": "q"}] * 4),
+        processing_class=numbered_tokenizer(),
+        engine=ScriptedEngine(lambda request, number: ByteChat.say("done")),
+        chat=TellingChat(),
+    )
+    rows = [{"prompt": "q", "enable_thinking": value} for value in (True, False, None)] + [{"prompt": "q"}]
+    trajectories = trainer.rollout(rows).trajectories
+    told = [ByteChat.text(trajectory.prompt_ids).rpartition("=")[2] for trajectory in trajectories]
+    trainer.close()
+    assert told == ["True", "False", str(of_run), str(of_run)]
