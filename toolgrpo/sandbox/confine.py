@@ -17,6 +17,7 @@ import seccompy
 
 __all__ = [
     "NOBODY",
+    "adopt_orphans",
     "confine_files",
     "confine_syscalls",
     "die_with_parent",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 NOBODY = 65534
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _SIGKILL = 1, 4, 8, 9
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 8, 36, 9
 _CAP_DAC_READ_SEARCH = 2
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWPID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,6 +63,11 @@ def confine_files(rules: landlockpy.Ruleset) -> None:
 def confine_syscalls(rules: seccompy.Filter) -> None:
     """Load the allow-list into this process."""
     rules.load()
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become this process's children, so that it can wait for them all."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:

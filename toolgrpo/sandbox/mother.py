@@ -21,7 +21,7 @@ from typing import Any
 
 from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.base import Rung
-from toolgrpo.sandbox.confine import die_with_parent, enter_pid_namespace, leave_network
+from toolgrpo.sandbox.confine import adopt_orphans, die_with_parent, enter_pid_namespace, leave_network
 from toolgrpo.sandbox.memory import collapse_heap, mapped_bytes
 
 __all__ = ["main"]
@@ -32,6 +32,7 @@ def main() -> None:
     control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
+    adopt_orphans()
     if settings["rung"] == Rung.NAMESPACES:
         leave_network()
     missing = _preload(settings["preload"])
@@ -50,8 +51,7 @@ def main() -> None:
         control.sendall(json.dumps({"missing": missing, "scratch": settings["scratch"]}).encode() + b"\n")
         _start_workers(settings, control, owner, workers)
     finally:
-        for pidfd in workers:
-            _kill(pidfd)
+        _end_all(list(workers))
         scratch.remove(settings["scratch"])
         os._exit(0)
 
@@ -117,8 +117,15 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
         os._exit(1)
 
 
-def _kill(pidfd: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _end_all(pidfds: list[int]) -> None:
+    """Kill the workers, which takes all they started with them, and wait until everything is gone."""
+    for pidfd in pidfds:
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

@@ -15,6 +15,7 @@ from toolgrpo.sandbox.confine import NOBODY
 __all__ = ["empty", "holds_more_than", "make", "remove"]
 
 _ENTRY_BYTES = 4096  # what a file costs at least, so that a million empty ones are not free
+_DEEPEST = 200
 _REMOVE_S = 5.0
 
 
@@ -59,26 +60,28 @@ def remove(folder: str) -> None:
 
 
 def holds_more_than(folder: str, most: int) -> bool:
-    """Whether the files below a folder take more than `most` bytes; one nested too deeply to be looked through counts."""
-    try:
-        return _usage(folder) > most
-    except RecursionError:
-        return True
+    """Whether what is below a folder takes more than `most` bytes; folders nested very deeply count as too much.
+
+    Takes a bounded time, whatever is there; a file that goes away meanwhile counts nothing.
+    """
+    used, waiting = 0, [(folder, 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        try:
+            with os.scandir(path) as found:
+                for entry in found:
+                    used += max(_ENTRY_BYTES, entry.stat(follow_symlinks=False).st_blocks * 512)
+                    if used > most:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append((entry.path, depth + 1))
+        except FileNotFoundError:
+            continue
+        if depth > _DEEPEST:
+            return True
+    return False
 
 
 def _entries(folder: str) -> list[tuple[str, bool]]:
     with os.scandir(folder) as found:
         return [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
-
-
-def _usage(path: str) -> int:
-    """Bytes on disk; a file that goes away meanwhile counts nothing."""
-    total = 0
-    for folder, folders, names in os.walk(path):
-        total += _ENTRY_BYTES * len(folders)
-        for name in names:
-            try:
-                total += max(_ENTRY_BYTES, os.lstat(os.path.join(folder, name)).st_blocks * 512)
-            except OSError:
-                continue
-    return total

@@ -71,6 +71,7 @@ class _Worker:
         self._base = os.path.join(settings["scratch"], f"w{os.getpid()}-{time.monotonic_ns()}-")
         self._rooms: list[_Room] = []
         self._free: list[_Room] = []
+        self._built = 0
         self._tenant: _Tenant | None = None
         self._dying: list[_Tenant] = []
 
@@ -110,8 +111,11 @@ class _Worker:
         while self._dying:
             tenant = self._dying.pop()
             tenant.process.bury()
-            scratch.empty(tenant.room.path)
-            self._free.append(tenant.room)
+            try:
+                scratch.empty(tenant.room.path)
+                self._free.append(tenant.room)
+            except FileNotFoundError:  # inside bubblewrap a run can move its folder away; it then has no second one
+                self._rooms.remove(tenant.room)
 
     def end_tenant(self) -> None:
         """Kill the process that waits or belongs to a session."""
@@ -128,7 +132,8 @@ class _Worker:
             scratch.remove(room.path)
 
     def _build_room(self) -> _Room:
-        path = f"{self._base}{len(self._rooms)}"
+        path = f"{self._base}{self._built}"
+        self._built += 1
         scratch.make(path)
         # Built once: opening some fifteen paths costs more than the rest of the confinement together.
         with_landlock = self._settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)

@@ -1,0 +1,130 @@
+"""Whatever ends a sandbox, or the process that opened it, no process and no file of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.errors import SandboxError
+from toolgrpo.sandbox import Sandbox
+
+OWNER = """
+from toolgrpo.sandbox import Sandbox
+sandbox = Sandbox(workers=2)
+sandbox.run("open('left', 'w').write('x')")
+holder = sandbox.session()
+session = holder.__enter__()
+session.run("open('kept', 'w').write('x')")
+print(sandbox._mother.pid, sandbox._mother.scratch, flush=True)
+sandbox.run("open('more', 'w').write('x')\\nwhile True: pass", timeout=60)
+"""
+
+
+def gone(mother: int, scratch: Path, within_s: float = 20.0) -> bool:
+    """Whether the mother and its folder go away."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not scratch.exists() and not running(mother):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def family(mother: int) -> set[int]:
+    """A process and everything below it."""
+    found, new = set(), {mother}
+    while new:
+        found |= new
+        new = {
+            int(child)
+            for pid in new
+            for file in Path(f"/proc/{pid}/task").glob("*/children")
+            for child in file.read_text().split()
+        } - found
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_owner_leaves_no_process_and_no_folder(how: signal.Signals) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    mother, scratch = owner.stdout.readline().split()
+    time.sleep(0.3)  # let it be in the middle of a run
+    processes = family(int(mother))
+    assert len(processes) >= 4, "the mother, two workers and their processes"
+    owner.send_signal(how)
+    owner.communicate()
+    assert gone(int(mother), Path(scratch))
+    assert not [pid for pid in processes if running(pid)]
+
+
+def test_closing_leaves_no_process_and_no_folder() -> None:
+    sandbox = Sandbox(workers=2)
+    mother, scratch = sandbox._mother.pid, Path(str(sandbox._mother.scratch))
+    sandbox.run("1")
+    processes = family(mother)
+    sandbox.close()
+    assert not scratch.exists()
+    assert not [pid for pid in processes if running(pid)]
+    with pytest.raises(SandboxError, match="closed"):
+        sandbox.run("1")
+
+
+def test_a_killed_mother_is_an_error_and_its_folder_is_removed_on_closing() -> None:
+    sandbox = Sandbox(workers=1)
+    scratch = Path(str(sandbox._mother.scratch))
+    os.kill(sandbox._mother.pid, signal.SIGKILL)
+    with pytest.raises(SandboxError):
+        for _ in range(500):  # its workers die a moment after it
+            sandbox.run("1")
+            time.sleep(0.01)
+    sandbox.close()
+    assert not scratch.exists()
+
+
+def test_a_sandbox_outlives_the_thread_that_opened_it() -> None:
+    opened: list[Sandbox] = []
+    thread = threading.Thread(target=lambda: opened.append(Sandbox(workers=1)))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    with opened[0] as sandbox:
+        mother = sandbox._mother.pid
+        assert sandbox.run("1 + 1").value == 2
+        assert running(mother)
+
+
+def test_a_killed_worker_is_replaced() -> None:
+    with Sandbox(workers=1) as sandbox:
+        assert sandbox.run("1").ok
+        for pid in family(sandbox._mother.pid) - {sandbox._mother.pid}:
+            os.kill(pid, signal.SIGKILL)
+        assert sandbox.run("2").value == 2
+
+
+def test_the_worker_of_a_closed_session_serves_others_and_keeps_nothing() -> None:
+    with Sandbox(workers=1) as sandbox:
+        with sandbox.session() as session:
+            session.run("secret = 1; import sys; sys.kept = 1")
+            if sandbox.rung != "seccomp":
+                session.run("open('f', 'w').write('x')")
+        before = family(sandbox._mother.pid)
+        found = sandbox.run("import sys\n('secret' in globals(), hasattr(sys, 'kept'))")
+        assert found.value == (False, False)
+        if sandbox.rung != "seccomp":
+            assert sandbox.run("import os; os.listdir()").value == []
+        assert len(family(sandbox._mother.pid)) <= len(before) + 1, "no new worker was needed"
