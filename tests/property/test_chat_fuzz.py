@@ -2,14 +2,17 @@
 
 The inputs come from a seeded generator that knows the syntax of every family: truncated, nested, interleaved, repeated,
 with broken JSON, lone surrogates as escapes, control bytes and arguments of a megabyte. 100,000 of them as a slow test; a
-few thousand by default. That time grows linearly is measured in benchmarks/chat.py, not asserted here.
+few thousand by default. That the work grows linearly is shown twice: here by counting calls, which is exact, and in
+benchmarks/chat.py by processor time, which also sees what happens inside one call.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 from functools import cache
+from types import FrameType
 
 import pytest
 
@@ -142,3 +145,32 @@ def test_a_megabyte_of_ids() -> None:
     call = json.dumps({"name": "f", "arguments": {"a": "x" * 1_000_000}})
     (attempt,) = chat.parse(chat.encode(f"<tool_call>{call}</tool_call><|im_end|>")).attempts
     assert attempt.status is AttemptStatus.OK and attempt.arguments == {"a": "x" * 1_000_000}
+
+
+def work(chat: TemplateFormat, ids: list[int]) -> int:
+    """How many functions are called, Python's and C's, to read a turn."""
+    count = 0
+
+    def on_event(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        chat.parse(ids)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_four_times_the_turn_is_at_most_four_times_the_work(name: str) -> None:
+    chat = load(name)
+    first, last = chat.family.reader.markers[0], chat.family.reader.markers[-1]
+    calls = [first + call + last for call in CALLS]
+    pieces = [*chat.family.reader.markers, *calls, "<parameter=a>", "<parameter=a></parameter>", "[{(", '{"a":', "\\'"]
+    for piece in pieces:
+        for opening in ("", first, f"{first}<function=f>", f"{first}[f(a="):
+            once, four = (work(chat, chat.encode(opening + piece * n)) for n in (25, 100))
+            assert four <= 4.3 * once, f"{opening!r} and then {piece!r} again and again"  # quadratic would be 16
