@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -65,9 +66,11 @@ class StatelessBackend(ABC):
         timeout_s = spec.timeout_s or self._timeout_s
         if spec.cache is False or not (spec.cache or self._cache_all):
             return await asyncio.wrap_future(self.submit(spec, arguments, timeout_s))
+        asked = time.monotonic()
         lookup = self._cache.get(spec.name, arguments, lambda: self.submit(spec, arguments, timeout_s))
         reply = await asyncio.shield(asyncio.wrap_future(lookup.future))  # others may wait for the same answer
-        return replace(reply, cached=lookup.hit)
+        # a hit took as long as it was waited for here, not as long as the call once did
+        return replace(reply, cached=True, started=asked, ended=time.monotonic()) if lookup.hit else reply
 
 
 class _StatelessSession:
