@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import struct
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def real_tokenizer(name: str, folder: Path) -> Any:
     return tokenizer
 
 
+@cache
 def harmony_vocabulary() -> bytes:
     """The file `o200k_base.tiktoken`, byte by byte as openai-harmony and tiktoken read it."""
     raw = (_package("quicktok", "quicktok-v1") / "data" / "o200k.vocab").read_bytes()
@@ -77,6 +79,7 @@ def harmony_vocabulary() -> bytes:
     return text
 
 
+@cache
 def _gpt_oss() -> Any:
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
