@@ -2,7 +2,7 @@
 
 What is shown, for the tokenizer and the template at hand:
 
-1. For harmless text a prompt has the ids of the tokenizer's own call.
+1. For harmless text a prompt has the ids of the tokenizer's own call, and it shows the tools.
 2. After an assistant turn of a longer conversation the template prints exactly the ids of the bridge, which is made from
    the results alone: one result, several, an error, unicode, nothing, control text. So prompt + sampled + bridge is what
    the template prints, and the bridge extends the sampled ids.
@@ -42,6 +42,7 @@ def prove(chat: TemplateFormat, tokenizer: Any) -> None:
     """Raise `ChatFormatError` unless every shape comes out right."""
     proof = _Proof(chat, tokenizer)
     proof.prompts_are_the_tokenizers_own()
+    proof.tools_are_shown()
     for thinking in (False, True):
         proof.bridge_extends(f"one call and enable_thinking={thinking}", ["42"], thinking)
     for shape, contents in _SHAPES.items():
@@ -70,6 +71,15 @@ class _Proof:
                 messages, tools=schemas or None, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs
             )
             self._same("a plain prompt", self.chat.prompt(messages, schemas, enable_thinking=value), list(own))
+
+    def tools_are_shown(self) -> None:
+        schema = _schema()
+        question: list[Message] = [{"role": "user", "content": "q"}]
+        prompt = self.tokenizer.decode(self.chat.prompt(question, [schema]), clean_up_tokenization_spaces=False)
+        for word in ("look_up", "Look something up.", "key"):
+            self._check(
+                word in prompt, "a prompt with a tool", f"{word!r} is nowhere in it, so the model never sees its tools"
+            )
 
     def bridge_extends(self, shape: str, contents: Sequence[str], thinking: bool | None = None) -> None:
         chat, close = self.chat, self.chat.stop_ids[0]
