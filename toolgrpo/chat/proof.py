@@ -76,10 +76,8 @@ class _Proof:
         schema = _schema()
         question: list[Message] = [{"role": "user", "content": "q"}]
         prompt = self.tokenizer.decode(self.chat.prompt(question, [schema]), clean_up_tokenization_spaces=False)
-        for word in ("look_up", "Look something up.", "key"):
-            self._check(
-                word in prompt, "a prompt with a tool", f"{word!r} is nowhere in it, so the model never sees its tools"
-            )
+        missing = [word for word in ("look_up", "Look something up.", "key") if word not in prompt]
+        self._check(not missing, "a prompt with a tool", f"the model never sees its tools: {missing} is nowhere in it")
 
     def bridge_extends(self, shape: str, contents: Sequence[str], thinking: bool | None = None) -> None:
         chat, close = self.chat, self.chat.stop_ids[0]
