@@ -4,7 +4,7 @@
     --environment tools_funcs/python_tools.py:PythonSession         variables stay until the episode ends
 
 docs/sandbox.md says what model-written code can and cannot do there. `TOOLGRPO_PYTHON_TIMEOUT` is the
-time limit of one run in seconds (default 5).
+time limit of one run in seconds (default 5). With `TOOLGRPO_SANDBOX_URL` the stateless form runs on a remote sandbox service.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import os
 import threading
 from contextlib import ExitStack
 
-from toolgrpo.sandbox import Sandbox, SandboxResult
+from toolgrpo.sandbox import RemoteSandbox, Sandbox, SandboxResult
 from toolgrpo.tools import tool
 
 _RUN_TIMEOUT_S = float(os.environ.get("TOOLGRPO_PYTHON_TIMEOUT", "5"))
 _lock = threading.Lock()
-_sandbox: Sandbox | None = None
+_sandbox: Sandbox | RemoteSandbox | None = None
 
 
-def _get_sandbox() -> Sandbox:
+def _get_sandbox() -> Sandbox | RemoteSandbox:
     """One sandbox a worker process, started by its first call."""
     global _sandbox
     with _lock:
         if _sandbox is None:
-            _sandbox = Sandbox()
+            url = os.environ.get("TOOLGRPO_SANDBOX_URL")
+            _sandbox = RemoteSandbox(url) if url else Sandbox()
         return _sandbox
 
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from toolgrpo.sandbox.confine import NOBODY
+from toolgrpo.sandbox.base import NOBODY
 from toolgrpo.sandbox.paths import interpreter_paths, package_root
 
 __all__ = ["SCRATCH_PARENT", "find_bubblewrap", "wrap"]

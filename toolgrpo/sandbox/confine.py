@@ -15,8 +15,9 @@ from collections.abc import Iterable
 import landlockpy
 import seccompy
 
+from toolgrpo.sandbox.base import NOBODY
+
 __all__ = [
-    "NOBODY",
     "adopt_orphans",
     "confine_files",
     "confine_syscalls",
@@ -27,7 +28,6 @@ __all__ = [
     "leave_network",
 ]
 
-NOBODY = 65534
 _PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 8, 36, 9
 _CAP_DAC_READ_SEARCH = 2
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWPID = 0x10000000, 0x40000000, 0x08000000, 0x20000000

@@ -36,6 +36,11 @@ NOT_PROMISED = {
 
 def choose_rung(wanted: Rung | str, *, allow_unsafe: bool) -> tuple[Rung, str]:
     """The rung to use and the line that says so; refuses rather than confining less than asked."""
+    if sys.platform != "linux":  # not even unconfined: processes are watched through Linux's own means
+        raise SandboxError(
+            f"model-written code can be run here on Linux only, and this is {sys.platform}; use a Linux container or a "
+            "remote sandbox service (toolgrpo.sandbox.RemoteSandbox)"
+        )
     if wanted != "auto":
         try:
             rung = Rung(wanted)
@@ -67,8 +72,6 @@ def choose_rung(wanted: Rung | str, *, allow_unsafe: bool) -> tuple[Rung, str]:
 @cache
 def probe(rung: Rung) -> str | None:
     """None where this machine holds the rung, else why not; a throw-away process tries it."""
-    if sys.platform != "linux":
-        return f"{sys.platform} is not Linux"
     if rung is Rung.BUBBLEWRAP and find_bubblewrap() is None:
         return "bwrap is not installed"
     command = [sys.executable, "-I", "-c", starter("probe", "probe_rung"), rung.value]

@@ -39,7 +39,7 @@ def main() -> None:
     from toolgrpo.sandbox import process, worker  # after the preload: they warm what they need
 
     _ = worker
-    process.warm(files=settings["rung"] != Rung.SECCOMP)
+    process.warm(settings["rung"])
     gc.collect()
     gc.freeze()
     collapse_heap(settings["proc"])

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 
-from toolgrpo.sandbox.confine import NOBODY
+from toolgrpo.sandbox.base import NOBODY
 
 __all__ = ["empty", "holds_more_than", "make", "remove"]
 

@@ -151,7 +151,7 @@ def test_it_gets_through_nowhere(sandbox: Sandbox, name: str) -> None:
 
 @pytest.mark.parametrize("name", ENDURED)
 def test_the_worker_outlives_it(sandbox: Sandbox, name: str) -> None:
-    result = sandbox.run(ENDURED[name], timeout=0.5, memory_mb=256)
+    result = sandbox.run(ENDURED[name], timeout=0.3, memory_mb=256)
     assert result.status in set(RunStatus)
     after = sandbox.run("import os\n(6 * 7, os.environ.get('HOME') and os.getpid() > 0)")
     assert after.ok and after.value[0] == 42, after
