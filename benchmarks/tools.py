@@ -19,8 +19,9 @@ from _reporting import run
 from rich.console import Console
 from rich.table import Table
 
+from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, tool
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolResult
+from toolgrpo.trajectory import ToolResult
 
 
 def add(a: int, b: int) -> int:
@@ -74,10 +75,6 @@ def hang() -> str:
 def process_id() -> int:
     """Give the id of the process this runs in."""
     return os.getpid()
-
-
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
 
 
 def in_session(toolbox: Toolbox, work: Callable[[Any], Any]) -> Any:

@@ -17,24 +17,13 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.errors import ConfigError, PluginError
+from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.mcp_config import read_mcp_config
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.trajectory import ToolErrorKind
 
 SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "mcp_server.py")
 STDIO = {"command": sys.executable, "args": [SERVER, "stdio"]}
-
-
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
-
-
-def call_all(toolbox: Toolbox, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
-    async def run() -> tuple[ToolResult, ...]:
-        async with toolbox.session({}) as session:
-            return await session.call(attempts)
-
-    return asyncio.run(run())
 
 
 def answered_again(toolbox: Toolbox, timeout_s: float = 40.0) -> bool:

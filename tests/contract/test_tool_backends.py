@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 
@@ -67,18 +68,6 @@ def toolbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         box = load_tools(path, **options)
     with box:
         yield box
-
-
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
-
-
-def call_all(toolbox: Toolbox, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
-    async def run() -> tuple[ToolResult, ...]:
-        async with toolbox.session({"prompt": "p"}) as session:
-            return await session.call(attempts)
-
-    return asyncio.run(run())
 
 
 def test_has_schemas_in_the_openai_form(toolbox: Toolbox) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.toolbox import Session
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "tools" / "hostile_environment.py"
 TIMEOUT, DIED, RAISED = ToolErrorKind.TIMEOUT, ToolErrorKind.DIED, ToolErrorKind.RAISED
@@ -30,7 +31,7 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolbox]:
 
 
 async def call(session: Session, name: str) -> ToolResult:
-    (result,) = await session.call([CallAttempt(AttemptStatus.OK, "", name, {})])
+    (result,) = await session.call([attempt(name)])
     return result
 
 

@@ -5,7 +5,6 @@ Every case runs beside two honest calls on the same single worker, and is follow
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -14,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.trajectory import ToolErrorKind
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "tools" / "hostile_tools.py"
 TIMEOUT_S = 2.0
@@ -30,18 +30,6 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toolbox(log_path: Path):
     with load_tools(HOSTILE, tool_timeout_s=TIMEOUT_S, workers=1, max_result_chars=1000, log_path=log_path) as box:
         yield box
-
-
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
-
-
-def call_all(toolbox: Toolbox, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
-    async def run() -> tuple[ToolResult, ...]:
-        async with toolbox.session({}) as session:
-            return await session.call(attempts)
-
-    return asyncio.run(run())
 
 
 def alive(pid: int) -> bool:

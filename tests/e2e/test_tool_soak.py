@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "tools" / "hostile_tools.py"
 FAULTS = (
@@ -20,10 +20,6 @@ FAULTS = (
     "fork_and_return", "unserialisable", "leave_child", "close_descriptors", "sleep_forever", "regex_loop",
     "async_sleep_forever",
 )  # fmt: skip
-
-
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
 
 
 def soak(toolbox: Toolbox, episodes: int, seed: int) -> list[str]:

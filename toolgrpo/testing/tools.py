@@ -1,4 +1,4 @@
-"""Tools that answer what a test tells them to, after a delay on the event loop's own clock."""
+"""Tools that answer what a test tells them to, after a delay on the event loop's own clock; and calls of tools that are real."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
-__all__ = ["ScriptedTools"]
+__all__ = ["ScriptedTools", "attempt", "call_all"]
 
 Answer = str | ToolResult
+
+
+def attempt(name: str, **arguments: object) -> CallAttempt:
+    """A well-formed call, as a chat format would have read it."""
+    return CallAttempt(AttemptStatus.OK, "", name, arguments)
+
+
+def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
+    """What the tools answer to these calls of one turn, in an episode of its own."""
+
+    async def run() -> tuple[ToolResult, ...]:
+        async with tools.session({}) as session:
+            return await session.call(attempts)
+
+    return asyncio.run(run())
 
 
 class ScriptedTools:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from toolgrpo.errors import PluginError
+from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.toolbox import Session
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind
+from toolgrpo.trajectory import CallAttempt, ToolErrorKind
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "tools"
 
@@ -20,10 +21,6 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "tools"
 def toolbox():
     with load_tools(FIXTURES / "counter_environment.py", tool_timeout_s=1.5, workers=1) as box:
         yield box
-
-
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
 
 
 async def say(session: Session, *attempts: CallAttempt) -> list[str]:

@@ -13,8 +13,9 @@ import pytest
 from toolgrpo.observe.terminal import Terminal
 from toolgrpo.run_arguments import parse_arguments
 from toolgrpo.run_parts import RunParts
+from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, run_tool
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures" / "tools"
@@ -32,7 +33,7 @@ def toolbox(folder: Path, *flags: str) -> Toolbox:
 def in_episode(box: Toolbox, row: dict[str, object], *names: str) -> list[ToolResult]:
     async def run() -> list[ToolResult]:
         async with box.session(row) as session:
-            return [(await session.call([CallAttempt(AttemptStatus.OK, "", name, {})]))[0] for name in names]
+            return [(await session.call([attempt(name)]))[0] for name in names]
 
     return asyncio.run(run())
 

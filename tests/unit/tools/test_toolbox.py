@@ -15,6 +15,7 @@ import pytest
 
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.observe.metrics import tool_metrics
+from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 from toolgrpo.tools.calls import parse_call
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
@@ -104,18 +105,6 @@ def toolbox():
     tools = [add, nap, nap_async, count_runs, here, stop, worker_id, long_text]
     with load_tools(tools, workers=2, tool_timeout_s=20, max_result_chars=100) as box:
         yield box
-
-
-def attempt(name: str, **arguments: object) -> CallAttempt:
-    return CallAttempt(AttemptStatus.OK, "", name, arguments)
-
-
-def call_all(toolbox: Toolbox, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
-    async def run() -> tuple[ToolResult, ...]:
-        async with toolbox.session({}) as session:
-            return await session.call(attempts)
-
-    return asyncio.run(run())
 
 
 def test_names_stand_in_the_order_given(toolbox: Toolbox) -> None:
