@@ -9,6 +9,8 @@ Invariants:
   several, nobody knows which call did it: each runs once more, alone in a process of its own, with a deadline of its own.
   So a call may run twice, only for the fault of a fellow call; `isolate=True` calls and environment methods never do.
 * All state belongs to one event loop on a thread of its own (`LoopThread`); any thread or loop may submit and wait.
+
+Why none of the existing pools (pebble, loky, anyio) is used stands in `supervisor.py`.
 """
 
 from __future__ import annotations
