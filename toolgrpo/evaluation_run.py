@@ -57,6 +57,12 @@ class EvaluationArguments:
         wrong = [k for k in self.ks if not 1 <= k <= self.samples]
         if wrong:
             raise ConfigError(f"ks must lie between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
+        for name in ("baseline", "report"):
+            value = getattr(self, name)
+            if value is not None and not value.strip():
+                raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
+        if self.report is not None:
+            _check_report(Path(self.report))
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,6 @@ class EvaluationRun:
         if not Terminal.is_main_process():
             return
         path = Path(self.evaluation.report or Path(self.config.output_dir) / "evaluation.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(comparison.as_json(), indent=2, allow_nan=False) + "\n")
         self.terminal.say(f"report    {path}")
         if self.config.record_episodes:
@@ -184,6 +189,16 @@ def parse_evaluation_arguments(
     )
     check_arguments(script, config, model)
     return evaluation, script, config, model
+
+
+def _check_report(path: Path) -> None:
+    """Before hours of episodes, not after them."""
+    if path.is_dir():
+        raise ConfigError(f"--report {path} is a folder; give the file to write, e.g. {path / 'evaluation.json'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--report {path} cannot be written: {error.strerror}; choose another file") from error
 
 
 def _for_measuring(config: ToolGRPOConfig, output_dir: str) -> ToolGRPOConfig:

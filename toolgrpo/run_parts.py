@@ -25,10 +25,10 @@ from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
-__all__ = ["RunParts"]
+__all__ = ["LORA_TARGETS", "RunParts"]
 
 # The projections of attention and MLP, as model families call them; PEFT takes those that the model has.
-_LORA_TARGETS = [
+LORA_TARGETS = [
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # most of them
     *("qkv_proj", "gate_up_proj"),  # Phi-3 and GLM-4 keep several in one
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's are factored
@@ -144,6 +144,7 @@ class RunParts:
 
     def trainer(self, model: Any, **arguments: Any) -> ToolGRPOTrainer:
         """The trainer; what a library says against the settings meanwhile is shown as the user's mistake it is."""
+        wanted = list(self.config.report_to)
         try:
             trainer = ToolGRPOTrainer(model=model, args=self.config, **arguments)
         except ToolGRPOError:
@@ -151,6 +152,11 @@ class RunParts:
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
         trainer.progress = RunProgress(self.terminal.console)
+        for name in wanted:
+            if name not in self.config.report_to:
+                self.terminal.say(
+                    f"trackers  {name} cannot be used here, and the run goes on without it (the log says why)"
+                )
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
         return trainer
@@ -158,7 +164,7 @@ class RunParts:
     def peft_config(self) -> Any:
         """LoRA on the attention and MLP projections, unless the user names other modules."""
         if self.model.use_peft and not self.model.lora_target_modules:
-            self.model.lora_target_modules = _LORA_TARGETS
+            self.model.lora_target_modules = LORA_TARGETS
         return get_peft_config(self.model)
 
     def _rows(self, spec: str, split: str, limit: int | None) -> Dataset:

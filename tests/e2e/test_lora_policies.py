@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -157,24 +157,30 @@ def saved_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-MESSAGES = [{"role": "user", "content": "What is 3 plus 4?"}]
+QUESTIONS = ("What is 3 plus 4?", "Multiply 12 by 7.", "Subtract 5 from 20.", "Add 31 and 8, then multiply by 3.")
+MESSAGES = [{"role": "user", "content": QUESTIONS[0]}]
 
 
-def rendered_by_us(saved: Path) -> tuple[list[int], list[dict[str, Any]]]:
+def tool_schemas() -> list[dict[str, Any]]:
+    with load_tools(str(ROOT / "tools_funcs" / "math_tools.py")) as toolbox:
+        return list(toolbox.schemas)
+
+
+def rendered_by_us(saved: Path, schemas: list[dict[str, Any]]) -> list[int]:
     from transformers import AutoTokenizer
 
-    toolbox = load_tools(str(ROOT / "tools_funcs" / "math_tools.py"))
-    try:
-        schemas = toolbox.schemas
-        return resolve_format(AutoTokenizer.from_pretrained(saved)).prompt(MESSAGES, schemas), schemas
-    finally:
-        toolbox.close()
+    return resolve_format(AutoTokenizer.from_pretrained(saved)).prompt(MESSAGES, schemas)
+
+
+def without_return_types(schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**s, "function": {k: v for k, v in s["function"].items() if k != "return"}} for s in schemas]
 
 
 def test_a_saved_model_opens_with_plain_transformers_and_its_own_chat_template(saved_nano: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    ours, schemas = rendered_by_us(saved_nano)
+    schemas = tool_schemas()
+    ours = rendered_by_us(saved_nano, schemas)
     tokenizer = AutoTokenizer.from_pretrained(saved_nano)
     theirs = tokenizer.apply_chat_template(MESSAGES, tools=schemas, add_generation_prompt=True, return_dict=False)
     assert list(theirs) == ours
@@ -187,7 +193,9 @@ def test_a_saved_model_opens_with_plain_transformers_and_its_own_chat_template(s
 @pytest.mark.vllm
 @needs_vllm
 def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> None:
-    ours, schemas = rendered_by_us(saved_nano)
+    """To the last token, but for the return types of tools: servers of OpenAI's interface take none (docs/scaling.md)."""
+    schemas = tool_schemas()
+    ours = rendered_by_us(saved_nano, without_return_types(schemas))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -206,14 +214,38 @@ def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> 
             body = {"model": str(saved_nano), "messages": MESSAGES, "tools": schemas, "add_generation_prompt": True}
             tokens = httpx.post(f"{url}/tokenize", json=body, timeout=60).json()["tokens"]
             assert tokens == ours, "the server renders the prompt that was trained on"
-            answer = httpx.post(
-                f"{url}/v1/chat/completions", json={**body, "temperature": 0.0, "max_tokens": 64}, timeout=120
-            ).json()
-            (call,) = answer["choices"][0]["message"]["tool_calls"]
-            assert json.loads(call["function"]["arguments"]) is not None
+            asked = {**body, "temperature": 0.0, "max_tokens": 64}
+            for question in QUESTIONS:
+                asked["messages"] = [{"role": "user", "content": question}]
+                answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120).json()
+                message = answer["choices"][0]["message"]
+                given = [call["function"] for call in message.get("tool_calls") or []]
+                served = Turn(
+                    (message["content"] or "").strip(), [(c["name"], json.loads(c["arguments"])) for c in given]
+                )
+                assert served == read_by_us(saved_nano, question, without_return_types(schemas))
+                assert served.text or served.calls
         finally:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+
+
+class Turn(NamedTuple):
+    text: str
+    calls: list[tuple[str | None, dict[str, Any]]]
+
+
+def read_by_us(saved: Path, question: str, schemas: list[dict[str, Any]]) -> Turn:
+    """The greedy answer of plain transformers, read by our chat format."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    chat = resolve_format(AutoTokenizer.from_pretrained(saved))
+    prompt = chat.prompt([{"role": "user", "content": question}], schemas)
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    with torch.no_grad():
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, len(prompt) :]
+    turn = chat.parse(ids.tolist())
+    return Turn(turn.content.strip(), [(attempt.name, dict(attempt.arguments or {})) for attempt in turn.attempts])
 
 
 def wait_until_up(url: str, server: subprocess.Popen[bytes]) -> None:

@@ -14,10 +14,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import yaml
+from safetensors import safe_open
 
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.observe.recorder import read_episodes
@@ -39,12 +41,18 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"enable_thinking": True, "tools_script": "tools_funcs/calculator_tools.py", "reward": ["gsm8k"]},
     },
     "mbpp_qwen3_1.7b": {"tools_script": "tools_funcs/python_tools.py", "reward": ["code_exec"]},
-    "aime_qwen2.5_0.5b": {"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
+    "aime_qwen2.5_0.5b": {
+        **{"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
+        **{"tools_script": "tools_funcs/python_tools.py", "reward": ["math", "tool_use"]},
+    },
     "financial_qwen2.5_0.5b": {
         **{"learning_rate": 5e-7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
         **{"num_train_epochs": 3, "tools_script": "tools_funcs/financial_tools_complex.py"},
     },
-    "multi_tool": {"dataset_id_or_path": "recipes/data/multi_tool_mixture.yaml"},
+    "multi_tool": {
+        **{"dataset_id_or_path": "recipes/data/multi_tool_mixture.yaml", "tools_script": "tools_funcs/multi_tools.py"},
+        **{"reward": ["by_task", "tool_use"]},
+    },
     "smollm2_135m": {
         **{"model_name_or_path": "smollm2", "dataset_id_or_path": "recipes/data/arithmetic_with_examples.yaml"},
     },
@@ -138,17 +146,53 @@ def train(path: Path, model_path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     summary = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0).run()
     assert summary is not None and summary["steps"] == 2
     logs = [log for log in json.loads((out / "trainer_state.json").read_text())["log_history"] if "reward" in log]
-    for name in ("reward", "reward_std", "reward/min", "reward/max", "reward/groups_without_spread"):
-        assert all(name in log for log in logs) and logs, name
-    assert len(read_episodes(Path(summary["episodes"]))) == 2 * config.generation_batch_size
+    episodes = read_episodes(Path(summary["episodes"]))
+    assert len(logs) == 2 and len(episodes) == 2 * config.generation_batch_size
+    for step, log in enumerate(logs):
+        check_spread(log, [e["reward_given"] for e in episodes if e["step"] == step], config.num_generations)
     if recipe.get("use_peft"):
         adapter = json.loads((out / "adapter_config.json").read_text())
         assert (adapter["r"], adapter["lora_alpha"]) == (recipe["lora_r"], recipe["lora_alpha"])
-        assert set(adapter["target_modules"]) == PROJECTIONS
+        with safe_open(out / "adapter_model.safetensors", "pt") as weights:
+            assert {name.split(".")[-3] for name in weights.keys()} == PROJECTIONS  # noqa: SIM118  # it is no dict
     for text in ("tools     ", "reward    ", "model     ", "data      "):
         assert text in shown.getvalue()
     if path.stem == "financial_qwen2.5_0.5b":
         assert shown.getvalue().split("\n")[0].count("(") == 8, "eight financial tools"
+
+
+def check_spread(log: dict[str, Any], rewards: list[float], group: int) -> None:
+    """What is logged about a batch's rewards is what its episodes were given."""
+    groups = [rewards[start : start + group] for start in range(0, len(rewards), group)]
+    alike = sum(max(rewards) - min(rewards) < 1e-6 for rewards in groups)
+    assert log["reward"] == pytest.approx(fmean(rewards), abs=1e-6)
+    assert (log["reward/min"], log["reward/max"]) == pytest.approx((min(rewards), max(rewards)))
+    assert log["reward/groups_without_spread"] == pytest.approx(alike / len(groups))
+    assert log["reward_std"] >= 0.0
+
+
+def test_a_tracker_that_is_missing_is_said_on_the_terminal(
+    roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is no such module
+    shown = io.StringIO()
+    run = ("--model_name_or_path", str(roomy_nano), "--output_dir", str(tmp_path / "out"), "--engine", "transformers")
+    script, config, model = parse_arguments(
+        [
+            "--config",
+            "recipes/configs/nano.yaml",
+            *run,
+            *ON_A_CPU,
+            "--eval_questions",
+            "0",
+            "--report_to",
+            "wandb",
+            "--dry_run",
+        ]
+    )
+    TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0).run()
+    assert "trackers  wandb cannot be used here, and the run goes on without it" in shown.getvalue()
 
 
 def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:

@@ -7,15 +7,20 @@ are tried in every such way. Everything is loaded up to the model, which is neve
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
 
 import pytest
+from trl import GRPOConfig
 
+from toolgrpo.config_files import ALIASES
 from toolgrpo.errors import ToolGRPOError
+from toolgrpo.evaluation_run import EvaluationArguments, parse_evaluation_arguments
 from toolgrpo.observe.terminal import Terminal
-from toolgrpo.run_arguments import parse_arguments
+from toolgrpo.run_arguments import ScriptArguments, parse_arguments
+from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.training_run import TrainingRun
 
 TEN_MB = "a" * 10_000_000
@@ -34,8 +39,12 @@ FILES: dict[str, str | bytes] = {
     "beside.py": "x = 1\n",
     "number.py": "reward_func = 3\nTOOL_FUNCTIONS = 3\nThing = 3\n",
     "signature.py": "def reward_func(a, b): return []\n",
+    "good.py": "def reward_func(completions, **_): return [0.0] * len(completions)\n",
     "needs_gold.py": "def reward_func(completions, gold): return [0.0] * len(completions)\n",
     "blank.jsonl": "\n\n",
+    "no_rows.json": "[]",
+    "no_rows.csv": "prompt,answer\n",
+    "other_name.py": "def score(completions): return [0.0] * len(completions)\n",
     "one.jsonl": ROW,
     "rows.jsonl": ROW * 8,
     "no_prompt.jsonl": json.dumps({"question": "1+1?", "answer": "2"}) + "\n",
@@ -78,6 +87,10 @@ TABLE: list[tuple[str, str]] = [
     ("--tool_functions_module json", NO_TOOLS),
     ("--environment DIR/none.py:Thing", "No such file"),
     ("--environment DIR/folder:Thing", "is a folder; give the file in it"),
+    ("--environment DIR/empty.py:Thing", "No Thing found in"),
+    ("--environment DIR/binary.py:Thing", "cannot contain null bytes"),
+    ("--environment DIR/long.py:Thing", "No Thing found in"),
+    ("--environment DIR/number.py", "or name the class: path.py:YourClass"),
     ("--environment DIR/beside.py:Thing", "No Thing found in"),
     ("--environment DIR/number.py:Thing", "must be a class, got a int"),
     ("--mcp_config DIR/none.json", "No such file"),
@@ -102,6 +115,11 @@ TABLE: list[tuple[str, str]] = [
     ("--reward_fn DIR/signature.py", "it must take `completions` by name"),
     ("--reward_fn DIR/needs_gold.py", "asks for 'gold', which the data does not have"),
     ("--reward_fn DIR/signature.py --reward_function_name nope", "has no nope"),
+    ("--reward_fn ''", "--reward_fn is given without a value"),
+    ("--reward_fn DIR/good.py DIR/none.py", "none.py does not exist"),
+    ("--reward_fn DIR/good.py DIR/good.py", "two rewards have the name 'good.reward_func'"),
+    ("--reward_fn DIR/other_name.py", "It has score; choose one with --reward_function_name"),
+    ("--reward accuracy accuracy", "two rewards have the name 'accuracy'"),
     ("--reward acuracy", "there is no built-in reward 'acuracy'"),
     ("--reward_weights 0.5 0.5", "reward_weights has 2 numbers for 1 reward (accuracy)"),
     ("--reward_weights half", "must be a number, got 'half'"),
@@ -121,6 +139,9 @@ TABLE: list[tuple[str, str]] = [
     ("--dataset_id_or_path DIR/binary.yaml", "is not valid YAML"),
     ("--dataset_id_or_path DIR/long.jsonl", "line 1: the line has 10,000,030 bytes"),
     ("--dataset_id_or_path DIR/blank.jsonl", "has no rows that can be used"),
+    ("--dataset_id_or_path DIR/no_rows.json", "has no rows that can be used"),
+    ("--dataset_id_or_path DIR/no_rows.csv", "has no rows that can be used"),
+    ("--dataset_id_or_path ''", "--dataset_id_or_path is missing"),
     ("--dataset_id_or_path DIR/no_prompt.jsonl", "line 1: it has no 'prompt'; its columns are question, answer"),
     ("--dataset_id_or_path DIR/no_answer.jsonl", "asks for 'answer', which the data does not have"),
     ("--dataset_id_or_path DIR/list.jsonl", "a row must be an object with named columns"),
@@ -135,6 +156,17 @@ TABLE: list[tuple[str, str]] = [
     ("--max_rows many", "must be a whole number, got 'many'"),
     ("--skip_bad_rows perhaps", "must be true or false, got 'perhaps'"),
     ("--eval_questions -1", "eval_questions must be at least 0, got -1"),
+    ("--eval_questions some", "must be a whole number, got 'some'"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/none.jsonl", "does not exist"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/folder", "holds no data files"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/binary.jsonl", "is a binary file, not text"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/empty.jsonl", "is empty (0 bytes)"),
+    (
+        "--eval_questions 4 --eval_dataset_id_or_path DIR/no_answer.jsonl",
+        "the held-out rows: reward accuracy (built in) asks for 'answer'",
+    ),
+    ("--dry_run perhaps", "must be true or false, got 'perhaps'"),
+    ("--system_prompt", "--system_prompt needs a value after it"),
     ("--eval_questions 4 --dataset_id_or_path DIR/rows.jsonl", "give another file: --eval_dataset_id_or_path"),
     ("--eval_questions 4 --eval_split nope", "the splits train and heldout, got 'nope'"),
     # groups and batches
@@ -157,6 +189,7 @@ TABLE: list[tuple[str, str]] = [
     ("--max_turns 1.5", "must be a whole number, got '1.5'"),
     ("--max_tool_calls -1", "max_tool_calls must be at least 0, got -1"),
     ("--max_turn_tokens 0", "max_turn_tokens must be at least 1, got 0"),
+    ("--max_tool_response_tokens 0", "max_tool_response_tokens must be at least 1, got 0"),
     ("--episode_timeout 0", "episode_timeout must be a positive number of seconds"),
     ("--max_concurrent_episodes 0", "max_concurrent_episodes must be at least 1, got 0"),
     ("--temperature -1", "temperature must be at least 0, got -1.0"),
@@ -165,6 +198,10 @@ TABLE: list[tuple[str, str]] = [
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
     ('--chat_template_kwargs {"enable_thinking":false}', "has no effect here; use enable_thinking"),
     ("--engine_retries -1", "engine_retries must be at least 0, got -1"),
+    ("--vllm_lora_sync both", "must be one of 'merge', 'adapter'"),
+    ("--vllm_kv_cache_gib 0", "vllm_kv_cache_gib must be at least 1, got 0"),
+    ("--vllm_kv_cache_gib half", "must be a whole number, got 'half'"),
+    ("--vllm_enforce_eager perhaps", "must be true or false, got 'perhaps'"),
     ("--prefix_sharing maybe", "must be one of 'auto', 'on', 'off'"),
     ("--max_tokens_per_pass 0", "max_tokens_per_pass must be a positive number"),
     ("--learning_rate fast", "--learning_rate must be a number, got 'fast'"),
@@ -213,10 +250,10 @@ def load(text: str, folder: Path) -> TrainingRun:
     script, config, model = parse_arguments(arguments(text, folder))
     run = TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0)
     rows = run.parts.training_rows()
-    run.parts.heldout_rows()
+    heldout = run.parts.heldout_rows()
     tools = run.parts.toolbox()
     try:
-        run.parts.check(rows, tools, run.parts.rewards())
+        run.parts.check(rows, tools, run.parts.rewards(), heldout)
     finally:
         if tools is not None:
             tools.close()
@@ -255,3 +292,28 @@ def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
 )
 def test_what_only_looks_wrong_is_taken(wrong_files: Path, flags: str) -> None:
     load(flags, wrong_files)
+
+
+EVALUATION: list[tuple[str, str]] = [
+    ("--samples 0", "samples must be at least 1, got 0"),
+    ("--samples many", "must be a whole number, got 'many'"),
+    ("--samples 4 --ks 8", "ks must lie between 1 and samples (4), got 8"),
+    ("--baseline ''", "--baseline is given without a value"),
+    ("--report DIR/folder", "is a folder; give the file to write"),
+    ("--report DIR/plain/in/a/file.json", "cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("flags", "says"), EVALUATION, ids=[flags.replace("DIR/", "") for flags, _ in EVALUATION])
+def test_the_flags_of_the_evaluation(wrong_files: Path, flags: str, says: str) -> None:
+    with pytest.raises(ToolGRPOError) as caught:
+        parse_evaluation_arguments(arguments(flags, wrong_files))
+    assert says in str(caught.value)
+
+
+def test_no_flag_of_ours_was_left_out() -> None:
+    trls = {field.name for field in dataclasses.fields(GRPOConfig)}
+    ours = {field.name for kind in (ScriptArguments, EvaluationArguments) for field in dataclasses.fields(kind)}
+    ours |= {field.name for field in dataclasses.fields(ToolGRPOConfig)} - trls
+    tried = {word[2:] for flags, _ in [*TABLE, *MODELS, *EVALUATION] for word in flags.split() if word.startswith("--")}
+    assert (ours | {"config", "model_name_or_path", "output_dir", *ALIASES}) - tried == set()

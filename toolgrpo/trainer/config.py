@@ -125,6 +125,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}")
+        if self.vllm_kv_cache_gib < 1:
+            raise ConfigError(f"vllm_kv_cache_gib must be at least 1, got {self.vllm_kv_cache_gib}")
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
