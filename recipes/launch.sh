@@ -10,7 +10,8 @@
 #   LAUNCH=multi_gpu PROCESSES=4 bash recipes/launch.sh --config ...                # four processes
 #   SCRIPT=recipes/evaluate.py bash recipes/launch.sh --config ...                  # another recipe
 #
-# LAUNCH names a file in recipes/accelerate/.
+# LAUNCH names a file in recipes/accelerate/. Everything runs in the folder above recipes/, as the paths in the configs want
+# it: give paths of your own files from there, or absolute ones.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -d .venv/bin ] && PATH="$PWD/.venv/bin:$PATH"

@@ -21,6 +21,7 @@ import torch
 from toolgrpo.chat import resolve_format
 from toolgrpo.engines.vllm_seam import vllm_available
 from toolgrpo.errors import ConfigError
+from toolgrpo.rewards import final_answer
 from toolgrpo.tools import load_tools
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
@@ -220,9 +221,8 @@ def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> 
                 answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120).json()
                 message = answer["choices"][0]["message"]
                 given = [call["function"] for call in message.get("tool_calls") or []]
-                served = Turn(
-                    (message["content"] or "").strip(), [(c["name"], json.loads(c["arguments"])) for c in given]
-                )
+                calls = [(c["name"], json.loads(c["arguments"])) for c in given]
+                served = Turn(final_answer([{"role": "assistant", "content": message["content"]}]), calls)
                 assert served == read_by_us(saved_nano, question, without_return_types(schemas))
                 assert served.text or served.calls
         finally:
@@ -245,7 +245,8 @@ def read_by_us(saved: Path, question: str, schemas: list[dict[str, Any]]) -> Tur
     with torch.no_grad():
         ids = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, len(prompt) :]
     turn = chat.parse(ids.tolist())
-    return Turn(turn.content.strip(), [(attempt.name, dict(attempt.arguments or {})) for attempt in turn.attempts])
+    said = final_answer([{"role": "assistant", "content": turn.content}])
+    return Turn(said, [(attempt.name, dict(attempt.arguments or {})) for attempt in turn.attempts])
 
 
 def wait_until_up(url: str, server: subprocess.Popen[bytes]) -> None:

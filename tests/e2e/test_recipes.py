@@ -116,7 +116,7 @@ def test_a_recipe_keeps_its_promise(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 @pytest.mark.timeout(200)
 def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--num_generations", "2")
+    batch = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "1", "--num_generations", "2")
     train(path, roomy_nano, tmp_path, monkeypatch, *batch)
 
 

@@ -51,6 +51,7 @@ def check(tiny_qwen3: Any, folder: Path, *, n_kills: int, steps: int, timeout_s:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert_same_run(folder / "killed", folder / "whole", steps=steps)
     assert [c.step for c in complete_checkpoints(folder / "killed")] == [steps - 1, steps]
+    assert len(list((folder / "killed").glob("checkpoint-*"))) == 2, "what was torn does not fill the disk"
     killed_at: list[int] = json.loads(done.stdout.splitlines()[-1])["killed_at"]
     return killed_at
 
@@ -64,7 +65,7 @@ def test_a_run_killed_at_random_moments_loses_nothing(tiny_qwen3: Any, tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_fifty_kills(tiny_qwen3: Any, tmp_path: Path) -> None:
-    killed_at = check(tiny_qwen3, tmp_path, n_kills=60, steps=300, timeout_s=1400)
+    killed_at = check(tiny_qwen3, tmp_path, n_kills=52, steps=240, timeout_s=1400)
     assert len(killed_at) >= 50
 
 

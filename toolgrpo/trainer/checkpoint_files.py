@@ -52,8 +52,7 @@ def begin(folder: Path) -> None:
 
 def seal(folder: Path, *, step: int, n_processes: int) -> Checkpoint:
     """Declare a checkpoint complete, once everything in it is on the disk."""
-    (folder / _UNFINISHED).unlink()
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _UNFINISHED)
     for path in files:
         _sync(path)
     sealed_at = time.time()
@@ -67,6 +66,7 @@ def seal(folder: Path, *, step: int, n_processes: int) -> Checkpoint:
     written.write_text(json.dumps(content, indent=1) + "\n")
     _sync(written)
     written.replace(folder / _SEAL)
+    (folder / _UNFINISHED).unlink()  # at no moment is there neither a mark nor a seal
     _sync(folder)
     return Checkpoint(folder, step, n_processes, sealed_at)
 
@@ -89,14 +89,27 @@ def complete_checkpoints(output_dir: Path) -> list[Checkpoint]:
 
 
 def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> None:
-    """Delete the oldest complete checkpoints beyond `keep`, never the last one and never `best`."""
+    """Delete the oldest complete checkpoints beyond `keep`, never the last one and never `best`; and what kills left torn.
+
+    Called when a checkpoint was sealed and no process is writing one.
+    """
     if not keep or keep < 1:
         return
+    for folder in output_dir.glob("checkpoint-*"):
+        if (folder / _UNFINISHED).exists() and flaw(folder) is not None:
+            shutil.rmtree(folder)
     checkpoints = complete_checkpoints(output_dir)
     deletable = [c for c in checkpoints[:-1] if best is None or c.path.resolve() != best.resolve()]
     for checkpoint in deletable[: max(0, len(checkpoints) - keep)]:
-        (checkpoint.path / _SEAL).unlink()  # first, so that a half deleted folder is never taken for a whole one
-        shutil.rmtree(checkpoint.path)
+        _delete(checkpoint.path)
+
+
+def _delete(folder: Path) -> None:
+    """In an order in which no half deleted folder is taken for a whole one, or for one that Transformers saved."""
+    (folder / _UNFINISHED).touch()
+    (folder / _SEAL).unlink()
+    (folder / "trainer_state.json").unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def _read(folder: Path) -> tuple[Checkpoint | None, str | None]:

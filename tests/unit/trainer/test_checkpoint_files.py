@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,9 +89,11 @@ def test_the_last_one_is_the_one_sealed_last(tmp_path: Path) -> None:
 def test_rotation_keeps_the_best_and_never_counts_what_is_torn(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         saved(tmp_path, step)
-    saved(tmp_path, 5, sealed=False)
+    torn = saved(tmp_path, 5, sealed=False)
+    rotate(tmp_path, keep=None)
+    assert torn.exists(), "without a limit nothing is deleted"
     rotate(tmp_path, keep=2, best=tmp_path / "checkpoint-1")
-    assert steps(tmp_path) == [1, 4]
+    assert steps(tmp_path) == [1, 4] and not torn.exists()
     rotate(tmp_path, keep=None)
     assert steps(tmp_path) == [1, 4]
 
@@ -108,3 +112,49 @@ def test_whatever_part_of_a_checkpoint_a_kill_leaves_it_does_not_count(tmp_path:
             path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
         assert steps(output) == [1]
         shutil.rmtree(output)
+
+
+def test_a_deletion_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whichever file: neither as a checkpoint of ours nor as one of Transformers, and the next rotation takes the rest."""
+
+    class Killed(BaseException):
+        pass
+
+    removed = Path.unlink
+    for survivors in range(3):
+        output = tmp_path / str(survivors)
+        for step in (1, 2, 3):
+            saved(output, step)
+        left = iter(range(survivors))
+
+        def dies(path: Path, missing_ok: bool = False, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise Killed
+            removed(path, missing_ok=missing_ok)
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Path, "unlink", dies)
+            patch.setattr(shutil, "rmtree", lambda folder: dies(folder))
+            rotate(output, keep=2)
+        half = checkpoint_folder(output, 1)
+        assert half.exists() and not is_foreign(half)
+        assert steps(output) == ([1, 2, 3] if survivors == 0 else [2, 3])
+        rotate(output, keep=2)
+        assert steps(output) == [2, 3] and not half.exists()
+
+
+def test_at_no_moment_of_sealing_is_it_taken_for_one_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    sync = os.fsync
+    folder = saved(tmp_path, 1, sealed=False)
+
+    def watching(descriptor: int) -> None:
+        seen.append(is_foreign(folder))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watching)
+    seal(folder, step=1, n_processes=1)
+    assert seen and not any(seen)
+    assert steps(tmp_path) == [1] and sorted(path.name for path in folder.iterdir())[-1] == "trainer_state.json"
