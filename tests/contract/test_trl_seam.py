@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
+import pytest
 import trl
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -71,3 +72,23 @@ def test_log_probabilities_are_given_whole_or_not_at_all() -> None:
     without.sampled([2], None)
     both = [with_logprobs.finish(StopReason.FINISHED), without.finish(StopReason.FINISHED)]
     assert GenerationOutput.from_trajectories(both, pad_id=0).logprobs is None
+
+
+def test_another_version_of_trl_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl, "__version__", "9.9.9")
+    with pytest.warns(UserWarning, match=r"tested with TRL 1\.16\.0; 9\.9\.9 is installed"):
+        trl_seam.warn_if_untested()
+
+
+def test_a_reward_that_changes_messages_changes_no_trajectory() -> None:
+    ledger = Ledger([1])
+    ledger.sampled([2], [-1.0])
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    ledger.say({"role": "assistant", "content": "so", "tool_calls": [call]})
+    trajectory = ledger.finish(StopReason.FINISHED)
+    (messages,) = GenerationOutput.from_trajectories([trajectory], pad_id=0).completions
+    messages[0]["content"] = "forged"
+    messages[0]["tool_calls"][0]["function"]["arguments"]["a"] = 2
+    messages.append({"role": "assistant", "content": "more"})
+    (kept,) = trajectory.messages
+    assert kept["content"] == "so" and kept["tool_calls"][0]["function"]["arguments"] == {"a": 1}

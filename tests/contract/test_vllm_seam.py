@@ -143,3 +143,38 @@ def test_closing_drops_what_is_open(started: Any) -> None:
 def test_a_request_that_cannot_fit_is_an_engine_error(started: Any) -> None:
     with pytest.raises(EngineError, match="a request of 300 tokens"):
         ask(started[0], request(300))
+
+
+def test_a_failing_step_reaches_every_request_and_the_next_one_works(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM caches a prefix when it schedules it: what the failed step did not compute must not be read by the next."""
+    engine, model, _ = started
+    executor = engine._vllm._engine.engine_core.engine_core.model_executor
+    works, failures = executor.execute_model, iter([RuntimeError("out of memory")])
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return works(*args, **kwargs)
+
+    monkeypatch.setattr(executor, "execute_model", fails_once)
+    asked = [request(n) for n in (100, 120)]
+
+    async def main() -> tuple[list[Any], list[Sample]]:
+        await engine.open()
+        try:
+            lost = await asyncio.gather(*(engine.sample(one) for one in asked), return_exceptions=True)
+            return lost, list(await asyncio.gather(*(engine.sample(one) for one in asked)))
+        finally:
+            await engine.close()
+
+    lost, samples = asyncio.run(main())
+    assert [type(one) for one in lost] == [EngineError] * 2 and "out of memory" in str(lost[0])
+    assert largest_difference(model, asked, samples) < 1e-4
+    assert engine._vllm.has_work is False
+
+
+def test_another_version_of_vllm_is_said_in_one_sentence() -> None:
+    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0; 9\.9\.9 is installed"):
+        vllm_seam.warn_if_untested("9.9.9", "is installed")

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import EngineError
 
-__all__ = ["DiskWeights", "LoraWeights", "NcclWeights", "ServerWeights"]
+__all__ = ["DiskWeights", "LoraWeights", "NcclWeights", "ServerWeights", "choose_road"]
 
 _CHUNK_BYTES = 1 << 30
 _CACHE_RESET_TRIES = 50
@@ -196,6 +196,35 @@ class NcclWeights:
             client.init_communicator(device=self._device)
             self._clients[server.url] = client
         return self._clients[server.url]
+
+
+def choose_road(
+    urls: Sequence[str],
+    *,
+    device: torch.device,
+    folder: Path,
+    run_id: str,
+    save_adapter: Callable[[Path], Any] | None = None,
+    ready_timeout_s: float,
+) -> ServerWeights:
+    """The adapter alone if there is one to save; NCCL from a GPU to servers that were started for it; else a folder.
+
+    Every training process asks the same servers, and so takes the same road.
+    """
+    if save_adapter is not None:
+        return LoraWeights(folder, save_adapter, run_id)
+    if device.type == "cuda" and all(_takes_nccl(url, ready_timeout_s) for url in urls):
+        return NcclWeights(device, run_id=run_id)
+    return DiskWeights(folder, run_id)
+
+
+def _takes_nccl(url: str, ready_timeout_s: float) -> bool:
+    server = ServerControl(url)
+    try:
+        server.wait_ready(ready_timeout_s)
+        return server.takes_nccl
+    finally:
+        server.close()
 
 
 def _chunks(weights: Weights) -> Iterator[dict[str, torch.Tensor]]:

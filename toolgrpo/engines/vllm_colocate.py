@@ -4,7 +4,8 @@ One pump task per rollout calls `StepEngine.step` and hands results to the waiti
 loop runs whatever is ready (tool results, new requests), so a slow tool hides behind other trajectories' decoding.
 
 Invariants: every `sample` gets a `Sample`, an `EngineError` or a cancellation; a cancelled request is aborted inside
-vLLM before the next step; after `close` the engine has no open request.
+vLLM before the next step; after `close` the engine has no open request. A step that fails costs the requests that are
+open; the next request finds the engine empty, without what that step may have left half computed in the prefix cache.
 Not covered: tensor parallelism over several processes (refused at start; use the server engine for that).
 """
 
@@ -60,7 +61,7 @@ class VLLMColocateEngine:
 
     async def sample(self, request: SampleRequest) -> Sample:
         if self._work is None or self._pump is None or self._pump.done():
-            raise EngineError("the vLLM engine is not running; a step before this one failed")
+            raise EngineError("the vLLM engine is not open, or broke down before this request")
         check_request(request, self.max_model_len)
         request_id = str(next(self._numbers))
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
@@ -105,15 +106,25 @@ class VLLMColocateEngine:
                     self._work.clear()
                     await self._work.wait()
                     continue
-                for request_id, sample in self._vllm.step():
+                try:
+                    finished = self._vllm.step()
+                except Exception as error:  # vLLM can raise anything from inside a step; every episode must hear of it
+                    self._start_over(error)
+                    finished = []
+                for request_id, sample in finished:
                     future = self._waiting.pop(request_id, None)
                     if future is not None and not future.done():
                         future.set_result(sample)
                 await asyncio.sleep(0)
-        except Exception as error:  # vLLM can raise anything from inside a step; every episode must hear of it
-            failure = EngineError(f"a step of the vLLM engine failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._fail_waiting(failure)
+        except Exception as error:  # nor does an abort have to work; without a pump no further request is taken
+            self._fail_waiting(_failed_step(error))
+
+    def _start_over(self, error: Exception) -> None:
+        """Fail every open request, and leave vLLM with none of them and no prefix of theirs."""
+        request_ids = [*self._waiting]
+        self._fail_waiting(_failed_step(error))
+        self._abort([*self._aborted, *request_ids])
+        self._vllm.forget_prefixes()
 
     def _fail_waiting(self, failure: EngineError) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -125,3 +136,9 @@ class VLLMColocateEngine:
         if request_ids:
             self._vllm.abort(request_ids)
             self._aborted = []
+
+
+def _failed_step(error: Exception) -> EngineError:
+    failure = EngineError(f"a step of the vLLM engine failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

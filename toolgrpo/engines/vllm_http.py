@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.engines.vllm_seam import warn_if_untested
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import ConfigError, EngineError
 
@@ -109,6 +110,12 @@ class ServerControl:
             raise ConfigError(f"{self.url}/v1/models names no model with a max_model_len; is this a `vllm serve`?")
         return card["id"], int(card["max_model_len"])
 
+    def warn_if_untested(self) -> None:
+        """One sentence if the server is not of a tested version, where it tells its version."""
+        response = self._request("GET", "/version")
+        if response.is_success:
+            warn_if_untested(response.json()["version"], f"runs at {self.url}")
+
     def check_logprobs_mode(self) -> None:
         """Refuse a server whose log-probabilities leave out temperature, top_p and the like, if it lets itself be asked."""
         mode = _find(self._config(), "logprobs_mode")
@@ -121,6 +128,12 @@ class ServerControl:
     @property
     def on_cpu(self) -> bool:
         return "cpu" in str(_find(self._config(), "worker_cls")).lower()
+
+    @property
+    def takes_nccl(self) -> bool:
+        """Whether it was started with `--weight-transfer-config '{"backend": "nccl"}'`."""
+        config = _find(self._config(), "weight_transfer_config")
+        return isinstance(config, dict) and config.get("backend") == "nccl"
 
     def check_reloadable(self) -> None:
         """Refuse a server on the CPU that would keep its old output head (see `vllm_worker`)."""

@@ -22,6 +22,7 @@ import importlib.metadata
 import importlib.util
 import os
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ __all__ = [
     "start_vllm",
     "vllm_available",
     "vllm_version",
+    "warn_if_untested",
 ]
 
 TESTED_VERSIONS = ("0.31.0",)
@@ -64,6 +66,15 @@ def vllm_version() -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
+
+
+def warn_if_untested(version: str | None, where: str) -> None:
+    """One sentence if this vLLM is not one this file was tested with."""
+    if version is not None and version.partition("+")[0] not in TESTED_VERSIONS:
+        warnings.warn(
+            f"toolgrpo was tested with vLLM {', '.join(TESTED_VERSIONS)}; {version} {where} and may not fit.",
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,7 @@ def start_vllm(
     Without `weights` the model starts with random ones, and `load_weights` has to come before the first request.
     """
     _prepare_environment(options)
+    warn_if_untested(vllm_version(), "is installed")
     on_cpu = not torch.cuda.is_available()
     shares_group = torch.distributed.is_initialized()
     folder = tempfile.TemporaryDirectory(prefix="toolgrpo-vllm-")
@@ -212,6 +224,10 @@ class StepEngine:
     def abort(self, request_ids: Sequence[str]) -> None:
         self._engine.abort_request(list(request_ids))
 
+    def forget_prefixes(self) -> None:
+        """Drop every cached prefix; no request may be open."""
+        self._engine.reset_prefix_cache()
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights, under their checkpoint names, and drop every cached prefix."""
         self.wake()
@@ -220,7 +236,7 @@ class StepEngine:
                 "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
             )
             self._engine.apply_model(repack_tied_heads)
-            self._engine.reset_prefix_cache()
+            self.forget_prefixes()
 
     def load_adapter(self, folder: Path) -> None:
         """Use the LoRA adapter in `folder` (PEFT's format) from now on, and forget the one before."""

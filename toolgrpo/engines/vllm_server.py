@@ -72,6 +72,7 @@ class VLLMServerEngine:
         self._run: _Run | None = None
         for server in self._servers:
             server.wait_ready(ready_timeout_s)
+            server.warn_if_untested()
             server.check_logprobs_mode()
         served = [server.served_model() for server in self._servers]
         self._served_names = [name for name, _ in served]

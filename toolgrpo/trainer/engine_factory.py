@@ -49,6 +49,10 @@ def _vllm_colocate(trainer: Any) -> Engine:
             f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
             f"{args.vllm_tensor_parallel_size}` and use --engine vllm_server --vllm_server_urls URL."
         )
+    if args.vllm_enable_sleep_mode and not torch.cuda.is_available():
+        raise ConfigError(
+            "vllm_enable_sleep_mode gives GPU memory back between rollouts, but there is no GPU here; leave it out."
+        )
     base = base_model(trainer)
     config = type(base.config).from_dict({**base.config.to_dict(), "architectures": [type(base).__name__]})
     episodes = args.per_device_train_batch_size * args.steps_per_generation
@@ -71,7 +75,7 @@ def _vllm_colocate(trainer: Any) -> Engine:
 
 
 def _vllm_server(trainer: Any) -> Engine:
-    from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
+    from toolgrpo.engines.server_weights import choose_road
     from toolgrpo.engines.vllm_server import VLLMServerEngine
 
     args, accelerator = trainer.args, trainer.accelerator
@@ -79,11 +83,16 @@ def _vllm_server(trainer: Any) -> Engine:
         args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
     ]
     (run_id,) = broadcast_object_list([uuid.uuid4().hex[:12]])  # the same in every process
-    folder = Path(args.output_dir) / "vllm_weights"
-    save_adapter = adapter_saver(trainer)
     return VLLMServerEngine(
         urls,
-        weights=DiskWeights(folder, run_id) if save_adapter is None else LoraWeights(folder, save_adapter, run_id),
+        weights=choose_road(
+            urls,
+            device=accelerator.device,
+            folder=Path(args.output_dir) / "vllm_weights",
+            run_id=run_id,
+            save_adapter=adapter_saver(trainer),
+            ready_timeout_s=args.vllm_server_timeout,
+        ),
         ready_timeout_s=args.vllm_server_timeout,
         is_main_process=accelerator.is_main_process,
         wait_for_everyone=accelerator.wait_for_everyone,

@@ -74,7 +74,7 @@ _REFUSED = {"gpt_oss": "it has attention sinks"}
 class SharedPass:
     """Decides, pass by pass, whether to share prompts, and does it.
 
-    `max_tokens` bounds the packed tokens of one forward pass. What does not fit is cut into several; where gradients
+    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What does not fit is cut into several; where gradients
     are wanted, each of them is computed again in the backward pass, so that only one is in memory at a time.
     """
 
@@ -145,7 +145,8 @@ class SharedPass:
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
         packings = [pack(part) for part in cut_into_passes(rows, budget)]
         plan = _agree(packings, n_rows * width, input_ids.device)
-        if self.mode == "auto" and plan.packed_tokens > WORTH_IT * plan.padded_tokens:
+        fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
+        if self.mode == "auto" and fits and plan.packed_tokens > WORTH_IT * plan.padded_tokens:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
             return None
         packings += [_idle_pass()] * (plan.n_passes - len(packings))
@@ -160,26 +161,28 @@ class SharedPass:
         self._tell(f"prefix sharing is off: {message}")
 
     def _tell(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
-            logger.info(message)
+        if message in self._told:
+            return
+        self._told.add(message)
+        if not _several_processes() or dist.get_rank() == 0:
+            logger.warning(message)  # the level that is seen where nobody has set logging up
 
 
 class _Plan(NamedTuple):
-    packed_tokens: int
-    padded_tokens: int
-    n_passes: int
+    packed_tokens: int  # of all processes
+    padded_tokens: int  # of all processes
+    most_padded_tokens: int  # of any process
+    n_passes: int  # of every process
 
 
 def _agree(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
     """What all processes do together: each forward pass is collective under DDP, FSDP and ZeRO-3."""
     totals = torch.tensor([sum(packing.n_tokens for packing in packings), padded_tokens], device=device)
-    n_passes = torch.tensor(max(1, len(packings)), device=device)
+    largest = torch.tensor([padded_tokens, max(1, len(packings))], device=device)
     if _several_processes():
         dist.all_reduce(totals, op=dist.ReduceOp.SUM)
-        dist.all_reduce(n_passes, op=dist.ReduceOp.MAX)
-    packed, padded = totals.tolist()
-    return _Plan(packed, padded, int(n_passes))
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return _Plan(*totals.tolist(), *largest.tolist())
 
 
 def _several_processes() -> bool:

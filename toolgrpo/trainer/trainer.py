@@ -33,6 +33,7 @@ from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter,
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer.all_processes import of_all_processes
 from toolgrpo.trainer.backend import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -196,7 +197,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trajectories = self._numbered(result.trajectories)
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in trajectories))
         metrics = rollout_metrics(trajectories, duration_s=result.duration_s, engine_idle_s=result.engine_idle_s)
-        trl_seam.log_metrics(self, metrics)
+        trl_seam.log_metrics(self, of_all_processes(metrics))
         pad_id = self.processing_class.pad_token_id
         return trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id).as_trl()
 

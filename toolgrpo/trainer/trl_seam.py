@@ -22,6 +22,7 @@ What is used, and why (`tests/contract/test_trl_seam.py` fails with a sentence w
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,13 +83,16 @@ class GenerationOutput:
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_id: int) -> GenerationOutput:
-        """TRL wants at least one token per completion: an empty one gets a pad token that is not trained on."""
+        """TRL wants at least one token per completion: an empty one gets a pad token that is not trained on.
+
+        The messages are copies: a reward function that changes them changes no trajectory.
+        """
         with_logprobs = all(trajectory.has_logprobs for trajectory in trajectories)
         return cls(
             prompt_ids=[list(t.prompt_ids) for t in trajectories],
             completion_ids=[list(t.ids) or [pad_id] for t in trajectories],
             mask=[list(t.mask) or [0] for t in trajectories],
-            completions=[list(t.messages) for t in trajectories],
+            completions=[copy.deepcopy(list(t.messages)) for t in trajectories],
             # Context tokens have no log-probability; TRL masks them, and wants a number there.
             logprobs=[[0.0 if lp is None else lp for lp in t.logprobs] or [0.0] for t in trajectories]
             if with_logprobs

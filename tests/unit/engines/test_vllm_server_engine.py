@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from safetensors import safe_open
 
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
+from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, NcclWeights, choose_road
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import ConfigError, EngineError
@@ -36,6 +37,8 @@ class FakeVLLM:
         self.adapters: list[str] = []
         self.logprobs_mode = "processed_logprobs"
         self.development = True
+        self.version: str | None = None
+        self.weight_transfer: dict[str, str] | None = None
         self.worker = "vllm.v1.worker.cpu_worker.CPUWorker"
         self.extension = WORKER_EXTENSION
         self.healthy_after = 0
@@ -85,12 +88,15 @@ class FakeVLLM:
         if path == "/health":
             self.healthy_after -= 1
             return (200 if self.healthy_after < 0 else 503), None
+        if path == "/version" and self.version is not None:
+            return 200, {"version": self.version}
         if path == "/v1/models":
             cards = [{"id": "base", "parent": None, "max_model_len": 64}]
             return 200, {"data": cards + [{"id": name, "parent": "base"} for name in self.adapters]}
         if path == "/server_info" and self.development:
             config = {
                 "model_config": {"logprobs_mode": self.logprobs_mode},
+                "weight_transfer_config": self.weight_transfer,
                 "parallel_config": {"worker_cls": self.worker, "worker_extension_cls": self.extension},
             }
             return 200, {"vllm_config": config}
@@ -357,3 +363,31 @@ def test_a_cancelled_request_closes_its_connection(server):
 
     asyncio.run(main())
     assert not server.hang.is_set()  # the server never answered
+
+
+@pytest.mark.parametrize(
+    ("device", "started_for", "expected"),
+    [
+        ("cuda", {"backend": "nccl"}, NcclWeights),
+        ("cuda", {"backend": "ipc"}, DiskWeights),
+        ("cuda", None, DiskWeights),
+        ("cpu", {"backend": "nccl"}, DiskWeights),
+    ],
+)
+def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(start, tmp_path, device, started_for, expected):
+    first, second = start(), start()
+    first.weight_transfer, second.weight_transfer = {"backend": "nccl"}, started_for
+    options = {"device": torch.device(device), "folder": tmp_path, "run_id": "run", "ready_timeout_s": 5.0}
+    urls = [first.url, second.url]
+    assert type(choose_road(urls, **options)) is expected
+    assert type(choose_road(urls, **options, save_adapter=lambda folder: None)) is LoraWeights
+
+
+def test_a_server_of_another_version_is_said_in_one_sentence(server):
+    server.version = "0.31.0+cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        VLLMServerEngine([server.url]).shutdown()
+    server.version = "0.99.0"
+    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0; 0\.99\.0 runs at http://127"):
+        VLLMServerEngine([server.url]).shutdown()

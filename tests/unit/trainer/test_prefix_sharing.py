@@ -261,7 +261,7 @@ def test_auto_falls_back_with_one_line_and_on_refuses(caplog: pytest.LogCaptureF
         model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, token_dim=64, num_layers=3)
     )
     auto = SharedPass()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
         for _ in range(3):
             assert auto.score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model) is None
     assert [record.message.count("before every row") for record in caplog.records if "sharing" in record.message] == [1]
@@ -278,7 +278,7 @@ def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
 ) -> None:
     model, rows = make("qwen3"), batch([31])
     auto = SharedPass()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
         for _ in range(2):
             assert trl_seam.shared_logps(None, auto, model, rows.ids, rows.mask, COLUMNS, **asked) is None
     assert [why in record.message for record in caplog.records if "sharing" in record.message] == [True]
@@ -286,15 +286,38 @@ def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
         trl_seam.shared_logps(None, SharedPass(mode="on"), model, rows.ids, rows.mask, COLUMNS, **asked)
 
 
-def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass() -> None:
+def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = make("qwen3")
-    alone = batch([30, 30], 1, lengths=[20, 20])
-    assert SharedPass().score_completions(model, alone.ids, alone.mask, COLUMNS, unwrapped=model) is None
+    alone, auto = batch([30, 30], 1, lengths=[20, 20]), SharedPass()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert auto.score_completions(model, alone.ids, alone.mask, COLUMNS, unwrapped=model) is None
+    assert ["too little in common" in record.message for record in caplog.records] == [True]
     together = batch([30], 2, lengths=[20, 20])
     assert SharedPass().score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model) is not None
     assert (
         SharedPass(mode="off").score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model) is None
     )
+
+
+def test_a_budget_holds_where_nothing_is_shared_too() -> None:
+    """Without it `auto` would run these rows padded, in one pass of 100 tokens."""
+    model, rows = make("qwen3"), batch([30, 30], 1, lengths=[20, 20])
+    expected = padded(model, rows)
+    lengths: list[int] = []
+    model.model.register_forward_pre_hook(lambda _, __, kw: lengths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+
+    def score() -> tuple[torch.Tensor, torch.Tensor]:
+        result = SharedPass(max_tokens=60).score_completions(
+            model, rows.ids, rows.mask, COLUMNS, unwrapped=model, compute_entropy=True
+        )
+        assert result is not None and result.entropies is not None
+        return result.logps, result.entropies
+
+    assert_equal(with_gradient(model, rows, score), expected)
+    assert max(lengths) <= 60
 
 
 def test_the_attention_is_put_back_when_the_pass_fails() -> None:
