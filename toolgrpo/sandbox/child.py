@@ -18,7 +18,7 @@ from typing import Any
 from toolgrpo.sandbox.literals import NotPlainError, encode
 from toolgrpo.sandbox.wire import pack
 
-__all__ = ["evaluate_all", "fresh_namespace", "open_streams", "report", "run_cell", "warm_up"]
+__all__ = ["evaluate_all", "fresh_namespace", "prepare_streams", "report", "run_cell", "use_streams", "warm_up"]
 
 _REPR_CHARS = 2000
 _NAME = "<cell>"
@@ -28,17 +28,31 @@ def fresh_namespace() -> dict[str, Any]:
     return {"__name__": "__main__", "__builtins__": __builtins__}
 
 
-def open_streams() -> None:
-    """Text streams over the descriptors 0, 1 and 2, which are this run's own by now."""
-    sys.stdin = io.TextIOWrapper(
-        io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8", errors="replace"
-    )
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="replace", line_buffering=True
-    )
-    sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8", errors="replace", line_buffering=True
-    )
+_streams: list[io.TextIOWrapper] = []
+
+
+def prepare_streams() -> None:
+    """Text streams over the descriptors 0, 1 and 2, made once in the mother, for pipes as each run's are."""
+    kept = [os.dup(fd) for fd in range(3)]
+    ours, theirs = os.pipe()
+    os.dup2(ours, 0)
+    os.dup2(theirs, 1)
+    os.dup2(theirs, 2)
+    reader = io.BufferedReader(io.FileIO(0, "r", closefd=False))
+    _streams.append(io.TextIOWrapper(reader, encoding="utf-8", errors="replace"))
+    for fd in (1, 2):
+        writer = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
+        _streams.append(io.TextIOWrapper(writer, encoding="utf-8", errors="replace", line_buffering=True))
+    for fd, old in enumerate(kept):
+        os.dup2(old, fd)
+        os.close(old)
+    os.close(ours)
+    os.close(theirs)
+
+
+def use_streams() -> None:
+    """In the confined process, whose descriptors 0, 1 and 2 are its own by now."""
+    sys.stdin, sys.stdout, sys.stderr = _streams
 
 
 def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:

@@ -11,13 +11,16 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
+from typing import NoReturn
 
 import landlockpy
 import seccompy
+from seccompy.syscalls import syscall_nr
 
 from toolgrpo.sandbox.base import NOBODY
 
 __all__ = [
+    "SyscallRules",
     "adopt_orphans",
     "confine_files",
     "confine_syscalls",
@@ -31,7 +34,15 @@ __all__ = [
 _PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 8, 36, 9
 _CAP_DAC_READ_SEARCH = 2
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWPID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
+_PR_SET_NO_NEW_PRIVS, _SECCOMP_SET_MODE_FILTER = 38, 1
+_SYS_LANDLOCK_RESTRICT_SELF, _SYS_SECCOMP = int(syscall_nr("landlock_restrict_self")), int(syscall_nr("seccomp"))
 _libc = ctypes.CDLL(None, use_errno=True)
+_CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
+
 
 _READ = landlockpy.AccessFS.READ_FILE | landlockpy.AccessFS.READ_DIR
 _WRITE = (
@@ -55,14 +66,32 @@ def file_rules(readable: Iterable[str], scratch: str) -> landlockpy.Ruleset:
     return rules
 
 
+class SyscallRules:
+    """A seccomp filter laid out in memory once, so that loading it into a process is one system call."""
+
+    def __init__(self, rules: seccompy.Filter) -> None:
+        program = rules.program
+        self._instructions = ctypes.create_string_buffer(program, len(program))
+        self._header = _FilterProgram(len(program) // 8, ctypes.addressof(self._instructions))
+        self.pointer = ctypes.pointer(self._header)
+
+
 def confine_files(rules: landlockpy.Ruleset) -> None:
-    """Landlock this process; the rules' descriptor can be closed afterwards."""
-    rules.restrict()
+    """Landlock this process; the rules' descriptor can be closed afterwards.
+
+    The two libraries build the rules; what a new process does with them are bare system calls, since each page of memory
+    that it touches is a page to copy.
+    """
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if _libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, rules.fileno(), 0) != 0:
+        _fail("landlock_restrict_self")
 
 
-def confine_syscalls(rules: seccompy.Filter) -> None:
+def confine_syscalls(rules: SyscallRules) -> None:
     """Load the allow-list into this process."""
-    rules.load()
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if _libc.syscall(_SYS_SECCOMP, _SECCOMP_SET_MODE_FILTER, 0, rules.pointer) != 0:
+        _fail("seccomp")
 
 
 def adopt_orphans() -> None:
@@ -115,20 +144,20 @@ def enter_pid_namespace() -> None:
 
 def _unshare(what: int) -> None:
     if _libc.unshare(what) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        _fail("unshare")
 
 
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+        _fail(f"prctl({option})")
+
+
+def _fail(what: str) -> NoReturn:
+    code = ctypes.get_errno()
+    raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
 def _set_capabilities(mask: int) -> None:
     """Effective and permitted to `mask`, inheritable to none."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    sets = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
-    if _libc.capset(header, sets) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"capset: {os.strerror(code)}")
+    if _libc.capset(_CAPABILITY_HEADER, (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)) != 0:
+        _fail("capset")

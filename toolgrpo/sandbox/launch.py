@@ -20,7 +20,13 @@ __all__ = ["Mother"]
 
 _START_S = 60.0
 _CLOSE_S = 10.0
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "LANG": "C.UTF-8",
+    "PATH": "",
+}
 
 
 class Mother:

@@ -7,7 +7,14 @@ import socket
 import sys
 import tempfile
 
-from toolgrpo.sandbox.confine import confine_files, confine_syscalls, enter_pid_namespace, file_rules, leave_network
+from toolgrpo.sandbox.confine import (
+    SyscallRules,
+    confine_files,
+    confine_syscalls,
+    enter_pid_namespace,
+    file_rules,
+    leave_network,
+)
 from toolgrpo.sandbox.syscalls import syscall_filter
 
 __all__ = ["probe_rung"]
@@ -41,7 +48,7 @@ def _try(rung: str, scratch: str) -> None:
     elif rung != "seccomp":
         confine_files(file_rules([], scratch))
         _must_fail("Landlock let a file outside be read", lambda: open(outside).close())
-    confine_syscalls(rules)
+    confine_syscalls(SyscallRules(rules))
     _must_fail("seccomp let a socket be made", lambda: socket.socket().close())
     _must_fail("seccomp let another process be signalled", lambda: os.kill(os.getppid(), 0))
     _must_fail("a file outside could be read", lambda: open(outside).close())

@@ -14,9 +14,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import landlockpy
+
 from toolgrpo.sandbox import child, judge
 from toolgrpo.sandbox.base import Rung
-from toolgrpo.sandbox.confine import confine_files, confine_syscalls, die_with_parent, drop_privileges
+from toolgrpo.sandbox.confine import SyscallRules, confine_files, confine_syscalls, die_with_parent, drop_privileges
 from toolgrpo.sandbox.syscalls import syscall_filter
 from toolgrpo.sandbox.wire import read_frame
 
@@ -25,16 +27,16 @@ __all__ = ["LIMITS_FROM_BIRTH", "Process", "kill", "start", "warm"]
 LIMITS_FROM_BIRTH = ("memory_mb", "file_mb", "open_files")
 _MOST_FDS = 1024  # more than a worker ever holds
 _REQUESTS, _RESULTS = 3, 4  # where the process's two pipes of ours lie
-_filter = None
+_syscalls: SyscallRules | None = None
 
 
 def warm(rung: str) -> None:
     """Build in the mother what every fork would otherwise build again."""
-    global _filter
+    global _syscalls
     if rung != Rung.UNSAFE:
-        _filter = syscall_filter(files=rung != Rung.SECCOMP)
-        _ = _filter.program
+        _syscalls = SyscallRules(syscall_filter(files=rung != Rung.SECCOMP))
     _ = judge  # grading runs it in a confined process, which on the seccomp rung could import nothing
+    child.prepare_streams()
 
 
 @dataclass(slots=True)
@@ -84,8 +86,9 @@ def kill(pid: int) -> None:
         return
 
 
-def start(settings: dict[str, Any], rules: Any, scratch: str, limits: dict[str, int]) -> Process:
-    """Fork a process that confines itself and then waits for code. `rules` are Landlock's, None where it has none."""
+def start(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> Process:
+    """Fork a process that confines itself and then waits for code. `rules`: Landlock's, None where it has none."""
+    os.environ["HOME"] = os.environ["TMPDIR"] = scratch  # here, not in the new process, where each page would be copied
     stdin, stdout, stderr, requests, results = (os.pipe() for _ in range(5))
     pid = os.fork()
     if pid == 0:
@@ -105,13 +108,11 @@ def start(settings: dict[str, Any], rules: Any, scratch: str, limits: dict[str, 
     return Process(pid, os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
 
 
-def _confine(settings: dict[str, Any], rules: Any, scratch: str, limits: dict[str, int]) -> None:
+def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
     """In the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
     os.chdir(scratch)
-    os.environ.clear()
-    os.environ.update(HOME=scratch, TMPDIR=scratch, PATH="", LANG="C.UTF-8")
     for kind, most in (
         (resource.RLIMIT_AS, settings["mapped_bytes"] + (limits["memory_mb"] << 20)),
         (resource.RLIMIT_FSIZE, limits["file_mb"] << 20),
@@ -128,8 +129,8 @@ def _confine(settings: dict[str, Any], rules: Any, scratch: str, limits: dict[st
     if rules is not None:
         confine_files(rules)
     _keep_own_descriptors()
-    assert _filter is not None
-    confine_syscalls(_filter)
+    assert _syscalls is not None
+    confine_syscalls(_syscalls)
 
 
 def _keep_own_descriptors() -> None:
@@ -143,7 +144,7 @@ def _live() -> None:
     """The confined process: one cell after the other."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     namespace = child.fresh_namespace()
-    child.open_streams()
+    child.use_streams()
     child.warm_up()
     while (request := read_frame(_REQUESTS)) is not None:
         if "expressions" in request:

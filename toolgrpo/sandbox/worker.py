@@ -18,6 +18,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+import landlockpy
+
 from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.confine import file_rules
@@ -33,7 +35,7 @@ class _Room:
     """A scratch folder, and the Landlock rules that name it; both outlive many runs."""
 
     path: str
-    rules: Any
+    rules: landlockpy.Ruleset | None
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import threading
 import time
@@ -48,6 +49,14 @@ def alive(pid: int) -> list[int]:
 
 def descriptors(pids: list[int]) -> int:
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+
+
+def kill_and_wait(pid: int) -> None:
+    """A process that has been killed but is not dead yet would still be given the next run."""
+    victim = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([victim], [], [], 10.0)
+    os.close(victim)
 
 
 def private_kb(pid: int) -> int:
@@ -108,7 +117,7 @@ def soak(runs: int, killed_workers: int) -> None:
         assert [wrong for client in clients for wrong in client.wrong] == []
         assert sum(client.answered for client in clients) >= runs
         for _ in range(killed_workers):
-            os.kill(random.Random(0).choice(alive(mother)[1:]), signal.SIGKILL)
+            kill_and_wait(random.Random(0).choice(alive(mother)[1:]))
             assert sandbox.run("1 + 1").value == 2
         settle(sandbox)
         assert private_kb(mother) < warm_kb + 4096, "the mother's memory grew"
