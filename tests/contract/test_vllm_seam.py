@@ -159,7 +159,7 @@ def test_a_failing_step_reaches_every_request_and_the_next_one_works(
         return works(*args, **kwargs)
 
     monkeypatch.setattr(executor, "execute_model", fails_once)
-    asked = [request(n) for n in (100, 120)]
+    asked = [request(n) for n in (200, 220)]  # longer than a block of the cache (128 tokens on the CPU)
 
     async def main() -> tuple[list[Any], list[Sample]]:
         await engine.open()

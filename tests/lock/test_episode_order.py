@@ -15,7 +15,7 @@ import pytest
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PluginError
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.rollout.cutting import Cut
+from toolgrpo.rollout.cutting import Cut, TokenCutter
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
 from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory
 
@@ -31,6 +31,7 @@ def run(
     max_model_len: int = 4096,
     engine_retries: int = 0,
     clock: FakeClock | None = None,
+    cut: Callable[[str], Cut] = lambda text: Cut(text, False),
     **limits: Any,
 ) -> tuple[Trajectory, ScriptedEngine]:
     script = turns if callable(turns) else [ByteChat.say(t) if isinstance(t, str) else t for t in turns]
@@ -41,7 +42,7 @@ def run(
         chat=ByteChat(),
         limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
         options=SamplingOptions(),
-        cut=lambda text: Cut(text, False),
+        cut=cut,
         tools=tools if tools is not None else ScriptedTools({"add": lambda a, b: str(a + b)}),
         engine_retries=engine_retries,
         clock=clock,
@@ -139,6 +140,19 @@ def test_a_turn_cut_by_its_cap_without_a_call_ends_the_episode() -> None:
     assert trajectory.stop_reason is StopReason.LENGTH
 
 
+def test_a_turn_exactly_as_long_as_its_cap_is_not_cut() -> None:
+    trajectory, _ = run(["12"], max_turn_tokens=3)
+    assert trajectory.stop_reason is StopReason.FINISHED and trajectory.turns[0].closed
+
+
+def test_a_cap_as_large_as_what_is_left_does_not_count_as_the_cap() -> None:
+    """Then nothing is left for another turn: the episode ends, with its call not run."""
+    tools = ScriptedTools({"add": lambda a, b: "3"})
+    bound = len(CALL) + 2
+    trajectory, _ = run([f"{CALL}\nmore"], tools=tools, max_turn_tokens=bound, max_completion_length=bound)
+    assert trajectory.stop_reason is StopReason.LENGTH and tools.calls == []
+
+
 @pytest.mark.parametrize("max_turns", [1, 2, 3])
 def test_the_last_turn_may_answer_but_its_calls_are_not_run(max_turns: int) -> None:
     tools = ScriptedTools({"add": lambda a, b: "3"})
@@ -160,6 +174,31 @@ def test_calls_over_the_budget_are_answered_with_an_error(budget: int) -> None:
     assert len(tools.calls) == budget
     assert [r.error for r in trajectory.results] == [None] * budget + [ToolErrorKind.LIMIT] * (3 - budget)
     assert trajectory.stop_reason is StopReason.FINISHED
+
+
+def test_the_budget_of_calls_is_the_whole_episodes() -> None:
+    tools = ScriptedTools({"add": lambda a, b: "3"})
+    trajectory, _ = run([CALL, CALL, CALL, "3"], tools=tools, max_tool_calls=2)
+    assert [r.error for r in trajectory.results] == [None, None, ToolErrorKind.LIMIT]
+    assert len(tools.calls) == 2
+
+
+class Bytes:
+    """A tokenizer with a token for every byte."""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
+
+
+@pytest.mark.parametrize(("max_tokens", "content"), [(6, "123456"), (5, "123\n[... 1 characters left out ...]\n56")])
+def test_a_tool_result_is_cut_beyond_its_limit_not_at_it(max_tokens: int, content: str) -> None:
+    tools = ScriptedTools({"add": lambda a, b: "123456"})
+    trajectory, _ = run([CALL, "3"], tools=tools, cut=TokenCutter(Bytes(), max_tokens))
+    assert trajectory.results[0].truncated is (content != "123456")
+    assert trajectory.messages[1]["content"] == content
 
 
 def test_results_stand_in_call_order_malformed_ones_included() -> None:

@@ -1,0 +1,40 @@
+"""What an engine cannot do here is refused when the trainer is made, with a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+from toolgrpo.errors import ConfigError
+from toolgrpo.testing import ByteChat, numbered_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"vllm_tensor_parallel_size": 2}, r"one copy per process.*vllm serve --tensor-parallel-size 2"),
+        pytest.param(
+            {"vllm_enable_sleep_mode": True},
+            "no GPU here; leave it out",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can sleep"),
+        ),
+    ],
+)
+def test_what_colocated_vllm_cannot_do_here(
+    tiny_qwen3: Any, tmp_path: Path, asked: dict[str, Any], sentence: str
+) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    with pytest.raises(ConfigError, match=sentence):
+        ToolGRPOTrainer(
+            tiny_qwen3(0),
+            lambda completions, **_: [0.0] * len(completions),
+            ToolGRPOConfig(str(tmp_path), engine="vllm_colocate", report_to="none", use_cpu=True, **asked),
+            train_dataset=Dataset.from_list([{"prompt": "q"}]),
+            processing_class=numbered_tokenizer(),
+            chat=ByteChat(),
+        )
