@@ -65,7 +65,7 @@ def test_a_run_killed_at_random_moments_loses_nothing(tiny_qwen3: Any, tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_fifty_kills(tiny_qwen3: Any, tmp_path: Path) -> None:
-    killed_at = check(tiny_qwen3, tmp_path, n_kills=52, steps=240, timeout_s=1400)
+    killed_at = check(tiny_qwen3, tmp_path, n_kills=52, steps=200, timeout_s=1400)
     assert len(killed_at) >= 50
 
 

@@ -5,7 +5,8 @@ A checkpoint is a folder `checkpoint-STEP` that Transformers and the backend fil
 
 Invariants: a folder counts only if its seal is there and every file is as long as the seal says, so a process that is
 killed at any moment while it saves or deletes leaves a folder that is passed over; the seal is written after all files
-are on the disk, and appears whole or not at all; the last complete checkpoint is deleted only after a newer one is sealed.
+are on the disk, and appears whole or not at all; the last complete checkpoint is deleted only after a newer one is sealed;
+from its first moment to its last an incomplete one has a mark, by which `rotate` knows it as ours.
 
 "Last" is the one sealed last, not the one with the highest step: a folder may hold checkpoints of an older, longer run.
 Not covered: bits that change on the disk afterwards.
@@ -44,8 +45,7 @@ def checkpoint_folder(output_dir: Path, step: int) -> Path:
 def begin(folder: Path) -> None:
     """An empty folder for a checkpoint; what a killed run left under this name is deleted."""
     if folder.exists():
-        (folder / _SEAL).unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        _delete(folder)
     folder.mkdir(parents=True)
     (folder / _UNFINISHED).touch()
 
@@ -95,9 +95,10 @@ def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> N
     """
     if not keep or keep < 1:
         return
-    for folder in output_dir.glob("checkpoint-*"):
-        if (folder / _UNFINISHED).exists() and flaw(folder) is not None:
-            shutil.rmtree(folder)
+    for folder in [path for path in output_dir.glob("checkpoint-*") if path.is_dir()]:
+        marked = (folder / _UNFINISHED).exists() or not any(folder.iterdir())
+        if marked and flaw(folder) is not None:
+            _delete(folder)
     checkpoints = complete_checkpoints(output_dir)
     deletable = [c for c in checkpoints[:-1] if best is None or c.path.resolve() != best.resolve()]
     for checkpoint in deletable[: max(0, len(checkpoints) - keep)]:
@@ -105,11 +106,16 @@ def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> N
 
 
 def _delete(folder: Path) -> None:
-    """In an order in which no half deleted folder is taken for a whole one, or for one that Transformers saved."""
+    """From the seal to the mark: what a kill leaves of it has no seal, and the mark by which the next rotation knows it."""
     (folder / _UNFINISHED).touch()
-    (folder / _SEAL).unlink()
-    (folder / "trainer_state.json").unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    (folder / _SEAL).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != _UNFINISHED:
+            path.unlink()
+    (folder / _UNFINISHED).unlink()
+    folder.rmdir()
 
 
 def _read(folder: Path) -> tuple[Checkpoint | None, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -114,33 +114,44 @@ def test_whatever_part_of_a_checkpoint_a_kill_leaves_it_does_not_count(tmp_path:
         shutil.rmtree(output)
 
 
-def test_a_deletion_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At whichever file: neither as a checkpoint of ours nor as one of Transformers, and the next rotation takes the rest."""
+@pytest.mark.parametrize("again", ["rotate", "begin"])
+def test_a_deletion_that_was_killed_leaves_nothing_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """After any number of removals: it is neither a checkpoint of ours nor one of Transformers, and goes the next time."""
 
     class Killed(BaseException):
         pass
 
-    removed = Path.unlink
-    for survivors in range(3):
-        output = tmp_path / str(survivors)
+    removals = {"unlink": Path.unlink, "rmdir": Path.rmdir}
+    for survived in range(5):
+        output = tmp_path / str(survived)
         for step in (1, 2, 3):
             saved(output, step)
-        left = iter(range(survivors))
+        left = iter(range(survived))
 
-        def dies(path: Path, missing_ok: bool = False, left: Iterator[int] = left) -> None:
-            if next(left, None) is None:
-                raise Killed
-            removed(path, missing_ok=missing_ok)
+        def dying(name: str, left: Iterator[int] = left) -> Callable[..., None]:
+            def removal(path: Path, **options: bool) -> None:
+                if next(left, None) is None:
+                    raise Killed
+                removals[name](path, **options)
 
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(Path, "unlink", dies)
-            patch.setattr(shutil, "rmtree", lambda folder: dies(folder))
-            rotate(output, keep=2)
+            return removal
+
+        with monkeypatch.context() as patch:
+            for name in removals:
+                patch.setattr(Path, name, dying(name))
+            with pytest.raises(Killed):
+                rotate(output, keep=2)
         half = checkpoint_folder(output, 1)
         assert half.exists() and not is_foreign(half)
-        assert steps(output) == ([1, 2, 3] if survivors == 0 else [2, 3])
-        rotate(output, keep=2)
-        assert steps(output) == [2, 3] and not half.exists()
+        assert steps(output) == ([1, 2, 3] if survived == 0 else [2, 3])
+        if again == "rotate":
+            rotate(output, keep=2)
+            assert not half.exists()
+        else:
+            assert flaw(saved(output, 1)) is None
+            assert steps(output) == [2, 3, 1]
 
 
 def test_at_no_moment_of_sealing_is_it_taken_for_one_of_transformers(
