@@ -68,7 +68,7 @@ HOLDING = {
     "leaving the session": "attempt('setsid', os.setsid)\nattempt('setpgid', os.setpgid, 0, 0)\nattempt('nice', os.nice, -5)\nattempt('affinity', os.sched_setaffinity, 0, {0})",
     "outliving its worker": "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nfor option, value in ((1, 0), (4, 1), (36, 1), (38, 0), (8, 1), (22, 2)):\n    if libc.prctl(option, value, 0, 0, 0) == 0: won.append(option)",
     "becoming another user": "attempt('uid', lambda: os.setuid(0) or 'root')\nattempt('resuid', lambda: os.setresuid(0, 0, 0) or 'root')\nattempt('groups', lambda: os.setgroups([0]) or 'root')",
-    "namespaces by ctypes": "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nfor flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000):\n    if libc.unshare(flag) == 0: won.append(flag)",
+    "unshare by ctypes": "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nfor flag in (0x10000000, 0x20000, 0x40000000, 0x20000000, 0x08000000, 0x04000000, 0x02000000):\n    if libc.unshare(flag) == 0: won.append(flag)",
     "ptrace and its relatives": "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nif libc.ptrace(0, 0, 0, 0) == 0: won.append('traceme')\nif libc.ptrace(16, os.getppid(), 0, 0) == 0: won.append('attach')\nif libc.ptrace(0x4206, os.getppid(), 0, 0) == 0: won.append('seize')",
     "the trainer's environment": "won += [k for k in os.environ if k not in ('HOME', 'TMPDIR', 'PATH', 'LANG')]",
 }  # fmt: skip
