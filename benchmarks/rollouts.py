@@ -8,6 +8,9 @@ scripted per rollout and turn, the same for both; the tokens are really sampled 
 tool in its own thread; ours calls it in worker processes. `bound` is the larger of the engine alone on the same number of
 tokens in one batch, and the slowest trajectory run on its own.
 
+Two models, each in a process of its own: nano, where a step of the engine is so short (2 ms) that every loop's own Python
+shows, and a Qwen3 of 20 million random weights, where the engine has something to do.
+
 Then: what the scheduler itself costs on a simulated engine, and the largest difference between the engine's and the
 trainer's log-probabilities in fp32.
 """
@@ -25,6 +28,8 @@ import os  # noqa: E402
 import random  # noqa: E402
 import re  # noqa: E402
 import statistics  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 import tracemalloc  # noqa: E402
@@ -39,6 +44,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 N, MAX_TURNS, TURN_TOKENS = 64, 5, 32
 RESULTS = Path(__file__).parent / "results" / "rollouts.json"
+MODELS = ("nano", "20m")
 TOOLS = '''
 import time
 
@@ -326,34 +332,77 @@ def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
     return {"tokens": tokens, "largest_difference": worst}
 
 
+def model_folder(name: str) -> Path:
+    """nano, or a larger model of random weights with nano's tokenizer."""
+    from toolgrpo.nano import ensure_nano
+
+    nano = ensure_nano()
+    if name == "nano":
+        return nano
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config.from_pretrained(nano)
+    config.update(
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+        }
+    )
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    torch.manual_seed(0)
+    folder = Path(tempfile.mkdtemp())
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(nano).save_pretrained(folder)
+    return folder
+
+
+def compare_loops(model: str, *, quick: bool) -> list[dict[str, Any]]:
+    native = NativeLoop(str(model_folder(model)))
+    ours = OurLoop(native)
+    for loop in (native, ours):
+        loop.run()  # warm up
+    latencies = (0.0, 0.1) if quick else (0.0, 0.1, 0.5)
+    rows = [{"model": model, **compare(native, ours, latency, 1 if quick else 3)} for latency in latencies]
+    ours.tools.close()
+    return rows
+
+
+def compare_in_process(model: str, *, quick: bool) -> list[dict[str, Any]]:
+    """vLLM has one engine a process."""
+    with tempfile.NamedTemporaryFile() as answer:
+        command = [sys.executable, __file__, "--rows-of", model, "--json", answer.name, *(["--quick"] if quick else [])]
+        subprocess.run(command, check=True)
+        rows: list[dict[str, Any]] = json.loads(Path(answer.name).read_text())
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one repetition, latencies 0 and 0.1 s")
     parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--rows-of", choices=MODELS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-
-    from toolgrpo.nano import ensure_nano
-
-    model = str(ensure_nano())
-    native = NativeLoop(model)
-    ours = OurLoop(native)
-    for loop in (native, ours):
-        loop.run()  # warm up
-    latencies = (0.0, 0.1) if options.quick else (0.0, 0.1, 0.5)
-    rows = [compare(native, ours, latency, 1 if options.quick else 3) for latency in latencies]
-    ours.tools.close()
+    if options.rows_of:
+        options.json.write_text(json.dumps(compare_loops(options.rows_of, quick=options.quick)))
+        return
+    rows = [row for model in MODELS for row in compare_in_process(model, quick=options.quick)]
     sizes = (64, 1024) if options.quick else (256, 1024, 4096)
     results = {
         "rollouts": rows,
         "scheduler": [scheduler_cost(n) for n in sizes],
-        "logprobs": logprob_difference(model, 2_000 if options.quick else 10_000),
+        "logprobs": logprob_difference(str(model_folder("nano")), 2_000 if options.quick else 10_000),
     }
     print(f"\n{N} rollouts of up to {MAX_TURNS} turns, seconds (median)")
-    print(f"{'latency':>8} {'TRL':>8} {'ours':>8} {'faster':>8} {'bound':>8} {'ours/bound':>11}")
+    print(f"{'model':>6} {'latency':>8} {'TRL':>8} {'ours':>8} {'faster':>8} {'bound':>8} {'ours/bound':>11}")
     for row in rows:
         print(
-            f"{row['latency_s']:>8.1f} {row['trl_s']:>8.2f} {row['ours_s']:>8.2f} {row['times_faster']:>7.1f}x "
-            f"{row['bound_s']:>8.2f} {row['ours_over_bound']:>11.2f}"
+            f"{row['model']:>6} {row['latency_s']:>8.1f} {row['trl_s']:>8.2f} {row['ours_s']:>8.2f} "
+            f"{row['times_faster']:>7.1f}x {row['bound_s']:>8.2f} {row['ours_over_bound']:>11.2f}"
         )
     for row in results["scheduler"]:
         print(

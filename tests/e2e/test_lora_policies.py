@@ -173,10 +173,6 @@ def rendered_by_us(saved: Path, schemas: list[dict[str, Any]]) -> list[int]:
     return resolve_format(AutoTokenizer.from_pretrained(saved)).prompt(MESSAGES, schemas)
 
 
-def without_return_types(schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**s, "function": {k: v for k, v in s["function"].items() if k != "return"}} for s in schemas]
-
-
 def test_a_saved_model_opens_with_plain_transformers_and_its_own_chat_template(saved_nano: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -194,9 +190,9 @@ def test_a_saved_model_opens_with_plain_transformers_and_its_own_chat_template(s
 @pytest.mark.vllm
 @needs_vllm
 def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> None:
-    """To the last token, but for the return types of tools: servers of OpenAI's interface take none (docs/scaling.md)."""
+    """To the last token."""
     schemas = tool_schemas()
-    ours = rendered_by_us(saved_nano, without_return_types(schemas))
+    ours = rendered_by_us(saved_nano, schemas)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -223,7 +219,7 @@ def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> 
                 given = [call["function"] for call in message.get("tool_calls") or []]
                 calls = [(c["name"], json.loads(c["arguments"])) for c in given]
                 served = Turn(final_answer([{"role": "assistant", "content": message["content"]}]), calls)
-                assert served == read_by_us(saved_nano, question, without_return_types(schemas))
+                assert served == read_by_us(saved_nano, question, schemas)
                 assert served.text or served.calls
         finally:
             os.killpg(server.pid, signal.SIGKILL)

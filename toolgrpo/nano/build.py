@@ -67,13 +67,18 @@ def _config(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3Conf
 
 
 def _tokenizer(recipe: NanoRecipe, rng: random.Random) -> PreTrainedTokenizerFast:
-    """The vocabulary comes from the demonstrations' own text."""
+    """The vocabulary comes from the demonstrations' own text, right ones and spoilt ones."""
     texts = []
-    for _ in range(_TEXTS_FOR_VOCABULARY):
+    for number in range(_TEXTS_FOR_VOCABULARY):
         tools = draw_toolset(rng, canonical=0.5)
         problem = draw_training_problem(rng, rng.randint(1, 3))
-        texts.append(render_tools(tools) + render(demonstrate(problem, tools, rng, None)))
+        habits = _habits(recipe) if number % 2 else None
+        texts.append(render_tools(tools) + render(demonstrate(problem, tools, rng, habits)))
     return build_tokenizer(texts, recipe.vocab_size)
+
+
+def _habits(recipe: NanoRecipe) -> Habits:
+    return Habits(guess=recipe.guess, stop_early=recipe.stop_early)
 
 
 class _Encoder:
@@ -102,7 +107,7 @@ class _Encoder:
 def _steps(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[list[Batch]]:
     """The batch of each step: some toolsets, with questions that need the same number of calls under each."""
     encode = _Encoder(tokenizer)
-    habits = Habits(guess=recipe.guess, stop_early=recipe.stop_early)
+    habits = _habits(recipe)
     for phase in recipe.phases:
         for _ in range(phase.steps):
             texts = []

@@ -1,8 +1,8 @@
 """Synthetic demonstrations of tool use: what nano is taught before any reinforcement learning.
 
-A clean demonstration names the operation in its thoughts, calls the tool that does it, reads the result, goes on until the
-chain is done, and says the answer. A spoilt one has one of two bad habits, put in on purpose so that there is something to
-learn:
+A clean demonstration names the operation and the tool that does it in its thoughts ("add: plus"), calls that tool, reads
+the result, goes on until the chain is done, and says the answer. A spoilt one has one of two bad habits, put in on
+purpose so that there is something to learn:
 
 * `guess`: it thinks the question is easy, and answers with the first number it sees instead of calling a tool;
 * `stop early`: it takes an intermediate result of a chain for the answer.
@@ -60,7 +60,7 @@ def demonstrate(
         if habits is not None and rng.random() < (habits.stop_early if index else habits.guess)[step.operation]:
             return [*messages, _answer("done" if index else "easy", value)]
         tool = by_operation[step.operation]
-        messages.append(_call(tool, step.operation, step.left, step.right))
+        messages.append(_call(tool, f"{step.operation}: {tool.name}", step.left, step.right))
         value = step.result
         messages.append({"role": "tool", "name": tool.name, "content": str(value)})
     return [*messages, _answer("done", value)]

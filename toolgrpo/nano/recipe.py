@@ -54,8 +54,9 @@ class NanoRecipe:
 
     # what it is taught, in this order
     phases: tuple[Phase, ...] = (
-        Phase(name="clean", steps=200, calls={1: 0.3, 2: 0.35, 3: 0.35}, canonical=0.5),
-        Phase(name="spoil", steps=50, calls={1: 0.4, 2: 0.35, 3: 0.25}, canonical=0.7, spoilt=True),
+        Phase(name="one call", steps=80, calls={1: 1.0}, canonical=0.2),
+        Phase(name="chains", steps=170, calls={1: 0.3, 2: 0.35, 3: 0.35}, canonical=0.3),
+        Phase(name="spoil", steps=50, calls={1: 0.4, 2: 0.35, 3: 0.25}, canonical=0.6, spoilt=True),
     )
     guess: Mapping[Operation, float] = field(
         default_factory=lambda: {"add": 0.25, "multiply": 0.25, "subtract": 0.7, "divide": 0.7}
@@ -65,13 +66,13 @@ class NanoRecipe:
     )
 
     # how
-    toolsets_per_step: int = 4
-    examples_per_toolset: int = 8
+    toolsets_per_step: int = 10  # many, or the names are learnt by heart
+    examples_per_toolset: int = 3
     learning_rate: float = 0.02  # of the matrices (Muon)
     adam_learning_rate: float = 3e-3  # of embeddings and norms
     warmup_steps: int = 20
     decay: float = 0.4  # share of the steps over which the learning rate falls to 0
-    seed: int = 0
+    seed: int = 1
 
     @property
     def steps(self) -> int:

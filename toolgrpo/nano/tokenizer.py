@@ -17,13 +17,15 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from toolgrpo.data.arithmetic import OPERATIONS
+
 __all__ = ["CONTROL_TOKENS", "PHRASES", "build_tokenizer", "chat_template"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 CONTROL_TOKENS = SPECIAL_TOKENS + MARKERS
 
-# Fixed text of the chat format and of JSON schemas.
+# Fixed text of the chat format, of JSON schemas and of the demonstrations.
 PHRASES = (
     "system\n# Tools",
     "user\n",
@@ -40,14 +42,14 @@ PHRASES = (
     '"}, "',
     '"}}, "required": ["',
     '", "',
-    '"]}, "return": {"type": "',
-    '"}}}',
+    '"]}}}',
     '\n{"name": "',
     '", "arguments": {"',
     '": ',
     ', "',
     "}}\n",
     "The answer is ",
+    *(f"{operation}: " for operation in OPERATIONS),
 )
 _LONGEST_FIRST = sorted(PHRASES, key=len, reverse=True)  # the pattern takes the first that fits
 _PATTERN = "|".join(re.escape(phrase) for phrase in _LONGEST_FIRST) + r"| ?[A-Za-z_]+|[0-9]|[^A-Za-z0-9_ \n]|\n+| +"

@@ -1,21 +1,25 @@
 """The tools that nano's demonstrations are shown with: the four of the embedded job, and many others like them.
 
-A toolset is a list of schemas in the OpenAI form, with the operation that each stands for. Half of the demonstrations see
-the embedded job's own schemas (a test holds them equal to tools_funcs/math_tools.py); the others see shuffled schemas
-under other names, descriptions and parameter names, drawn at random. There a name says nothing about what a tool does; it
-would have to be read in the description, which nano does not learn in its minute (docs/nano.md has the figures).
+A toolset is a list of schemas in the OpenAI form, with the operation that each stands for. Some demonstrations see the
+embedded job's own schemas (a test holds them equal to tools_funcs/math_tools.py); most see shuffled schemas under other
+names, descriptions and parameter names, drawn at random. Each operation has four possible names, and only the schemas say
+which of them there is this time, so they have to be read. Some combinations of names are held out: no demonstration shows
+them (`is_held_out`).
+
+Not covered: names that say nothing about what a tool does. They could only be understood by their descriptions.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.data.arithmetic import OPERATIONS, Operation
 
-__all__ = ["CANONICAL", "NAMES", "PARAMETERS", "ToolSpec", "draw_toolset", "renamed", "reordered"]
+__all__ = ["CANONICAL", "PARAMETERS", "SYNONYMS", "ToolSpec", "draw_toolset", "is_held_out", "renamed", "reordered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,6 @@ class ToolSpec:
     name: str
     description: str
     parameters: tuple[tuple[str, str], tuple[str, str]]  # (name, description), in call order
-    returns: str = "integer"
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -37,7 +40,6 @@ class ToolSpec:
                 "name": self.name,
                 "description": self.description,
                 "parameters": {"type": "object", "properties": properties, "required": list(properties)},
-                "return": {"type": self.returns},
             },
         }
 
@@ -62,15 +64,16 @@ CANONICAL: tuple[ToolSpec, ...] = (
         "divide",
         "Divide the first integer by the second, with quotient and remainder.",
         (("a", "The integer to divide."), ("b", "The integer to divide by; not 0.")),
-        returns="string",
     ),
 )
 
-NAMES: tuple[str, ...] = (
-    "calc", "compute", "apply", "run", "tool", "op", "combine", "join", "alpha", "beta", "gamma", "delta", "red", "green",
-    "blue", "north", "south", "east", "west", "solve", "work", "find", "get", "make", "do", "sum", "plus", "minus", "times",
-    "product", "difference", "quotient", *OPERATIONS,
-)  # fmt: skip
+SYNONYMS: Mapping[Operation, tuple[str, ...]] = {
+    "add": ("add", "plus", "sum", "total"),
+    "subtract": ("subtract", "minus", "difference", "reduce"),
+    "multiply": ("multiply", "times", "product", "scale"),
+    "divide": ("divide", "quotient", "split", "ratio"),
+}
+"""The names a tool may have; the first is the embedded job's own."""
 PARAMETERS: tuple[tuple[str, str], ...] = (("a", "b"), ("x", "y"), ("first", "second"), ("left", "right"), ("m", "n"))
 
 _DESCRIPTIONS: Mapping[Operation, tuple[str, ...]] = {
@@ -97,24 +100,29 @@ _PARAMETER_TEXTS = (
 
 
 def draw_toolset(rng: random.Random, canonical: float) -> tuple[ToolSpec, ...]:
-    """The embedded job's own tools with probability `canonical`, else others that must be read to be used."""
+    """For a demonstration: the embedded job's own tools with probability `canonical`, else others that must be read."""
     if rng.random() < canonical:
         return CANONICAL
-    if rng.random() < 0.25:
-        return reordered(rng)
-    names = rng.sample(NAMES, len(OPERATIONS))
-    return renamed(names, rng)
+    return reordered(rng) if rng.random() < 0.25 else renamed(rng, held_out=False)
 
 
-def renamed(names: Sequence[str], rng: random.Random) -> tuple[ToolSpec, ...]:
-    """The four operations in random order under these names, with random descriptions."""
+def is_held_out(names: Collection[str]) -> bool:
+    """Whether demonstrations never show these four names together: a third of the sets without any of the job's own."""
+    own = {tool.name for tool in CANONICAL}
+    return not own & set(names) and zlib.crc32(" ".join(sorted(names)).encode()) % 3 == 0
+
+
+def renamed(rng: random.Random, *, held_out: bool) -> tuple[ToolSpec, ...]:
+    """The four operations in random order under other names, with random descriptions; either held-out names or not."""
+    while True:
+        names = {operation: rng.choice(SYNONYMS[operation]) for operation in OPERATIONS}
+        if is_held_out(names.values()) == held_out:
+            break
     parameters = rng.choice(PARAMETERS)
-    operations = rng.sample(OPERATIONS, len(OPERATIONS))
     tools = []
-    for operation, name in zip(operations, names, strict=True):
-        texts = rng.choice(_PARAMETER_TEXTS)
-        described = tuple(zip(parameters, texts, strict=True))
-        tools.append(ToolSpec(operation, name, rng.choice(_DESCRIPTIONS[operation]), (described[0], described[1])))
+    for operation in rng.sample(OPERATIONS, len(OPERATIONS)):
+        first, second = zip(parameters, rng.choice(_PARAMETER_TEXTS), strict=True)
+        tools.append(ToolSpec(operation, names[operation], rng.choice(_DESCRIPTIONS[operation]), (first, second)))
     return tuple(tools)
 
 

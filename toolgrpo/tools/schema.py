@@ -1,7 +1,8 @@
 """Tool schemas from signatures and docstrings, in the OpenAI function form.
 
 For the simple types the result equals `transformers.utils.get_json_schema`, so that prompts stay those that TRL users have
-(a test compares them; only a bare `list`, and unions of types with insides, say more here). Everything richer (Enum,
+(a test compares them; only a bare `list`, and unions of types with insides, say more here), with one part left out: the
+return type. Servers of OpenAI's interface drop it, and a served prompt must be the trained one. Everything richer (Enum,
 dataclass, TypedDict, pydantic models, dates, Annotated constraints, sets) comes from pydantic, with references inlined.
 transformers itself is not used: importing it takes seconds, and a tool worker must start in well under one; it also reads
 only Google docstrings. docstring_parser reads Google, NumPy and reST.
@@ -57,7 +58,6 @@ class DocText:
 
     description: str
     parameters: Mapping[str, str]
-    returns: str | None
 
 
 def parse_docstring(doc: str) -> DocText:
@@ -69,16 +69,9 @@ def parse_docstring(doc: str) -> DocText:
         description = found.group(1).strip() if found else doc
     else:
         description = (parsed.description or "").strip()
-    returns = parsed.returns
-    returns_text = None
-    if returns is not None:
-        # "Returns:\n    The sum: of both" is read as a type followed by a text; put them together again
-        split_off = returns.type_name if parsed.style == docstring_parser.DocstringStyle.GOOGLE else None
-        returns_text = ": ".join(part for part in (split_off, returns.description) if part)
     return DocText(
         description=description,
         parameters={p.arg_name: _one_line(p.description or "") for p in parsed.params},
-        returns=returns_text,
     )
 
 
@@ -158,9 +151,7 @@ def function_schema(function: Callable[..., Any], name: str, where: str) -> dict
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
     if required:
         parameters["required"] = required
-    described: dict[str, Any] = {"name": name, "description": doc.description, "parameters": parameters}
-    if (returned := _return_schema(hints, doc, where)) is not None:
-        described["return"] = returned
+    described = {"name": name, "description": doc.description, "parameters": parameters}
     return {"type": "function", "function": described}
 
 
@@ -228,18 +219,6 @@ def _parameter_schema(
             ) from error
         text = text[: choices.start()].strip()
     schema["description"] = text
-    return schema
-
-
-def _return_schema(hints: Mapping[str, Any], doc: DocText, where: str) -> dict[str, Any] | None:
-    if "return" not in hints:
-        return None
-    try:
-        schema = type_schema(hints["return"], f"{where}: the return type")
-    except PluginError:
-        schema = {"type": "object"}  # a result is rendered as text, so any type will do here
-    if doc.returns is not None:
-        schema["description"] = doc.returns
     return schema
 
 

@@ -12,7 +12,7 @@ from trl.chat_template_utils import qwen3_training_chat_template
 from toolgrpo.data.arithmetic import OPERATIONS, success
 from toolgrpo.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
 from toolgrpo.nano.tokenizer import CONTROL_TOKENS, build_tokenizer, chat_template
-from toolgrpo.nano.toolsets import CANONICAL, NAMES, draw_toolset, renamed, reordered
+from toolgrpo.nano.toolsets import CANONICAL, SYNONYMS, draw_toolset, is_held_out, renamed, reordered
 
 ROOT = Path(__file__).resolve().parents[3]
 ALWAYS = Habits(guess=dict.fromkeys(OPERATIONS, 1.0), stop_early=dict.fromkeys(OPERATIONS, 1.0))
@@ -75,7 +75,7 @@ def test_a_chain_is_stopped_early_with_its_intermediate_result():
 def test_calls_use_the_names_and_parameters_of_the_schemas_shown():
     rng = random.Random(4)
     for _ in range(50):
-        tools = renamed(rng.sample(NAMES, 4), rng)
+        tools = renamed(rng, held_out=False)
         shown = {tool.name: set(tool.schema["function"]["parameters"]["properties"]) for tool in tools}
         for message in demonstrate(draw_training_problem(rng, 3), tools, rng, None):
             for call in message.get("tool_calls", ()):
@@ -84,7 +84,18 @@ def test_calls_use_the_names_and_parameters_of_the_schemas_shown():
 
 def test_reordering_keeps_the_tools_and_names_are_unique():
     assert {tool.name for tool in reordered(random.Random(0))} == {tool.name for tool in CANONICAL}
-    assert len(set(NAMES)) == len(NAMES)
+    names = [name for synonyms in SYNONYMS.values() for name in synonyms]
+    assert len(set(names)) == len(names)
+
+
+def test_no_demonstration_shows_a_held_out_toolset():
+    rng = random.Random(5)
+    own = {tool.name for tool in CANONICAL}
+    for _ in range(300):
+        assert not is_held_out([tool.name for tool in draw_toolset(rng, 0.25)])
+        names = {tool.name for tool in renamed(rng, held_out=True)}
+        assert is_held_out(names)
+        assert not names & own
 
 
 def test_control_tokens_are_single_ids_and_digits_stand_alone(tokenizer):

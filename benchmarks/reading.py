@@ -1,0 +1,130 @@
+"""Does nano read its tools? The same held-out questions with the job's own tools, in another order, and under other names.
+
+    python benchmarks/reading.py                       # the base
+    python benchmarks/reading.py --model outputs/nano  # after `make train`
+
+The other names are sets that no demonstration has shown. `right tool` is the share of first calls that name the tool which
+does what the question asks; `success` is the whole task: calls, results, and the last message. Greedy, real tools, the
+same episode loop as training. Writes benchmarks/results/reading.json.
+"""
+
+from __future__ import annotations
+
+from toolgrpo.startup import prepare
+
+prepare()
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import random  # noqa: E402
+import tempfile  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from dataclasses import replace  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from toolgrpo.data.arithmetic import Problem, draw_problem, success  # noqa: E402
+from toolgrpo.evaluation import SuccessRate  # noqa: E402
+from toolgrpo.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered  # noqa: E402
+from toolgrpo.trajectory import Trajectory  # noqa: E402
+
+RESULT = Path(__file__).parent / "results" / "reading.json"
+KINDS: dict[str, Callable[[random.Random], tuple[ToolSpec, ...]]] = {
+    "own": lambda rng: CANONICAL,
+    "another order": reordered,
+    "other names": lambda rng: renamed(rng, held_out=True),
+}
+OPERATORS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "//"}
+
+
+def questions(n: int, rng: random.Random) -> list[Problem]:
+    """Problems that were never demonstrated, of one to three calls."""
+    problems: list[Problem] = []
+    while len(problems) < n:
+        problem = draw_problem(rng, rng.choice((1, 1, 2, 2, 3)))
+        if problem.split == "heldout":
+            problems.append(problem)
+    return problems
+
+
+def write_tools(tools: Sequence[ToolSpec], path: Path) -> Path:
+    """A plugin file with these tools; their schemas are given as they are."""
+    lines = ["from toolgrpo.tools import tool", ""]
+    for spec in tools:
+        (left, _), (right, _) = spec.parameters
+        lines += [
+            f"@tool(schema={spec.schema!r})",
+            f"def {spec.name}({left}: int, {right}: int) -> int:",
+            f'    """{spec.description}"""',
+            f"    return {left} {OPERATORS[spec.operation]} {right}",
+            "",
+        ]
+    path.write_text("\n".join([*lines, f"TOOL_FUNCTIONS = [{', '.join(spec.name for spec in tools)}]", ""]))
+    return path
+
+
+def answer(model: str, tools: Sequence[ToolSpec], problems: Sequence[Problem], folder: Path) -> list[Trajectory]:
+    from datasets import Dataset
+
+    from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+
+    config = ToolGRPOConfig(
+        str(folder), per_device_train_batch_size=8, num_generations=8, max_completion_length=224, max_turn_tokens=64,
+        engine="transformers", report_to="none", use_cpu=True, record_episodes=False,
+    )  # fmt: skip
+    rows = [{"prompt": [{"role": "user", "content": problem.question}]} for problem in problems]
+    trainer = ToolGRPOTrainer(
+        model,
+        lambda completions, **_: [0.0] * len(completions),
+        config,
+        Dataset.from_list(rows),
+        tools=write_tools(tools, folder / "tools.py"),
+    )
+    try:
+        return list(trainer.rollout(rows, replace(config.sampling_options(), temperature=0.0)).trajectories)
+    finally:
+        trainer.close()
+
+
+def measure(model: str, kind: str, n: int, n_toolsets: int) -> dict[str, object]:
+    rng = random.Random(f"reading {kind}")
+    succeeded = called = right = 0
+    for _ in range(n_toolsets):
+        tools = KINDS[kind](rng)
+        problems = questions(n // n_toolsets, rng)
+        with tempfile.TemporaryDirectory() as folder:
+            trajectories = answer(model, tools, problems, Path(folder))
+        names = {spec.operation: spec.name for spec in tools}
+        for problem, trajectory in zip(problems, trajectories, strict=True):
+            succeeded += success(trajectory.messages, str(problem.answer))
+            first = next(iter(trajectory.attempts), None)
+            called += first is not None
+            right += first is not None and first.name == names[problem.steps[0].operation]
+    n = n // n_toolsets * n_toolsets
+    print(f"{kind:>14} {SuccessRate(succeeded, n)!s:>24} {SuccessRate(right, called)!s:>24} of {called}", flush=True)
+    return {
+        "tools": kind,
+        "questions": n,
+        "success": succeeded / n,
+        "called": called,
+        "right_tool": right / called if called else 0.0,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="nano", help="nano, or the folder of a trained one")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the questions")
+    options = parser.parse_args()
+
+    from toolgrpo.nano import resolve_model
+
+    model = str(resolve_model(options.model))
+    n, n_toolsets = (24, 4) if options.quick else (240, 8)
+    print(f"{options.model}\n{'tools':>14} {'success':>24} {'right tool':>24}")
+    rows = [measure(model, kind, n, 1 if kind == "own" else n_toolsets) for kind in KINDS]
+    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps({**found, options.model: rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
