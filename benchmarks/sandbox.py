@@ -10,10 +10,6 @@ and `sandlock` are installed.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -21,9 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from _reporting import run
 from rich.console import Console
 from rich.table import Table
 
@@ -32,7 +28,6 @@ from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.ladder import probe
 from toolgrpo.sandbox.suite import Suite
 
-RESULTS = Path(__file__).parent / "results" / "sandbox.json"
 CODE = "print(1 + 1)"
 COMMANDS = {  # other sandboxes, as a prefix of a new interpreter
     "bwrap": ("--ro-bind", "/", "/", "--unshare-all", "--die-with-parent"),
@@ -164,16 +159,5 @@ def show(results: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    arguments = parser.parse_args()
-    results = measure(arguments.quick)
-    results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "quick": arguments.quick}
-    show(results)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run("sandbox", __doc__, "fewer repetitions", measure, show)
