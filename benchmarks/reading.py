@@ -23,7 +23,7 @@ from dataclasses import replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from toolgrpo.data.arithmetic import Problem, draw_problem, success  # noqa: E402
-from toolgrpo.evaluation import SuccessRate  # noqa: E402
+from toolgrpo.evaluation import Share  # noqa: E402
 from toolgrpo.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered  # noqa: E402
 from toolgrpo.trajectory import Trajectory  # noqa: E402
 
@@ -100,7 +100,7 @@ def measure(model: str, kind: str, n: int, n_toolsets: int) -> dict[str, object]
             called += first is not None
             right += first is not None and first.name == names[problem.steps[0].operation]
     n = n // n_toolsets * n_toolsets
-    print(f"{kind:>14} {SuccessRate(succeeded, n)!s:>24} {SuccessRate(right, called)!s:>24} of {called}", flush=True)
+    print(f"{kind:>14} {Share(succeeded, n)!s:>24} {Share(right, called)!s:>24} of {called}", flush=True)
     return {
         "tools": kind,
         "questions": n,
