@@ -87,7 +87,8 @@ def answer(model: str, tools: Sequence[ToolSpec], problems: Sequence[Problem], f
 
 def measure(model: str, kind: str, n: int, n_toolsets: int) -> dict[str, object]:
     rng = random.Random(f"reading {kind}")
-    succeeded = called = right = 0
+    done: list[bool] = []
+    right: list[bool] = []  # of the questions where a tool was called
     for _ in range(n_toolsets):
         tools = KINDS[kind](rng)
         problems = questions(n // n_toolsets, rng)
@@ -95,18 +96,16 @@ def measure(model: str, kind: str, n: int, n_toolsets: int) -> dict[str, object]
             trajectories = answer(model, tools, problems, Path(folder))
         names = {spec.operation: spec.name for spec in tools}
         for problem, trajectory in zip(problems, trajectories, strict=True):
-            succeeded += success(trajectory.messages, str(problem.answer))
-            first = next(iter(trajectory.attempts), None)
-            called += first is not None
-            right += first is not None and first.name == names[problem.steps[0].operation]
-    n = n // n_toolsets * n_toolsets
-    print(f"{kind:>14} {Share(succeeded, n)!s:>24} {Share(right, called)!s:>24} of {called}", flush=True)
+            done.append(success(trajectory.messages, str(problem.answer)))
+            right += [attempt.name == names[problem.steps[0].operation] for attempt in trajectory.attempts[:1]]
+    succeeded, read = Share.of(done), Share.of(right)
+    print(f"{kind:>14} {succeeded!s:>24} {read!s:>24} of {read.n}", flush=True)
     return {
         "tools": kind,
-        "questions": n,
-        "success": succeeded / n,
-        "called": called,
-        "right_tool": right / called if called else 0.0,
+        "questions": len(done),
+        "success": succeeded.value,
+        "called": read.n,
+        "right_tool": read.value,
     }
 
 
