@@ -74,8 +74,9 @@ _REFUSED = {"gpt_oss": "it has attention sinks"}
 class SharedPass:
     """Decides, pass by pass, whether to share prompts, and does it.
 
-    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What does not fit is cut into several; where gradients
-    are wanted, each of them is computed again in the backward pass, so that only one is in memory at a time.
+    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What does not fit is cut
+    into several; where gradients are wanted, each of them is computed again in the backward pass, so that only one is in
+    memory at a time.
     """
 
     def __init__(self, *, mode: str = "auto", max_tokens: int | None = None) -> None:
