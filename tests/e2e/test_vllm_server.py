@@ -45,7 +45,10 @@ def counted(url: str, name: str, label: str = "") -> float:
 
 
 def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server):
-    """A request that the server went on with would end by its length, as the one after it does."""
+    """A request that the server went on with would end by its length, as the one after it does.
+
+    There are so many tokens to decode (many seconds of work) that the server cannot have ended one when it is told to stop.
+    """
     engine = VLLMServerEngine([vllm_server.url])
 
     def decoded() -> float:
@@ -57,18 +60,18 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server):
     async def main() -> list[Any]:
         await engine.open()
         decoded_before = await asyncio.to_thread(decoded)
-        tasks = [asyncio.create_task(engine.sample(ask([n, 1], max_tokens=500))) for n in range(3)]
+        tasks = [asyncio.create_task(engine.sample(ask([n, 1], max_tokens=1000))) for n in range(64)]
         while await asyncio.to_thread(decoded) == decoded_before:
             await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        await engine.sample(ask([7, 1], max_tokens=500))
+        await engine.sample(ask([7, 1], max_tokens=50))
         await engine.close()
         return outcomes
 
     ended_before = ended_by_length()
-    assert [type(outcome) for outcome in asyncio.run(main())] == [asyncio.CancelledError] * 3
+    assert {type(outcome) for outcome in asyncio.run(main())} == {asyncio.CancelledError}
     assert ended_by_length() == ended_before + 1
 
 
