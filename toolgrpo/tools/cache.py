@@ -1,6 +1,8 @@
 """Answers of pure tools, remembered for a run.
 
-Same name and same arguments, same answer; a call that is still running is shared too. Only good answers stay.
+Same name and same arguments, same answer; a call that is still running is shared too. Only good answers stay, and only
+so many and so much text of them that a long run does not grow by them. What stays is the answer alone: a finished future
+would keep the event loops of all who waited for it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from toolgrpo.tools.reply import Reply
 
 __all__ = ["CacheLookup", "ResultCache"]
 
+_Call = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLookup:
@@ -29,28 +33,46 @@ class CacheLookup:
 class ResultCache:
     """The most recently used answers; safe from any thread."""
 
-    def __init__(self, max_entries: int = 10_000) -> None:
+    def __init__(self, max_entries: int = 10_000, max_chars: int = 16 * 2**20) -> None:
         self._max_entries = max_entries
+        self._max_chars = max_chars
         self._lock = threading.Lock()
-        self._futures: OrderedDict[tuple[str, str], Future[Reply]] = OrderedDict()
+        self._running: dict[_Call, Future[Reply]] = {}
+        self._answers: OrderedDict[_Call, Reply] = OrderedDict()
+        self._chars = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
 
     def get(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Future[Reply]]) -> CacheLookup:
         """What is known for this call, or what `run` starts."""
-        key = (name, json.dumps(arguments, sort_keys=True))
+        call = (name, json.dumps(arguments, sort_keys=True))
         with self._lock:
-            known = self._futures.get(key)
+            known = self._answers.get(call)
             if known is not None:
-                self._futures.move_to_end(key)
-                return CacheLookup(known, hit=True)
-            future = run()
-            self._futures[key] = future
-            while len(self._futures) > self._max_entries:
-                self._futures.popitem(last=False)
-        future.add_done_callback(lambda done: self._forget_if_bad(key, done))
+                self._answers.move_to_end(call)
+                answered: Future[Reply] = Future()
+                answered.set_result(known)
+                return CacheLookup(answered, hit=True)
+            running = self._running.get(call)
+            if running is not None:
+                return CacheLookup(running, hit=True)
+            future = self._running[call] = run()
+        future.add_done_callback(lambda done: self._ended(call, done))
         return CacheLookup(future, hit=False)
 
-    def _forget_if_bad(self, key: tuple[str, str], done: Future[Reply]) -> None:
-        if done.cancelled() or done.exception() is not None or done.result().error is not None:
-            with self._lock:
-                if self._futures.get(key) is done:
-                    del self._futures[key]
+    def _ended(self, call: _Call, done: Future[Reply]) -> None:
+        """Keep a good answer, and drop the oldest ones beyond the bounds."""
+        good = not done.cancelled() and done.exception() is None and done.result().error is None
+        with self._lock:
+            self._running.pop(call, None)
+            if not good:
+                return
+            self._answers[call] = done.result()
+            self._chars += _chars(call, done.result())
+            while len(self._answers) > self._max_entries or self._chars > self._max_chars:
+                self._chars -= _chars(*self._answers.popitem(last=False))
+
+
+def _chars(call: _Call, reply: Reply) -> int:
+    return sum(map(len, call)) + len(reply.text)
