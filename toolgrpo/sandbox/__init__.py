@@ -1,7 +1,32 @@
-"""Runs model-written Python in warm, forked, confined processes; fails closed. See docs/sandbox.md."""
+"""Runs model-written Python in processes that are confined; fails closed. See docs/sandbox.md.
 
-from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
-from toolgrpo.sandbox.remote import RemoteSandbox
-from toolgrpo.sandbox.sandbox import Sandbox, Session
+The names are imported on first use: the processes that run code import this package too, and need neither.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
+    from toolgrpo.sandbox.remote import RemoteSandbox
+    from toolgrpo.sandbox.sandbox import Sandbox, Session
 
 __all__ = ["Limits", "RemoteSandbox", "RunStatus", "Rung", "Sandbox", "SandboxResult", "Session"]
+
+_LAZY = {
+    "Limits": "base",
+    "RemoteSandbox": "remote",
+    "RunStatus": "base",
+    "Rung": "base",
+    "Sandbox": "sandbox",
+    "SandboxResult": "base",
+    "Session": "sandbox",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"toolgrpo.sandbox.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ from typing import Any
 from toolgrpo.sandbox.literals import NotPlainError, encode
 from toolgrpo.sandbox.wire import pack
 
-__all__ = ["evaluate_all", "fresh_namespace", "prepare_streams", "report", "run_cell", "use_streams", "warm_up"]
+__all__ = ["answer", "fresh_namespace", "prepare_streams", "report", "use_streams", "warm_up"]
 
 _REPR_CHARS = 2000
 _NAME = "<cell>"
@@ -53,6 +53,17 @@ def prepare_streams() -> None:
 def use_streams() -> None:
     """In the confined process, whose descriptors 0, 1 and 2 are its own by now."""
     sys.stdin, sys.stdout, sys.stderr = _streams
+
+
+def answer(request: dict[str, Any], namespace: dict[str, Any], results: int) -> None:
+    """Do what a request asks for and report it; ends the process unless it is a session's."""
+    if "expressions" in request:
+        outcome = evaluate_all(request["expressions"], namespace)
+    else:
+        outcome = run_cell(request["code"], namespace)
+    report(results, outcome)
+    if not request["keep"]:
+        os._exit(outcome["exit_code"])
 
 
 def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:

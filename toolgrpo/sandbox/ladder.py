@@ -6,6 +6,7 @@ nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import cache
@@ -15,11 +16,12 @@ from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.bubblewrap import find_bubblewrap, wrap
 from toolgrpo.sandbox.paths import starter
 
-__all__ = ["NOT_PROMISED", "choose_rung", "probe"]
+__all__ = ["choose_rung", "probe"]
 
 _PROBE_S = 60.0
 _STRONGEST_FIRST = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.BUBBLEWRAP, Rung.SECCOMP)
-NOT_PROMISED = {
+_NO_LINUX = f"this is {sys.platform}, and every rung that confines needs Linux"
+_NOT_PROMISED = {
     Rung.NAMESPACES: "no protection from kernel bugs; metadata (names, sizes) of files outside can be read",
     Rung.LANDLOCK: (
         "no protection from kernel bugs; metadata (names, sizes) of files outside can be read; the kernel's process "
@@ -30,16 +32,19 @@ NOT_PROMISED = {
         "memory"
     ),
     Rung.SECCOMP: "as landlock; and code has no files at all: no scratch folder and no imports beyond the preloaded ones",
-    Rung.UNSAFE: "NOTHING but limits of time and memory: code reads and writes whatever this user can",
 }
+_UNSAFE_PROMISE = (
+    "NOTHING but limits of time and memory: code reads, writes and starts whatever this user can, and what it starts can "
+    "live on"
+)
 
 
 def choose_rung(wanted: Rung | str, *, allow_unsafe: bool) -> tuple[Rung, str]:
     """The rung to use and the line that says so; refuses rather than confining less than asked."""
-    if sys.platform != "linux":  # not even unconfined: processes are watched through Linux's own means
+    if os.name != "posix":
         raise SandboxError(
-            f"model-written code can be run here on Linux only, and this is {sys.platform}; use a Linux container or a "
-            "remote sandbox service (toolgrpo.sandbox.RemoteSandbox)"
+            f"model-written code cannot be run here, not even unconfined: this is {sys.platform}. Use Linux, or a remote "
+            "sandbox service (toolgrpo.sandbox.RemoteSandbox)"
         )
     if wanted != "auto":
         try:
@@ -52,26 +57,32 @@ def choose_rung(wanted: Rung | str, *, allow_unsafe: bool) -> tuple[Rung, str]:
         reason = None if rung is Rung.UNSAFE else probe(rung)
         if reason is not None:
             raise SandboxError(f"this machine cannot hold the sandbox rung {rung.value!r}: {reason}")
-        return rung, f"sandbox rung {rung.value} (asked for); not promised: {NOT_PROMISED[rung]}"
-    refused: list[str] = []
-    for rung in _STRONGEST_FIRST:
+        return rung, f"sandbox rung {rung.value} (asked for); {_promise(rung)}"
+    refused = [] if sys.platform == "linux" else [_NO_LINUX]
+    for rung in _STRONGEST_FIRST if sys.platform == "linux" else ():
         reason = probe(rung)
         if reason is None:
             stronger = f" (not here: {'; '.join(refused)})" if refused else ""
-            return rung, f"sandbox rung {rung.value}{stronger}; not promised: {NOT_PROMISED[rung]}"
+            return rung, f"sandbox rung {rung.value}{stronger}; {_promise(rung)}"
         refused.append(f"{rung.value}: {reason}")
     if allow_unsafe:
-        return Rung.UNSAFE, f"sandbox rung unsafe ({'; '.join(refused)}); promised: {NOT_PROMISED[Rung.UNSAFE]}"
+        return Rung.UNSAFE, f"sandbox rung unsafe ({'; '.join(refused)}); {_promise(Rung.UNSAFE)}"
     raise SandboxError(
         f"nothing on this machine can confine model-written code ({'; '.join(refused)}). Run on Linux with seccomp and "
-        "Landlock, use a remote sandbox service (toolgrpo.sandbox.RemoteSandbox), or say allow_unsafe=True to run it "
-        "unconfined"
+        "Landlock (a container will do), use a remote sandbox service (toolgrpo.sandbox.RemoteSandbox), or say "
+        "allow_unsafe=True (TOOLGRPO_ALLOW_UNSAFE=1 in the environment of a recipe) to run it unconfined"
     )
+
+
+def _promise(rung: Rung) -> str:
+    return f"promised: {_UNSAFE_PROMISE}" if rung is Rung.UNSAFE else f"not promised: {_NOT_PROMISED[rung]}"
 
 
 @cache
 def probe(rung: Rung) -> str | None:
     """None where this machine holds the rung, else why not; a throw-away process tries it."""
+    if sys.platform != "linux":
+        return _NO_LINUX
     if rung is Rung.BUBBLEWRAP and find_bubblewrap() is None:
         return "bwrap is not installed"
     command = [sys.executable, "-I", "-c", starter("probe", "probe_rung"), rung.value]

@@ -1,23 +1,26 @@
-"""The mother process on our side: started by exec with a clean environment, asked for workers, closed."""
+"""The sandbox's processes on our side: started by exec with a clean environment, asked for workers, closed."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
 
 from toolgrpo.errors import SandboxError
+from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.bubblewrap import SCRATCH_PARENT, wrap
 from toolgrpo.sandbox.paths import interpreter_paths, open_to_all, starter
 
-__all__ = ["Mother"]
+__all__ = ["VMSTAT", "FreshWorkers", "Mother", "Workers"]
 
+VMSTAT = Path("/proc/vmstat")  # where the kernel counts the processes that it has killed for want of memory
 _START_S = 60.0
 _CLOSE_S = 10.0
 _ENVIRONMENT = {
@@ -29,6 +32,16 @@ _ENVIRONMENT = {
 }
 
 
+class Workers(Protocol):
+    """Where a sandbox gets its workers."""
+
+    def worker(self) -> socket.socket:
+        """A channel to a new worker."""
+
+    def close(self) -> None:
+        """End all of them, now that their channels are closed, and remove what they leave."""
+
+
 class Mother:
     """The mother process, seen from the client. `limits` are those that its workers expect a run to have."""
 
@@ -37,6 +50,8 @@ class Mother:
         parent = SCRATCH_PARENT if rung is Rung.BUBBLEWRAP else tempfile.gettempdir()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         owner, proc = os.pidfd_open(os.getpid()), os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        vmstat = _open_vmstat()
+        lent = [fd for fd in (theirs.fileno(), owner, proc, vmstat) if fd is not None]
         settings: dict[str, Any] = {
             "rung": rung.value,
             "preload": preload,
@@ -47,20 +62,21 @@ class Mother:
             "control": theirs.fileno(),
             "owner": owner,
             "proc": proc,
+            "vmstat": vmstat,
         }
         command = [sys.executable, "-I", "-c", starter("mother", "main"), json.dumps(settings)]
         try:
             self._process = subprocess.Popen(
                 wrap(command) if rung is Rung.BUBBLEWRAP else command,
                 env=_ENVIRONMENT,
-                pass_fds=[theirs.fileno(), owner, proc],
+                pass_fds=lent,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
             )
         finally:
-            theirs.close()
-            os.close(owner)
-            os.close(proc)
+            theirs.detach()
+            for fd in lent:
+                os.close(fd)
         self.scratch: str | None = None
         self._control.settimeout(_START_S)
         try:
@@ -99,4 +115,58 @@ class Mother:
             self._process.kill()
             self._process.wait()
         if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            with suppress(OSError):
+                scratch.remove(self.scratch)
+
+
+def _open_vmstat() -> int | None:
+    with suppress(OSError):  # no /proc, or one that shows less
+        return os.open(VMSTAT, os.O_RDONLY)
+    return None
+
+
+class FreshWorkers:
+    """Workers that need nothing of Linux and confine nothing, each started by itself; `limits` as the mother's."""
+
+    def __init__(self, *, limits: dict[str, Any]) -> None:
+        self._limits = limits
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def worker(self) -> socket.socket:
+        """A channel to a new worker; one that cannot start is a lost worker to who asks it."""
+        self._workers = [worker for worker in self._workers if worker.poll() is None]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        settings = {
+            "channel": theirs.fileno(),
+            "opener": os.getpid(),
+            "tmp": tempfile.gettempdir(),
+            "limits": self._limits,
+        }
+        try:
+            started = subprocess.Popen(
+                [sys.executable, "-I", "-c", starter("fresh", "main"), json.dumps(settings)],
+                env=_ENVIRONMENT,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"a sandbox worker could not be started: {error}") from None
+        finally:
+            theirs.close()
+        self._workers.append(started)
+        return ours
+
+    def close(self) -> None:
+        """Wait for the workers, whose channels are closed."""
+        for worker in self._workers:
+            try:
+                worker.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()

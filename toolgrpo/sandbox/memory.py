@@ -1,6 +1,6 @@
-"""The mother's memory, made cheap to fork: what a run costs is mostly the copying and dropping of page tables.
+"""The mother's memory, made cheap to fork (what a run costs is mostly the copying and dropping of page tables), and the machine's.
 
-/proc is reached through a descriptor opened by the client, since a mother inside bubblewrap sees none.
+/proc is reached through descriptors opened by the client, since a mother inside bubblewrap sees none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-__all__ = ["collapse_heap", "mapped_bytes"]
+__all__ = ["collapse_heap", "mapped_bytes", "oom_kills"]
 
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
@@ -33,6 +33,20 @@ def collapse_heap(proc: int) -> int:
 def mapped_bytes(proc: int) -> int:
     """The size of this process's address space."""
     return int(_read(proc, "self/statm").split()[0]) * resource.getpagesize()
+
+
+def oom_kills(vmstat: int | None) -> int | None:
+    """How many processes the kernel has killed for want of memory, on this machine and in all its control groups.
+
+    `vmstat`: /proc/vmstat, opened. None where there is none, or where it does not say.
+    """
+    if vmstat is None:
+        return None
+    for line in os.pread(vmstat, 1 << 16, 0).splitlines():
+        name, _, count = line.partition(b" ")
+        if name == b"oom_kill":
+            return int(count)
+    return None
 
 
 def _heap(proc: int) -> Iterator[tuple[int, int]]:

@@ -15,14 +15,13 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from typing import Any
 
 from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.confine import adopt_orphans, die_with_parent, enter_pid_namespace, leave_network
-from toolgrpo.sandbox.memory import collapse_heap, mapped_bytes
+from toolgrpo.sandbox.memory import collapse_heap, mapped_bytes, oom_kills
 
 __all__ = ["main"]
 
@@ -32,7 +31,7 @@ _WARM_UPS = (
 
 
 def main() -> None:
-    settings = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv.pop())  # programs see no arguments
     control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
@@ -53,12 +52,13 @@ def main() -> None:
     gc.freeze()
     collapse_heap(settings["proc"])
     settings["mapped_bytes"] = mapped_bytes(settings["proc"])
-    settings["scratch"] = tempfile.mkdtemp(prefix="toolgrpo-sandbox-", dir=settings["tmp"])
+    settings["oom_kills"] = oom_kills(settings["vmstat"])
+    settings["scratch"], lock = scratch.claim(settings["tmp"])
     os.chmod(settings["scratch"], 0o711)  # each run's folder inside it is its own
     workers: dict[int, int] = {}
     try:
         control.sendall(json.dumps({"missing": missing, "scratch": settings["scratch"]}).encode() + b"\n")
-        _start_workers(settings, control, owner, workers)
+        _start_workers(settings, control, [fd for fd in (owner, lock) if fd is not None], workers)
     finally:
         _end_all(list(workers))
         scratch.remove(settings["scratch"])
@@ -75,8 +75,11 @@ def _preload(names: list[str]) -> list[str]:
     return missing
 
 
-def _start_workers(settings: dict[str, Any], control: socket.socket, owner: int, workers: dict[int, int]) -> None:
-    """One worker a message, until the client is gone. `workers`: pid by pidfd."""
+def _start_workers(
+    settings: dict[str, Any], control: socket.socket, mothers_own: list[int], workers: dict[int, int]
+) -> None:
+    """One worker a message, until the client is gone. `workers`: pid by pidfd; `mothers_own`: no worker's, the owner first."""
+    owner = mothers_own[0]
     poller = select.poll()
     for fd in (control.fileno(), owner):
         poller.register(fd, select.POLLIN)
@@ -92,7 +95,7 @@ def _start_workers(settings: dict[str, Any], control: socket.socket, owner: int,
             message, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
                 return
-            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), owner, *workers])
+            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), *mothers_own, *workers])
             pidfd = os.pidfd_open(pid)
             workers[pidfd] = pid
             poller.register(pidfd, select.POLLIN)
@@ -104,6 +107,7 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
         channel.close()
         return pid
     from toolgrpo.sandbox import worker
+    from toolgrpo.sandbox.process import Forking
 
     try:
         for fd in not_its_own:
@@ -118,7 +122,7 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
                 os.waitpid(inner, 0)
                 os._exit(0)
             die_with_parent()
-        worker.serve(settings, channel)
+        worker.serve(Forking(settings), channel, settings["scratch"], settings["limits"])
     except BaseException:
         traceback.print_exc()
     finally:

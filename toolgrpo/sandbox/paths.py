@@ -32,4 +32,5 @@ def package_root() -> Path:
 def starter(module: str, function: str) -> str:
     """Python that imports our package from where it lies, then forgets that place."""
     root = str(package_root())
-    return f"import sys; sys.path.insert(0, {root!r}); from toolgrpo.sandbox.{module} import {function}; {function}()"
+    start = f"from toolgrpo.sandbox.{module} import {function}; del sys.path[0]; {function}()"
+    return f"import sys; sys.path.insert(0, {root!r}); {start}"

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import landlockpy
 
 from toolgrpo.sandbox import child, judge
 from toolgrpo.sandbox.base import Rung
-from toolgrpo.sandbox.confine import SyscallRules, confine_files, confine_syscalls, die_with_parent, drop_privileges
+from toolgrpo.sandbox.confine import (
+    SyscallRules,
+    confine_files,
+    confine_syscalls,
+    die_with_parent,
+    drop_privileges,
+    file_rules,
+)
+from toolgrpo.sandbox.handle import Process
+from toolgrpo.sandbox.memory import oom_kills
 from toolgrpo.sandbox.syscalls import syscall_filter
 from toolgrpo.sandbox.wire import read_frame
 
-__all__ = ["LIMITS_FROM_BIRTH", "Process", "kill", "start", "warm"]
+__all__ = ["Forking", "start", "warm"]
 
-LIMITS_FROM_BIRTH = ("memory_mb", "file_mb", "open_files")
 _MOST_FDS = 1024  # more than a worker ever holds
 _REQUESTS, _RESULTS = 3, 4  # where the process's two pipes of ours lie
 _syscalls: SyscallRules | None = None
@@ -33,60 +39,59 @@ _syscalls: SyscallRules | None = None
 def warm(rung: str) -> None:
     """Build in the mother what every fork would otherwise build again."""
     global _syscalls
-    if rung != Rung.UNSAFE:
-        _syscalls = SyscallRules(syscall_filter(files=rung != Rung.SECCOMP))
+    _syscalls = SyscallRules(syscall_filter(files=rung != Rung.SECCOMP))
     _ = judge  # grading runs it in a confined process, which on the seccomp rung could import nothing
     child.prepare_streams()
 
 
-@dataclass(slots=True)
-class Process:
-    """A confined process and our ends of its pipes."""
+class Forked(Process):
+    """Watched through a pidfd and its own clock."""
 
-    pid: int
-    pidfd: int
-    stdin: int
-    stdout: int
-    stderr: int
-    requests: int
-    results: int
-    stopped: bool = False
-
-    def is_dead(self) -> bool:
-        return bool(select.select([self.pidfd], [], [], 0)[0])
+    __slots__ = ()
 
     def cpu_seconds(self) -> float:
-        """Of all its threads, read from its own clock: /proc may belong to another pid namespace."""
+        """Read from its own clock: /proc may belong to another pid namespace."""
         return time.clock_gettime(((~self.pid) << 3) | 2)
 
-    def close_stdin(self) -> None:
-        if self.stdin >= 0:
-            os.close(self.stdin)
-            self.stdin = -1
-
     def reap(self) -> int:
-        """Wait for its end; the exit code, negative for a signal."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.pid = -1
         return code
 
-    def bury(self) -> None:
-        """Wait for the end of a killed process and close what we hold of it."""
-        if self.pid > 0:
-            self.reap()
-        self.close_stdin()
-        for fd in (self.pidfd, self.stdout, self.stderr, self.requests, self.results):
-            os.close(fd)
+
+class Forking:
+    """Processes forked from the worker that uses them, confined as the rung says."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._oom_kills = settings["oom_kills"]
+
+    def rules(self, scratch: str) -> landlockpy.Ruleset | None:
+        with_landlock = self._settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
+        return file_rules(self._settings["readable"], scratch) if with_landlock else None
+
+    def start(self, rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> Process:
+        return start(self._settings, rules, scratch, limits)
+
+    def kill(self, process: Process) -> None:
+        if process.pid > 0:
+            _kill(process.pid)
+        if self._settings["rung"] == Rung.NAMESPACES:
+            _kill(-1)  # the worker is pid 1 of a namespace of its own
+
+    def was_out_of_memory(self) -> bool:
+        before, self._oom_kills = self._oom_kills, oom_kills(self._settings["vmstat"])
+        return bool(self._oom_kills != before)
 
 
-def kill(pid: int) -> None:
+def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
 
 
-def start(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> Process:
+def start(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> Process:
     """Fork a process that confines itself and then waits for code. `rules`: Landlock's, None where it has none."""
     os.environ["HOME"] = os.environ["TMPDIR"] = scratch  # here, not in the new process, where each page would be copied
     stdin, stdout, stderr, requests, results = (os.pipe() for _ in range(5))
@@ -105,10 +110,10 @@ def start(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: s
         os.close(fd)
     for fd in (stdin[1], stdout[0], stderr[0], requests[1], results[0]):
         os.set_blocking(fd, False)
-    return Process(pid, os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
+    return Forked(pid, os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
 
 
-def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
+def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> None:
     """In the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
@@ -120,10 +125,6 @@ def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (most, most))
-    if settings["rung"] == Rung.UNSAFE:
-        die_with_parent()
-        _keep_own_descriptors()
-        return
     drop_privileges(keep_reading=rules is not None and not settings["nobody_can_read"])
     die_with_parent()  # after the change of user, which clears it
     if rules is not None:
@@ -147,10 +148,4 @@ def _live() -> None:
     child.use_streams()
     child.warm_up()
     while (request := read_frame(_REQUESTS)) is not None:
-        if "expressions" in request:
-            outcome = child.evaluate_all(request["expressions"], namespace)
-        else:
-            outcome = child.run_cell(request["code"], namespace)
-        child.report(_RESULTS, outcome)
-        if not request["keep"]:
-            os._exit(outcome["exit_code"])
+        child.answer(request, namespace, _RESULTS)

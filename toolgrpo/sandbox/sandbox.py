@@ -11,6 +11,7 @@ import asyncio
 import functools
 import json
 import logging
+import os
 import socket
 import threading
 from collections import deque
@@ -24,7 +25,7 @@ from typing import Any
 from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
 from toolgrpo.sandbox.ladder import choose_rung
-from toolgrpo.sandbox.launch import Mother
+from toolgrpo.sandbox.launch import FreshWorkers, Mother, Workers
 from toolgrpo.sandbox.literals import NotPlainError, decode
 from toolgrpo.sandbox.wire import receive, send
 
@@ -33,15 +34,21 @@ __all__ = ["DEFAULT_PRELOAD", "Sandbox", "Session"]
 logger = logging.getLogger(__name__)
 
 DEFAULT_PRELOAD = (
-    "array", "bisect", "cmath", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "random", "re", "statistics", "string",
-    "sys", "textwrap", "time", "typing", "unicodedata", "numpy", "sympy",
+    "array", "asyncio", "bisect", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "logging", "math", "operator", "pathlib",
+    "queue", "random", "re", "statistics", "string", "struct", "sys", "textwrap", "threading", "time", "traceback", "types",
+    "typing", "unicodedata", "numpy", "sympy",
 )  # fmt: skip
 _GRACE_S = 15.0
 
 
 class Sandbox:
-    """Runs code in forked, confined processes. Use as a context manager, or call `close`."""
+    """Runs code in confined processes. Use as a context manager, or call `close`.
+
+    `allow_unsafe` (or TOOLGRPO_ALLOW_UNSAFE=1 in the environment, for what opens a sandbox by itself, as the `python` tool
+    and the reward `code_exec` do) lets code run unconfined where nothing on this machine confines it.
+    `preload` is imported once for all runs; on the rung `unsafe` each run is an interpreter of its own and imports by itself.
+    """
 
     def __init__(
         self,
@@ -55,11 +62,16 @@ class Sandbox:
         if workers < 1:
             raise ConfigError(f"a sandbox needs at least one worker; got workers={workers}")
         self.limits = limits or Limits()
+        allow_unsafe = allow_unsafe or os.environ.get("TOOLGRPO_ALLOW_UNSAFE") == "1"
         self.rung, notes = choose_rung(rung, allow_unsafe=allow_unsafe)
         logger.info("%s", notes)
         self._closed = False
         self._lock = threading.Lock()
-        self._mother = Mother(self.rung, preload=list(preload), limits=asdict(self.limits))
+        self._mother: Workers = (
+            FreshWorkers(limits=asdict(self.limits))
+            if self.rung is Rung.UNSAFE
+            else Mother(self.rung, preload=list(preload), limits=asdict(self.limits))
+        )
         self._workers = workers
         self._turns = threading.BoundedSemaphore(workers)
         # The worker that rested longest is next: the others still prepare their next process.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolgrpo.sandbox.process import Process
+from toolgrpo.sandbox.handle import Process
 from toolgrpo.sandbox.scratch import holds_more_than
 from toolgrpo.sandbox.wire import pack
 
@@ -45,23 +46,22 @@ class Outcome:
         return self.stdout if fd == process.stdout else self.stderr
 
 
-def watch(process: Process, request: dict[str, Any], scratch: str) -> Outcome:
-    """Hand one request to a live process and move bytes until its result, its end or a limit."""
-    job = {key: request[key] for key in ("code", "expressions", "keep") if key in request}
+def watch(process: Process, request: dict[str, Any], scratch: str, client: socket.socket) -> Outcome:
+    """Hand one request to a live process and move bytes until its result, its end, a limit, or the client's end."""
+    job = {key: request[key] for key in ("code", "expressions", "keep", "timeout_s") if key in request}
     inputs = {process.requests: memoryview(pack(job))}
     if process.stdin >= 0:  # closed after a session's first run
         inputs[process.stdin] = memoryview(request["stdin"].encode())
     outcome = Outcome()
     if process.stopped:
-        os.kill(process.pid, signal.SIGCONT)
-        process.stopped = False
+        process.go_on()
     poller = select.poll()
-    for fd in (process.stdout, process.stderr, process.results, process.pidfd):
+    for fd in (process.stdout, process.stderr, process.results, process.ended, client.fileno()):
         poller.register(fd, select.POLLIN)
     for fd in list(inputs):  # what fits into the pipes goes now
         poller.register(fd, select.POLLOUT)
         _feed(process, poller, inputs, fd)
-    _move(process, poller, inputs, outcome, request, scratch)
+    _move(process, poller, inputs, outcome, request, scratch, client.fileno())
     return outcome
 
 
@@ -79,6 +79,8 @@ def answer(process: Process, outcome: Outcome, request: dict[str, Any]) -> dict[
     """The run in the words of the client; the frame is passed on unread, as the stranger's text it is."""
     drain(process, outcome)
     code = process.reap() if outcome.exited else None
+    if code == -signal.SIGXCPU:
+        outcome.verdict = "timeout"
     size = int.from_bytes(outcome.results[:4], "big")
     frame = bytes(outcome.results[4 : 4 + size]) if _complete(outcome.results) else b""
     return {
@@ -98,6 +100,7 @@ def _move(
     outcome: Outcome,
     request: dict[str, Any],
     scratch: str,
+    client: int,
 ) -> None:
     now = time.monotonic()
     deadline, next_check = now + request["timeout_s"], now + _CHECK_S
@@ -116,8 +119,11 @@ def _move(
                 outcome.verdict = "disk"
                 return
         for fd, event in poller.poll(max(1.0, 1000 * (min(deadline, next_check) - now))):
-            if fd == process.pidfd:
+            if fd == process.ended:
                 outcome.exited = True
+                return
+            if fd == client:
+                outcome.verdict = "abandoned"
                 return
             if fd in inputs:
                 _feed(process, poller, inputs, fd)

@@ -13,29 +13,32 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
-import landlockpy
-
 from toolgrpo.sandbox import scratch
-from toolgrpo.sandbox.base import Rung
-from toolgrpo.sandbox.confine import file_rules
-from toolgrpo.sandbox.process import LIMITS_FROM_BIRTH, Process, kill, start
+from toolgrpo.sandbox.handle import Process, Way
 from toolgrpo.sandbox.watching import answer, watch
 from toolgrpo.sandbox.wire import receive, send
 
 __all__ = ["serve"]
 
+_LIMITS_FROM_BIRTH = ("memory_mb", "file_mb", "open_files")
+
+
+class _OutOfMemory(Exception):
+    """The kernel killed the process that ran code, for want of memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """A scratch folder, and the Landlock rules that name it; both outlive many runs."""
+    """A scratch folder, and the rules that name it; both outlive many runs."""
 
     path: str
-    rules: landlockpy.Ruleset | None
+    rules: Any
 
 
 @dataclass(slots=True)
@@ -48,29 +51,33 @@ class _Tenant:
     used: bool = False
 
 
-def serve(settings: dict[str, Any], channel: socket.socket) -> None:
-    """Answer requests until the client is gone."""
-    worker = _Worker(settings)
+def serve(way: Way, channel: socket.socket, folder: str, limits: dict[str, Any]) -> None:
+    """Answer requests until the client is gone. `limits` are those that most requests will have."""
+    worker = _Worker(way, folder)
     try:
-        worker.prepare(settings["limits"])
+        worker.prepare(limits)
         while (request := receive(channel)) is not None:
             if "end_session" in request:
                 worker.end_tenant()
-                worker.prepare(settings["limits"])
+                worker.prepare(limits)
                 continue
             over = worker.run(request, channel)
             if over:
                 worker.prepare(request)
-    except Exception:  # the client sees a lost worker; the reason goes to stderr
+    except (BrokenPipeError, ConnectionResetError):  # the client has gone while its answer was made
+        return
+    except _OutOfMemory as error:  # the client sees a lost worker, as when the kernel takes the worker itself
+        print(f"toolgrpo.sandbox: {error}", file=sys.stderr)
+    except Exception:  # the same; the reason goes to stderr
         traceback.print_exc()
     finally:
         worker.close()
 
 
 class _Worker:
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
-        self._base = os.path.join(settings["scratch"], f"w{os.getpid()}-{time.monotonic_ns()}-")
+    def __init__(self, way: Way, folder: str) -> None:
+        self._way = way
+        self._base = os.path.join(folder, f"w{os.getpid()}-{time.monotonic_ns()}-")
         self._rooms: list[_Room] = []
         self._free: list[_Room] = []
         self._built = 0
@@ -89,14 +96,15 @@ class _Worker:
         tenant = self._tenant
         assert tenant is not None
         tenant.used = True
-        outcome = watch(tenant.process, request, tenant.room.path)
+        outcome = watch(tenant.process, request, tenant.room.path, channel)
         over = outcome.gone or not request["keep"]
         if over:
-            self._kill(tenant.process)
+            self._way.kill(tenant.process)
         else:  # threads of a session rest between runs
-            os.kill(tenant.process.pid, signal.SIGSTOP)
-            tenant.process.stopped = True
+            tenant.process.stop()
         reply = answer(tenant.process, outcome, request)
+        if reply["code"] == -signal.SIGKILL and self._way.was_out_of_memory():
+            raise _OutOfMemory("the kernel killed a run because the machine, or its control group, had no memory left")
         if over:
             self._dying.append(tenant)
             self._tenant = None
@@ -108,7 +116,7 @@ class _Worker:
         """Fork the next process; then see the last one off, which has ended meanwhile."""
         if self._tenant is None:
             room = self._free.pop() if self._free else self._build_room()
-            process = start(self._settings, room.rules, room.path, limits)
+            process = self._way.start(room.rules, room.path, limits)
             self._tenant = _Tenant(process, room, _from_birth(limits))
         while self._dying:
             tenant = self._dying.pop()
@@ -122,7 +130,7 @@ class _Worker:
     def end_tenant(self) -> None:
         """Kill the process that waits or belongs to a session."""
         if self._tenant is not None:
-            self._kill(self._tenant.process)
+            self._way.kill(self._tenant.process)
             self._dying.append(self._tenant)
             self._tenant = None
 
@@ -138,19 +146,11 @@ class _Worker:
         self._built += 1
         scratch.make(path)
         # Built once: opening some fifteen paths costs more than the rest of the confinement together.
-        with_landlock = self._settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
-        room = _Room(path, file_rules(self._settings["readable"], path) if with_landlock else None)
+        room = _Room(path, self._way.rules(path))
         self._rooms.append(room)
         return room
-
-    def _kill(self, process: Process) -> None:
-        """After this nothing of the run executes any more; where it is buried does not matter to the client."""
-        if process.pid > 0:
-            kill(process.pid)
-        if self._settings["rung"] == Rung.NAMESPACES:
-            kill(-1)  # we are pid 1 of a namespace of our own
 
 
 def _from_birth(limits: dict[str, Any]) -> tuple[int, ...]:
     """The limits that a process is born with."""
-    return tuple(limits[name] for name in LIMITS_FROM_BIRTH)
+    return tuple(limits[name] for name in _LIMITS_FROM_BIRTH)

@@ -1,8 +1,10 @@
-"""One sandbox for each rung that this machine holds."""
+"""One sandbox for each rung that this machine holds, and an interpreter that stands for another system's."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +19,13 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         pytest.skip(f"this machine does not hold the rung {request.param.value}: {reason}")
     with Sandbox(rung=request.param, workers=1) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def like_macos(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter that has nothing that only Linux has; see like_macos.py."""
+    script = tmp_path_factory.mktemp("macos") / "python"
+    pretending = Path(__file__).with_name("like_macos.py")
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{pretending}" "$0" "$@"\n')
+    script.chmod(0o755)
+    return str(script)

@@ -147,19 +147,6 @@ def test_the_strongest_rung_is_found_and_said(interpreter: str, copies: Path, ma
     assert result == f"rung {rung} user {uid} answer 42"
 
 
-def test_on_another_system_it_says_so_and_needs_none_of_the_libraries() -> None:
-    code = """
-import sys
-sys.platform = "darwin"
-for name in ("landlockpy", "seccompy"):
-    sys.modules[name] = None  # an import of it fails
-from toolgrpo.sandbox import Sandbox
-Sandbox(allow_unsafe=True)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "SandboxError: model-written code can be run here on Linux only" in done.stderr
-
-
 def test_where_nothing_holds_it_refuses_unless_told_otherwise(interpreter: str, copies: Path) -> None:
     machine = "docker without Landlock and seccomp"
     refused = elsewhere(interpreter, copies, machine, WITNESS)

@@ -1,0 +1,82 @@
+"""A process that runs code, as its worker holds it: on any POSIX system, however it was started.
+
+Invariant: `ended` can be read as soon as the process has ended, and not before; nothing that its code does to its own
+descriptors changes that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["Process", "Way"]
+
+
+@dataclass(slots=True)
+class Process(ABC):
+    """A process and our ends of its pipes; `pid` is -1 once it was waited for."""
+
+    pid: int
+    ended: int
+    stdin: int
+    stdout: int
+    stderr: int
+    requests: int
+    results: int
+    stopped: bool = field(default=False, init=False)
+
+    @abstractmethod
+    def cpu_seconds(self) -> float:
+        """Of all its threads so far; 0.0 where the process limits its own."""
+
+    @abstractmethod
+    def reap(self) -> int:
+        """Wait for its end; the exit code, negative for a signal."""
+
+    def is_dead(self) -> bool:
+        return bool(select.select([self.ended], [], [], 0)[0])
+
+    def stop(self) -> None:
+        """Let it rest, its threads too, until `go_on`."""
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(self.pid, signal.SIGSTOP)
+        self.stopped = True
+
+    def go_on(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        self.stopped = False
+
+    def close_stdin(self) -> None:
+        if self.stdin >= 0:
+            os.close(self.stdin)
+            self.stdin = -1
+
+    def bury(self) -> None:
+        """Wait for the end of a killed process and close what we hold of it."""
+        if self.pid > 0:
+            self.reap()
+        self.close_stdin()
+        for fd in (self.ended, self.stdout, self.stderr, self.requests, self.results):
+            os.close(fd)
+
+
+class Way(Protocol):
+    """How a worker gets its processes. `rules` are what a process needs to be bound to one scratch folder."""
+
+    def rules(self, scratch: str) -> Any:
+        """Built once for a folder, for all the processes that use it after each other."""
+
+    def start(self, rules: Any, scratch: str, limits: dict[str, Any]) -> Process:
+        """A process that waits for code."""
+
+    def kill(self, process: Process) -> None:
+        """After this nothing of the run executes any more."""
+
+    def was_out_of_memory(self) -> bool:
+        """Whether the kernel has killed a process since the last question because the machine had no memory left."""
