@@ -21,7 +21,7 @@ from typing import Any
 from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.confine import adopt_orphans, die_with_parent, enter_pid_namespace, leave_network
-from toolgrpo.sandbox.memory import collapse_heap, mapped_bytes, oom_kills
+from toolgrpo.sandbox.memory import collapse_heap, mapped_bytes
 
 __all__ = ["main"]
 
@@ -52,7 +52,6 @@ def main() -> None:
     gc.freeze()
     collapse_heap(settings["proc"])
     settings["mapped_bytes"] = mapped_bytes(settings["proc"])
-    settings["oom_kills"] = oom_kills(settings["vmstat"])
     settings["scratch"], lock = scratch.claim(settings["tmp"])
     os.chmod(settings["scratch"], 0o711)  # each run's folder inside it is its own
     workers: dict[int, int] = {}

@@ -64,7 +64,7 @@ class Forking:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
-        self._oom_kills = settings["oom_kills"]
+        self._oom_kills = oom_kills(settings["vmstat"])
 
     def rules(self, scratch: str) -> landlockpy.Ruleset | None:
         with_landlock = self._settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
