@@ -5,6 +5,7 @@
 
 docs/sandbox.md says what model-written code can and cannot do there. `TOOLGRPO_PYTHON_TIMEOUT` is the
 time limit of one run in seconds (default 5). With `TOOLGRPO_SANDBOX_URL` the stateless form runs on a remote sandbox service.
+Where nothing confines code (macOS), both forms refuse to start unless TOOLGRPO_ALLOW_UNSAFE=1 says to run it unconfined.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import threading
 from contextlib import ExitStack
 
-from toolgrpo.sandbox import RemoteSandbox, Sandbox, SandboxResult
+from toolgrpo.sandbox import RemoteSandbox, Sandbox, SandboxResult, Session
 from toolgrpo.tools import tool
 
 _RUN_TIMEOUT_S = float(os.environ.get("TOOLGRPO_PYTHON_TIMEOUT", "5"))
@@ -55,10 +56,9 @@ class PythonSession:
     """A Python session of one episode."""
 
     def reset(self, **row: object) -> None:
-        """Start anew; the rows' columns are not used."""
+        """Start anew; the rows' columns are not used. The sandbox is opened by the first call: not every episode makes one."""
         self._open = ExitStack()
-        sandbox = self._open.enter_context(Sandbox(workers=1))
-        self._session = self._open.enter_context(sandbox.session())
+        self._session: Session | None = None
 
     def python(self, code: str) -> str:
         """Run Python code and return what it prints and the value of its last expression. Variables stay for later calls.
@@ -66,6 +66,9 @@ class PythonSession:
         Args:
             code: The program. The standard library, numpy and sympy can be imported; there is no network.
         """
+        if self._session is None:
+            sandbox = self._open.enter_context(Sandbox(workers=1))
+            self._session = self._open.enter_context(sandbox.session())
         return _as_text(self._session.run(code, timeout=_RUN_TIMEOUT_S))
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.handle import Process
 from toolgrpo.sandbox.paths import starter
+from toolgrpo.sandbox.scratch import make
 from toolgrpo.sandbox.worker import serve
 
 __all__ = ["Spawning", "main"]
@@ -86,8 +87,8 @@ class Spawned(Process):
 class Spawning:
     """New interpreters in a process group of their own."""
 
-    def rules(self, scratch: str) -> None:
-        return None
+    def furnish(self, scratch: str) -> None:
+        make(scratch, owner=None)
 
     def start(self, rules: None, scratch: str, limits: dict[str, Any]) -> Process:
         stdin, stdout, stderr, requests, results, leash = (os.pipe() for _ in range(6))

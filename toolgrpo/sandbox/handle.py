@@ -67,10 +67,10 @@ class Process(ABC):
 
 
 class Way(Protocol):
-    """How a worker gets its processes. `rules` are what a process needs to be bound to one scratch folder."""
+    """How a worker gets its processes."""
 
-    def rules(self, scratch: str) -> Any:
-        """Built once for a folder, for all the processes that use it after each other."""
+    def furnish(self, scratch: str) -> Any:
+        """Make a scratch folder; the rules that bind a process to it, built once for all that use it after each other."""
 
     def start(self, rules: Any, scratch: str, limits: dict[str, Any]) -> Process:
         """A process that waits for code."""

@@ -32,6 +32,8 @@ _WARM_UPS = (
 
 def main() -> None:
     settings = json.loads(sys.argv.pop())  # programs see no arguments
+    for name in ("control", "owner", "proc", "vmstat"):
+        settings[name] = _lowered(settings[name])
     control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
@@ -62,6 +64,15 @@ def main() -> None:
         _end_all(list(workers))
         scratch.remove(settings["scratch"])
         os._exit(0)
+
+
+def _lowered(fd: int | None) -> int | None:
+    """A descriptor under the lowest free number: processes that confine themselves close all up to some number."""
+    if fd is None:
+        return None
+    low = os.dup(fd)
+    os.close(fd)
+    return low
 
 
 def _preload(names: list[str]) -> list[str]:

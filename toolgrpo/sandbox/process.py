@@ -15,7 +15,7 @@ from typing import Any
 import landlockpy
 
 from toolgrpo.sandbox import child, judge
-from toolgrpo.sandbox.base import Rung
+from toolgrpo.sandbox.base import NOBODY, Rung
 from toolgrpo.sandbox.confine import (
     SyscallRules,
     confine_files,
@@ -26,6 +26,7 @@ from toolgrpo.sandbox.confine import (
 )
 from toolgrpo.sandbox.handle import Process
 from toolgrpo.sandbox.memory import oom_kills
+from toolgrpo.sandbox.scratch import make
 from toolgrpo.sandbox.syscalls import syscall_filter
 from toolgrpo.sandbox.wire import read_frame
 
@@ -66,7 +67,8 @@ class Forking:
         self._settings = settings
         self._oom_kills = oom_kills(settings["vmstat"])
 
-    def rules(self, scratch: str) -> landlockpy.Ruleset | None:
+    def furnish(self, scratch: str) -> landlockpy.Ruleset | None:
+        make(scratch, NOBODY if os.getuid() == 0 else None)
         with_landlock = self._settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
         return file_rules(self._settings["readable"], scratch) if with_landlock else None
 

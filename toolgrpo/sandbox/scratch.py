@@ -17,8 +17,6 @@ import secrets
 import tempfile
 import time
 
-from toolgrpo.sandbox.base import NOBODY
-
 __all__ = ["claim", "empty", "holds_more_than", "make", "remove"]
 
 _PREFIX = "toolgrpo-scratch-"
@@ -43,11 +41,11 @@ def claim(parent: str) -> tuple[str, int | None]:
             return path, None
 
 
-def make(path: str) -> None:
-    """A folder for one run at a time; as root it belongs to the user that runs become."""
+def make(path: str, owner: int | None) -> None:
+    """A folder for one run at a time; it belongs to `owner` where the run is to become another user."""
     os.mkdir(path, 0o700)
-    if os.getuid() == 0:
-        os.chown(path, NOBODY, NOBODY)
+    if owner is not None:
+        os.chown(path, owner, owner)
 
 
 def empty(folder: str) -> None:

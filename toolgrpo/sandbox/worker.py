@@ -144,9 +144,8 @@ class _Worker:
     def _build_room(self) -> _Room:
         path = f"{self._base}{self._built}"
         self._built += 1
-        scratch.make(path)
         # Built once: opening some fifteen paths costs more than the rest of the confinement together.
-        room = _Room(path, self._way.rules(path))
+        room = _Room(path, self._way.furnish(path))
         self._rooms.append(room)
         return room
 

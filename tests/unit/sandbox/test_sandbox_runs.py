@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -45,6 +47,34 @@ def test_an_uncaught_exception_is_an_error_with_the_models_frames_only(sandbox: 
 def test_limits_end_a_run_and_the_next_one_works(sandbox: Sandbox, code: str, status: RunStatus) -> None:
     assert sandbox.run(code, timeout=1.0).status is status
     assert sandbox.run("6 * 7").value == 42
+
+
+def test_output_is_cut_with_a_notice(sandbox: Sandbox) -> None:
+    result = sandbox.run("import sys\nprint('x' * 50_000)\nprint('y' * 30_000, file=sys.stderr)")
+    assert result.stdout == "x" * 20_000 + "\n[output cut: 30001 more characters]"
+    assert result.stderr == "y" * 20_000 + "\n[output cut: 10001 more characters]"
+    assert result.ok and result.duration > 0
+
+
+def test_each_limit_is_the_one_asked_for(sandbox: Sandbox) -> None:
+    large = "len(bytearray(200 << 20))"
+    assert sandbox.run(large, memory_mb=100).status is RunStatus.MEMORY
+    assert sandbox.run(large, memory_mb=400).value == 200 << 20
+    opened = sandbox.run("import os\nn = 0\ntry:\n    while True: os.dup(1); n += 1\nexcept OSError: pass\nn")
+    assert 50 <= opened.value < sandbox.limits.open_files
+    if sandbox.rung is not Rung.SECCOMP:
+        write = "open('f', 'wb').write(bytes({} << 20))"
+        assert sandbox.run(write.format(sandbox.limits.file_mb)).ok
+        assert "File too large" in sandbox.run(write.format(sandbox.limits.file_mb + 1)).stderr
+
+
+def test_what_is_preloaded_can_be_chosen() -> None:
+    loaded = "import sys\n[name in sys.modules for name in ('numpy', 'sympy', 'wave')]"
+    with Sandbox(workers=1) as sandbox:
+        assert sandbox.run(loaded).value == [True, True, False]
+    with Sandbox(workers=1, preload=["wave", "a_library_that_nobody_has"]) as sandbox:
+        assert sandbox.run(loaded).value == [False, False, True]
+        assert "ModuleNotFoundError" in sandbox.run("import a_library_that_nobody_has").stderr
 
 
 @pytest.mark.parametrize(
@@ -138,6 +168,22 @@ def test_a_session_keeps_state_until_it_is_killed(sandbox: Sandbox) -> None:
 def test_arun_is_not_tied_to_one_event_loop(sandbox: Sandbox) -> None:
     for number in range(3):
         assert asyncio.run(sandbox.arun(f"{number} + 1")).value == number + 1
+
+
+def test_no_descriptor_is_inherited_however_many_the_opener_holds() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2100:
+        pytest.skip(f"this user may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2100), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(2000)]
+    try:
+        with Sandbox(workers=1, preload=[]) as sandbox:
+            look = "import os\nfound = []\nfor fd in range(3000):\n    try: found.append((os.fstat(fd), fd)[1])\n    except OSError: pass\nfound"
+            assert sandbox.run(look).value == [0, 1, 2, 3, 4]
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_nothing_runs_unconfined_without_being_told_to() -> None:
