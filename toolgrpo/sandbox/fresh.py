@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from toolgrpo.sandbox import scratch
+from toolgrpo.sandbox.fresh_child import READY
 from toolgrpo.sandbox.handle import Process
 from toolgrpo.sandbox.paths import starter
 from toolgrpo.sandbox.scratch import make
@@ -113,6 +114,9 @@ class Spawning:
         )
         for fd in lent:
             os.close(fd)
+        if os.read(results[0], 1) != READY:  # before its first run, whose time does not count the interpreter's start
+            said = os.read(stderr[0], 1 << 16).decode(errors="replace")
+            raise RuntimeError(f"the interpreter of a run did not start: {said}")
         ours = (stdin[1], stdout[0], stderr[0], requests[1], results[0])
         for fd in ours:
             os.set_blocking(fd, False)

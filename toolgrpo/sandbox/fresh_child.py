@@ -21,8 +21,9 @@ from typing import Any
 from toolgrpo.sandbox import child, judge
 from toolgrpo.sandbox.wire import read_frame
 
-__all__ = ["live"]
+__all__ = ["READY", "live"]
 
+READY = b"\n"  # on the pipe of the results, once the first request can come
 _LOOK_S = 0.1
 _PEAK_UNIT = 1 if os.uname().sysname == "Darwin" else 1024  # of ru_maxrss, in bytes
 _ = judge  # a run that grades imports it, and our package is not on its path
@@ -42,6 +43,7 @@ def live() -> None:
     # Not one of `threading`: programs see only the threads that they start.
     _thread.start_new_thread(_guard, (settings["leash"], results, most_memory))
     try:
+        os.write(results, READY)
         while (request := read_frame(requests)) is not None:
             _limit_cpu(request["timeout_s"])
             child.answer(request, namespace, results)
