@@ -1,41 +1,46 @@
 """The training pass: TRL's padded method and the prefix-shared one on the same model and batch, in one run.
 
-    python benchmarks/training_pass.py                     # every size; ten minutes on two cores
-    python benchmarks/training_pass.py --quick             # a tiny model, one round
-    python benchmarks/training_pass.py --default-malloc    # without what toolgrpo.startup does about memory
+    python benchmarks/training_pass.py            # every size; a quarter of an hour on two cores
+    python benchmarks/training_pass.py --quick    # a tiny model, one round
 
-One row per size: seconds of forward + backward through TRL's `_compute_loss` shape (fused LM head, entropies), and the
-most memory one pass adds (high-water mark of resident memory, each pass in a process of its own). Ratios compare medians of
-alternating rounds, so a busy machine disturbs both alike. Completion lengths are either all the longest ("full") or
-spread evenly from a quarter of it to all of it ("spread"). Writes benchmarks/results/training_pass.json.
+Three ways, each in a process of its own, which take turns, so that a busy machine disturbs all alike:
+
+    trl       TRL's padded pass in a plain process, as it comes
+    padded    the same with what toolgrpo.startup does about memory and OpenMP: what is left is the sharing alone
+    shared    ours, as a training run has it
+
+One row per size: seconds of forward + backward as TRL's loss needs them (fused LM head, entropies), of the whole optimizer step
+(with clipping and AdamW), and the most memory the first pass adds (high-water mark of resident memory). Medians of
+the rounds. Completion lengths are either all the longest ("full") or spread evenly from a quarter of it to all of it
+("spread"). Writes benchmarks/results/training_pass.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
+import os
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toolgrpo.startup import prepare
+if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
+    from toolgrpo.startup import prepare
 
-if "--default-malloc" not in sys.argv:
-    prepare()
+    prepare()  # before PyTorch is imported, which only the serving processes do
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl.trainer.utils import add_fused_lm_head
-
-from toolgrpo.trainer.prefix_sharing import SharedPass
+if TYPE_CHECKING:
+    import torch
 
 RESULT = Path(__file__).parent / "results" / "training_pass.json"
 SIZES = [(1200, 200, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8), (400, 100, 1)]
-MODES = ("padded", "shared")
+WAYS = ("trl", "padded", "shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +55,62 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    case: Case
-    padded_s: float
-    shared_s: float
-    padded_mib: float
-    shared_mib: float
+    """One way's medians for one case."""
 
-    @property
-    def speedup(self) -> float:
-        return self.padded_s / self.shared_s
+    pass_s: float
+    step_s: float
+    peak_mib: float
+
+
+# --- in the serving processes ----------------------------------------------------------------------------------------
+
+
+def serve(way: str, threads: int) -> None:
+    """Take cases from stdin, each in a fork that has computed nothing before, so that its memory starts from nothing."""
+    import torch
+    import transformers  # noqa: F401  # imported once, for all forks
+    import trl.trainer.utils  # noqa: F401
+
+    from toolgrpo.trainer import prefix_sharing
+
+    _ = prefix_sharing
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(threads)
+            _serve_case(way, Case(**json.loads(line)))
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def _serve_case(way: str, case: Case) -> None:
+    """The first pass tells the memory; then one step for each line, until the line that says it is over."""
+    import torch
+
+    model, ids, mask = build(case)
+    small = Case(40, 20, 2, "full", case.hidden, case.layers)
+    score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # loads what is loaded on first use
+    model.zero_grad()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    before = _status_mib("VmRSS")
+    score(way, case, model, ids, mask).backward()
+    _say(_status_mib("VmHWM") - before)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    while sys.stdin.readline() == "step\n":
+        optimizer.zero_grad()
+        start = time.perf_counter()
+        score(way, case, model, ids, mask).backward()
+        passed = time.perf_counter()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        _say([passed - start, time.perf_counter() - start])
 
 
 def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from trl.trainer.utils import add_fused_lm_head
+
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=8000,
@@ -85,12 +134,12 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
     return model, ids, mask
 
 
-def one_pass(mode: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> float:
-    """Forward and backward once; seconds."""
-    model.zero_grad()
-    start = time.perf_counter()
+def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The forward pass; a sum to go backward from."""
+    from toolgrpo.trainer.prefix_sharing import SharedPass
+
     scored = None
-    if mode == "shared":
+    if way == "shared":
         scored = SharedPass(mode="auto").score_completions(
             model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
         )
@@ -101,24 +150,7 @@ def one_pass(mode: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.T
         logps = output.log_probs[:, -case.completion :]
     else:
         logps = scored.logps
-    (logps * mask[:, -case.completion :]).sum().backward()
-    return time.perf_counter() - start
-
-
-def peak_mib(mode: str, case: Case) -> float:
-    """What the high-water mark of a fresh process grows by in one pass."""
-
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return float(pool.apply(_peak, (mode, case)))
-
-
-def _peak(mode: str, case: Case) -> float:
-    model, ids, mask = build(case)
-    one_pass(mode, Case(40, 20, 2, "full", case.hidden, case.layers), model, ids[:2, :60], mask[:2, :60])  # libraries
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-    before = _status_mib("VmRSS")
-    one_pass(mode, case, model, ids, mask)
-    return _status_mib("VmHWM") - before
+    return (logps * mask[:, -case.completion :]).sum()
 
 
 def _status_mib(name: str) -> float:
@@ -126,44 +158,99 @@ def _status_mib(name: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
 
 
-def measure(case: Case, rounds: int) -> Measured:
-    model, ids, mask = build(case)
-    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
-    for number in range(rounds + 1):
-        for mode in MODES:
-            taken = one_pass(mode, case, model, ids, mask)
-            if number:  # the first round warms up
-                seconds[mode].append(taken)
-    medians = {mode: statistics.median(seconds[mode]) for mode in MODES}
-    return Measured(case, medians["padded"], medians["shared"], peak_mib("padded", case), peak_mib("shared", case))
+def _say(answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+# --- in the process that compares ------------------------------------------------------------------------------------
+
+
+class Server:
+    """One way's process, seen from here."""
+
+    def __init__(self, way: str, threads: int) -> None:
+        command = [sys.executable, __file__, "--serve", way, "--threads", str(threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, line: str) -> Any:
+        self.tell(line)
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+
+@contextmanager
+def servers(threads: int) -> Iterator[dict[str, Server]]:
+    opened = {way: Server(way, threads) for way in WAYS}
+    try:
+        yield opened
+    finally:
+        for server in opened.values():
+            server.process.kill()
+            server.process.wait()
+
+
+def measure(by_way: dict[str, Server], case: Case, rounds: int) -> dict[str, Measured]:
+    peaks = {way: server.ask(json.dumps(asdict(case))) for way, server in by_way.items()}  # also the warm-up
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in by_way}
+    for _ in range(rounds):
+        for way, server in by_way.items():
+            times[way].append(tuple(server.ask("step")))
+    for server in by_way.values():
+        server.tell("over")
+    return {
+        way: Measured(
+            pass_s=statistics.median(passed for passed, _ in times[way]),
+            step_s=statistics.median(stepped for _, stepped in times[way]),
+            peak_mib=peaks[way],
+        )
+        for way in by_way
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
-    parser.add_argument("--default-malloc", action="store_true", help="memory as glibc manages it by default")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    if args.serve:
+        serve(args.serve, args.threads)
+        return
     hidden, layers, rounds = (128, 2, 1) if args.quick else (args.hidden, args.layers, args.rounds)
     results = []
-    print(
-        f"{'prompt':>6} {'compl.':>6} {'group':>5} {'lengths':>7} {'padded':>8} {'shared':>8} {'faster':>7} {'MiB':>13}"
-    )
-    for prompt, completion, group in SIZES:
-        for lengths in ("full", "spread") if group > 1 else ("full",):
-            found = measure(Case(prompt, completion, group, lengths, hidden, layers), rounds)
-            results.append({**asdict(found), "speedup": found.speedup})
-            print(
-                f"{prompt:6d} {completion:6d} {group:5d} {lengths:>7} {found.padded_s:7.2f}s {found.shared_s:7.2f}s "
-                f"{found.speedup:6.2f}x {found.padded_mib:6.0f} {found.shared_mib:6.0f}",
-                flush=True,
-            )
+    print(f"{'':20} {'forward + backward, s':^23} {'faster than':^15} {'step':>6} {'peak memory, MiB':^17}")
+    print(f"{'prompt compl. lengths':21}" + "".join(f"{way:>7}" for way in WAYS), end=" ")
+    print(f"{'trl':>8}{'padded':>7} {'':>6} {'padded':>8} {'shared':>8}")
+    with servers(args.threads) as by_way:
+        for prompt, completion, group in SIZES:
+            for lengths in ("full", "spread") if group > 1 else ("full",):
+                case = Case(prompt, completion, group, lengths, hidden, layers)
+                ways = measure(by_way, case, rounds)
+                trl, padded, shared = (ways[way] for way in WAYS)
+                faster = {
+                    "than_trl": trl.pass_s / shared.pass_s,
+                    "than_padded": padded.pass_s / shared.pass_s,
+                    "step_than_trl": trl.step_s / shared.step_s,
+                    "step_than_padded": padded.step_s / shared.step_s,
+                }
+                results.append({**asdict(case), **{way: asdict(m) for way, m in ways.items()}, "faster": faster})
+                print(
+                    f"{prompt:6} {completion:6} {lengths:>7}{trl.pass_s:7.2f}{padded.pass_s:7.2f}{shared.pass_s:7.2f} "
+                    f"{faster['than_trl']:7.2f}x{faster['than_padded']:6.2f}x{faster['step_than_trl']:6.2f}x "
+                    f"{padded.peak_mib:8.0f} {shared.peak_mib:8.0f}",
+                    flush=True,
+                )
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"threads": args.threads, "device": "cpu", "results": results}, indent=1) + "\n")
+    machine = {"threads": args.threads, "device": "cpu", "hidden": hidden, "layers": layers, "rounds": rounds}
+    RESULT.write_text(json.dumps({**machine, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ is not in its table of mask functions, so none is built.
 Which attention runs is decided by the model's config, which generation reads too. So `shared_attention(model)` switches
 it for the forward pass only, and `keep_for_backward` switches it again while the backward pass of that forward runs.
 
-Exact: every token sees precisely the tokens it would see in its padded row, in one SDPA call per segment. Sliding
-windows crop and mask the keys by position. Not covered: attention sinks, soft-capped scores, biases; models that have
+Exact: every token sees precisely the tokens it would see in its padded row. On the CPU `tree_attention` computes each pair
+once; elsewhere, and where a sliding window cuts rows, it is one SDPA call per segment, whose keys a window crops and
+masks by position. Not covered: attention sinks, soft-capped scores, biases; models that have
 them are refused in `prefix_sharing`.
 """
 
@@ -27,6 +28,7 @@ from transformers import AttentionInterface
 
 from toolgrpo.errors import ModelError
 from toolgrpo.trainer.packing import Segment
+from toolgrpo.trainer.tree_attention import fits, tiles_of, tree_attention
 
 __all__ = ["NAME", "PrefixLayout", "keep_for_backward", "shared_attention"]
 
@@ -38,6 +40,8 @@ class PrefixLayout:
 
     def __init__(self, segments: tuple[Segment, ...]) -> None:
         self.segments = segments
+        self.tiles = tiles_of(segments)
+        self.longest_row = max(segment.position + segment.length for segment in segments)
         self._masks: dict[tuple[int, int, int | None, torch.device], torch.Tensor] = {}
 
     def mask(self, n_queries: int, n_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
@@ -72,6 +76,9 @@ def _attend(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    in_window = sliding_window is None or prefix_layout.longest_row <= sliding_window
+    if in_window and fits(query, key, value, dropout):
+        return tree_attention(query, key, value, prefix_layout.tiles, scaling).transpose(1, 2).contiguous(), None
     outputs = [
         _attend_segment(query, key, value, segment, prefix_layout, sliding_window, dropout_p=dropout, scale=scaling)
         for segment in prefix_layout.segments

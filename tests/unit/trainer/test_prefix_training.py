@@ -135,13 +135,13 @@ def test_groups_stay_together_and_the_accumulated_gradient_is_that_of_trls_order
         {"max_tokens_per_pass": 260, "max_steps": 4, "gradient_checkpointing": True},
         # Larger steps let the loss run away here, and the rounding noise with it, tenfold a step.
         pytest.param(
-            {"beta": 0.1, "num_iterations": 2, "max_steps": 20, "learning_rate": 0.01}, marks=pytest.mark.slow
+            {"beta": 0.1, "num_iterations": 2, "max_steps": 20, "learning_rate": 0.002}, marks=pytest.mark.slow
         ),
     ],
 )
 def test_a_run_has_the_losses_of_the_padded_run(tiny_qwen3: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
     # Plain SGD: Adam's first steps divide rounding noise by itself where a gradient is nearly zero.
-    common = {"optim": "sgd", "learning_rate": 0.05, "loss_type": "dapo", **changes}
+    common = {"optim": "sgd", "learning_rate": 0.01, "loss_type": "dapo", **changes}
     ours = trainer(tiny_qwen3, tmp_path / "a", prefix_sharing="on", **common)
     theirs = trainer(tiny_qwen3, tmp_path / "b", **{**common, "prefix_sharing": "off", "max_tokens_per_pass": None})
     start = [p.detach().clone() for p in ours.model.parameters()]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from toolgrpo.trainer import shared_attention
 from toolgrpo.trainer.packing import Row, pack
 from toolgrpo.trainer.shared_attention import PrefixLayout, _attend
 
@@ -26,19 +27,39 @@ def _row_by_row(query, key, value, places, window):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-@pytest.mark.parametrize("window", [None, 1, 5, 20, 64])
-@pytest.mark.parametrize(
-    ("prompt", "completions"),
-    [(40, (3, 9)), (9, (40, 25)), (20, (20, 21, 19)), (1, (30, 30)), (16, (1, 2))],
-    ids=["long prompt", "short prompt", "halves", "nothing shared", "one token each"],
-)
-def test_outputs_and_gradients_are_those_of_the_row_alone(prompt, completions, window):
-    torch.manual_seed(0)
-    rows = [
-        _row(i, [*range(prompt), *(1000 * (i + 1) + n for n in range(length))], prompt)
-        for i, length in enumerate(completions)
+def _group(prompt: list[int], lengths: tuple[int, ...], first: int = 0) -> list[Row]:
+    """Rows with one prompt and completions of their own."""
+    return [
+        _row(i, [*prompt, *(1000 * (i + 1) + n for n in range(length))], len(prompt))
+        for i, length in enumerate(lengths, first)
     ]
-    packing = pack(rows, min_shared=2)
+
+
+TREES = {
+    "long prompt": _group([*range(40)], (3, 9)),
+    "short prompt": _group([*range(9)], (40, 25)),
+    "halves": _group([*range(20)], (20, 21, 19)),
+    "nothing shared": _group([0], (30, 30)),
+    "one token each": _group([*range(16)], (1, 2)),
+    "a system prompt over two groups": [
+        *_group([*range(20), *range(100, 110)], (5, 12)),
+        *_group([*range(20), *range(200, 230)], (8, 3, 7), first=2),
+        *_group([*range(500, 512)], (4,), first=5),
+    ],
+}
+
+
+@pytest.mark.parametrize("by_tiles", [True, False], ids=["tiles", "segments"])
+@pytest.mark.parametrize("window", [None, 1, 5, 20, 64])
+@pytest.mark.parametrize("tree", TREES)
+def test_outputs_and_gradients_are_those_of_the_row_alone(tree, window, by_tiles, monkeypatch):
+    """By tiles, as on the CPU, and segment by segment, as elsewhere."""
+    if not by_tiles:
+        monkeypatch.setattr(shared_attention, "fits", lambda *_: False)
+    torch.manual_seed(0)
+    packing = pack(TREES[tree], min_shared=2)
+    if "two groups" in tree:
+        assert max(len(segment.ancestors) for segment in packing.segments) == 2
     shape = (1, HEADS, packing.n_tokens, WIDTH)
     query = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     key, value = (
