@@ -51,8 +51,8 @@ class WorkerRecord:
     link: WorkerLink | None = None
     ready: bool = False
     retiring: bool = False
-    last_heard: float = 0.0
-    pinged: float | None = None
+    silent_s: float | None = None  # since it was pinged
+    hung_up: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)  # an answered job stays until its reply or the worker's end
 
     @property

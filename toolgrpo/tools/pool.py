@@ -40,9 +40,11 @@ __all__ = ["WorkerPool"]
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
+_EXIT_STATUS_S = 1.0  # how long the exit status may come after the end of the connection
 _CANCEL_GRACE_S = 0.5
 _START_TIMEOUT_S = 60.0
 _MAX_START_FAILURES = 5
+_CLOSE_TIMEOUT_S = 60.0
 
 
 class WorkerPool:
@@ -96,7 +98,7 @@ class WorkerPool:
         """Kill every worker. Safe to call twice."""
         if not self._closing:
             self._closing = True
-            self._thread.submit(self._shut_down()).result(timeout=10)
+            self._thread.submit(self._shut_down()).result(timeout=_CLOSE_TIMEOUT_S)
             self._thread.close()
 
     def _job(self, message: Mapping[str, Any], timeout_s: float, *, alone: bool, is_async: bool) -> Job:
@@ -193,8 +195,7 @@ class WorkerPool:
             self._send(worker, job)
 
     def _on_message(self, worker: WorkerRecord, message: dict[str, Any]) -> None:
-        worker.last_heard = time.monotonic()
-        worker.pinged = None
+        worker.silent_s = None
         if message.get("op") == "ready":
             worker.ready = True
             self._start_failures = 0
@@ -213,9 +214,10 @@ class WorkerPool:
             self._lose(worker, describe_ending(status))
 
     def _on_hung_up(self, worker: WorkerRecord) -> None:
-        """The socket ended; the exit status usually follows and says more."""
+        """The socket ended: no new calls go there. The exit status usually follows and says more."""
         if self._workers.get(worker.number) is worker:
-            self._loop.call_later(0.2, self._lose, worker, "the process of the tool closed its connection")
+            worker.hung_up = True
+            self._loop.call_later(_EXIT_STATUS_S, self._lose, worker, "the process of the tool closed its connection")
 
     def _lose(self, worker: WorkerRecord, how: str) -> None:
         """A worker is gone, or given up: decide about its calls, and replace it."""
@@ -302,6 +304,7 @@ class WorkerPool:
             worker
             for worker in self._workers.values()
             if worker.ready
+            and not worker.hung_up
             and not worker.alone
             and not worker.retiring
             and len(worker.jobs) < self._options.limits.threads
@@ -351,20 +354,26 @@ class WorkerPool:
     # --- on the loop: who is still there -----------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Find workers that do not start, and workers that several calls wait for and that say nothing."""
+        """Find workers that do not start, and workers that several calls wait for and that say nothing.
+
+        A tick that comes late was held up by the machine, which may have held the workers up too: it counts as two.
+        """
+        now = time.monotonic()
         while True:
             await asyncio.sleep(_TICK_S)
-            now = time.monotonic()
+            before, now = now, time.monotonic()
             for worker in list(self._workers.values()):
                 if worker.link is not None and not worker.ready and now - worker.born > _START_TIMEOUT_S:
                     self._lose(worker, "the process of the tool did not start")
                 elif worker.ready and len(worker.jobs) > 1 and worker.waiting:
-                    self._listen_to(worker, now)
+                    self._listen_to(worker, min(now - before, 2 * _TICK_S))
 
-    def _listen_to(self, worker: WorkerRecord, now: float) -> None:
-        if worker.pinged is None:
-            worker.pinged = now
+    def _listen_to(self, worker: WorkerRecord, passed_s: float) -> None:
+        if worker.silent_s is None:
+            worker.silent_s = 0.0
             assert worker.link is not None
             worker.link.send({"op": "ping"})
-        elif now - worker.pinged > min(self._options.frozen_after_s, min(j.timeout_s for j in worker.waiting) / 4):
+            return
+        worker.silent_s += passed_s
+        if worker.silent_s > min(self._options.frozen_after_s, min(j.timeout_s for j in worker.waiting) / 4):
             self._lose(worker, "the process of the tool stopped answering")
