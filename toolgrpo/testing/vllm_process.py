@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from types import TracebackType
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import EngineError
+from toolgrpo.testing.ports import free_port
 
 __all__ = ["VLLMServerProcess"]
 
@@ -48,7 +48,7 @@ class VLLMServerProcess:
             "--worker-extension-cls", WORKER_EXTENSION, *extra_args,
         ]  # fmt: skip
         self._ready_timeout_s = ready_timeout_s
-        self._port = _free_port()
+        self._port = free_port()
         self._log = tempfile.NamedTemporaryFile(mode="w+b", prefix="vllm-server-", suffix=".log")  # noqa: SIM115
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -125,9 +125,3 @@ class VLLMServerProcess:
     ) -> None:
         self.stop()
         self._log.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
