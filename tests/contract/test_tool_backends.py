@@ -18,7 +18,9 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 SOURCE = '''
 """The same three tools in every form."""
 import asyncio
+from toolgrpo.tools import tool
 
+@tool(timeout=4FLAG)
 async def nap(seconds: float) -> str:
     """Sleep.
 
@@ -28,6 +30,7 @@ async def nap(seconds: float) -> str:
     await asyncio.sleep(seconds)
     return "slept"
 
+@tool(timeout=60FLAG)
 def add(a: int, b: int) -> int:
     """Add two integers.
 
@@ -37,6 +40,7 @@ def add(a: int, b: int) -> int:
     """
     return a + b
 
+@tool(timeout=60FLAG)
 def fail(reason: str) -> str:
     """Raise.
 
@@ -50,21 +54,21 @@ def fail(reason: str) -> str:
 @pytest.fixture(scope="module", params=["workers", "isolated", "in_process", "environment", "mcp"])
 def toolbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolbox]:
     folder = tmp_path_factory.mktemp(request.param)
-    options = {"tool_timeout_s": 3.0, "workers": 1}
+    options = {"tool_timeout_s": 60, "workers": 1}
     if request.param == "mcp":
         entry = {"command": sys.executable, "args": [str(FIXTURES / "mcp_server.py"), "stdio"]}
-        box = load_tools(mcp_config={"mcpServers": {"fixture": entry}}, **options)
+        box = load_tools(mcp_config={"mcpServers": {"fixture": entry}}, tool_timeout_s=6)
     elif request.param == "environment":
-        body = SOURCE.replace("\n", "\n    ").replace("(a: ", "(self, a: ").replace("(seconds:", "(self, seconds:")
-        body = body.replace("(reason: ", "(self, reason: ").replace("    import asyncio\n", "    pass\n")
+        imports, _, tools = SOURCE.replace("FLAG", "").partition("\n\n")
+        body = tools.replace("\n", "\n    ").replace("(a: ", "(self, a: ").replace("(seconds:", "(self, seconds:")
+        body = body.replace("(reason: ", "(self, reason: ")
         path = folder / "three.py"
-        path.write_text(f"import asyncio\nclass Three:\n    def reset(self, **row): ...\n{body}\nENVIRONMENT = Three\n")
+        path.write_text(f"{imports}\nclass Three:\n    def reset(self, **row): ...\n    {body}\nENVIRONMENT = Three\n")
         box = load_tools(path, **options)
     else:
-        flag = {"workers": "", "isolated": "isolate=True", "in_process": "in_process=True"}[request.param]
+        flag = {"workers": "", "isolated": ", isolate=True", "in_process": ", in_process=True"}[request.param]
         path = folder / "three.py"
-        ending = f"from toolgrpo.tools import tool\nTOOL_FUNCTIONS = [tool({flag})(f) for f in (add, fail, nap)]\n"
-        path.write_text(SOURCE + ending)
+        path.write_text(SOURCE.replace("FLAG", flag) + "TOOL_FUNCTIONS = [add, fail, nap]\n")
         box = load_tools(path, **options)
     with box:
         yield box

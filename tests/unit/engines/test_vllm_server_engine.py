@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from toolgrpo.engines import vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, NcclWeights, choose_road
 from toolgrpo.engines.vllm_server import VLLMServerEngine
@@ -199,7 +200,8 @@ def test_a_server_that_never_answers_meets_the_deadline_of_the_request(server):
         sample_all(VLLMServerEngine([server.url], request_timeout_s=0.3), ask())
 
 
-def test_another_server_takes_over_from_one_that_fails(start):
+def test_another_server_takes_over_from_one_that_fails(start, monkeypatch):
+    monkeypatch.setattr(vllm_server, "_DOWN_FOR_S", 600.0)
     broken, sound = start(), start()
     broken.completions = [(500, "broken")] * 50
     engine = VLLMServerEngine([broken.url, sound.url])
@@ -377,7 +379,7 @@ def test_a_cancelled_request_closes_its_connection(server):
 def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(start, tmp_path, device, started_for, expected):
     first, second = start(), start()
     first.weight_transfer, second.weight_transfer = {"backend": "nccl"}, started_for
-    options = {"device": torch.device(device), "folder": tmp_path, "run_id": "run", "ready_timeout_s": 5.0}
+    options = {"device": torch.device(device), "folder": tmp_path, "run_id": "run", "ready_timeout_s": 60.0}
     urls = [first.url, second.url]
     assert type(choose_road(urls, **options)) is expected
     assert type(choose_road(urls, **options, save_adapter=lambda folder: None)) is LoraWeights

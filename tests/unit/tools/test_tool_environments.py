@@ -19,7 +19,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "tools"
 
 @pytest.fixture(scope="module")
 def toolbox():
-    with load_tools(FIXTURES / "counter_environment.py", tool_timeout_s=1.5, workers=1) as box:
+    with load_tools(FIXTURES / "counter_environment.py", workers=1) as box:
         yield box
 
 
