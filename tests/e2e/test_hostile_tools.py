@@ -40,7 +40,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until_dead(pid: int, timeout_s: float = 20.0) -> bool:
+def wait_until_dead(pid: int, timeout_s: float = 120.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -117,9 +117,11 @@ def test_a_daemon_that_left_everything_ends_too(toolbox: Toolbox, tmp_path: Path
     assert wait_until_dead(int(path.read_text()))
 
 
-def test_a_worker_that_hangs_does_not_keep_others_waiting(toolbox: Toolbox) -> None:
+def test_a_worker_that_hangs_does_not_keep_others_waiting() -> None:
     """While one call hangs, later ones are answered, by the same worker and after it by its replacement."""
-    results = call_all(toolbox, attempt("sleep_forever"), *(attempt("nap", seconds=0.1 * (i % 5)) for i in range(20)))
+    with load_tools(HOSTILE, tool_timeout_s=10, workers=1) as box:
+        naps = [attempt("nap", seconds=0.1 * (i % 5)) for i in range(20)]
+        results = call_all(box, attempt("sleep_forever"), *naps)
     assert results[0].error is ToolErrorKind.TIMEOUT
     assert all(result.ok for result in results[1:])
     assert max(result.duration_s for result in results[1:]) < results[0].duration_s
@@ -140,14 +142,14 @@ def test_the_log_is_bounded_and_holds_what_tools_printed(toolbox: Toolbox, log_p
 _TRAINER = """
 import os, signal, sys
 from toolgrpo.tools import load_tools, run_tool
-box = load_tools(sys.argv[1], workers=1, tool_timeout_s=20)
+box = load_tools(sys.argv[1], workers=1, tool_timeout_s=60)
 print(run_tool(box, {"name": "process_id"}).content, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_workers_end_when_the_trainer_is_killed() -> None:
-    done = subprocess.run([sys.executable, "-c", _TRAINER, str(HOSTILE)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _TRAINER, str(HOSTILE)], capture_output=True, text=True, timeout=240)
     assert done.returncode == -9
     assert wait_until_dead(int(done.stdout))
 

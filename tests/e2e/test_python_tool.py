@@ -17,16 +17,19 @@ FILE = "tools_funcs/python_tools.py"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def needs_a_sandbox() -> None:
+def needs_a_sandbox() -> Iterator[None]:
     try:
         Sandbox(workers=1).close()
     except SandboxError as error:
         pytest.skip(f"this machine cannot hold the sandbox: {error}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOOLGRPO_PYTHON_TIMEOUT", "60")
+        yield
 
 
 @pytest.fixture(scope="module")
 def toolbox() -> Iterator[Toolbox]:
-    with load_tools(FILE, workers=1) as loaded:
+    with load_tools(FILE, workers=1, tool_timeout_s=240) as loaded:
         yield loaded
 
 
@@ -72,5 +75,5 @@ def test_a_session_keeps_its_variables_and_episodes_do_not_share_them() -> None:
     async def both(toolbox: Toolbox) -> list[list[str]]:
         return await asyncio.gather(episode(toolbox, 1), episode(toolbox, 50))
 
-    with load_tools(environment=f"{FILE}:PythonSession") as toolbox:
+    with load_tools(environment=f"{FILE}:PythonSession", tool_timeout_s=240) as toolbox:
         assert [second for _, second in asyncio.run(both(toolbox))] == ["2", "100"]

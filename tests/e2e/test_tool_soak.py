@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -44,17 +45,32 @@ def soak(toolbox: Toolbox, episodes: int, seed: int) -> list[str]:
     return wrong
 
 
+class Held(NamedTuple):
+    """What this process holds."""
+
+    descriptors: int
+    threads: int
+
+
+def settled() -> Held:
+    """Once it has not changed for two seconds: workers that were being replaced when the last answer came are there."""
+    deadline = time.monotonic() + 120
+    seen: list[Held] = []
+    while len(seen) < 20 or len(set(seen[-20:])) > 1:
+        assert time.monotonic() < deadline, seen[-20:]
+        seen.append(Held(len(os.listdir("/proc/self/fd")), threading.active_count()))
+        time.sleep(0.1)
+    return seen[-1]
+
+
 def check(episodes: int, rounds: int, log_path: Path) -> None:
     with load_tools(HOSTILE, workers=2, tool_timeout_s=1.0, log_path=log_path) as toolbox:
         assert soak(toolbox, episodes, seed=0) == []
-        descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        before = settled()
         for seed in range(1, rounds):
             assert soak(toolbox, episodes, seed) == []
-        deadline = time.monotonic() + 30  # workers that were being replaced when the last answer came
-        while len(os.listdir("/proc/self/fd")) > descriptors and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(os.listdir("/proc/self/fd")) <= descriptors
-        assert threading.active_count() <= threads
+        after = settled()
+        assert after.descriptors <= before.descriptors and after.threads <= before.threads
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
