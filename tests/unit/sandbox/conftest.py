@@ -26,6 +26,8 @@ def like_macos(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter that has nothing that only Linux has; see like_macos.py."""
     script = tmp_path_factory.mktemp("macos") / "python"
     pretending = Path(__file__).with_name("like_macos.py")
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{pretending}" "$0" "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\nunset PWD  # which the shell itself has set\nexec "{sys.executable}" -I "{pretending}" "$0" "$@"\n'
+    )
     script.chmod(0o755)
     return str(script)

@@ -21,10 +21,11 @@ import sys, tempfile
 tempfile.tempdir = sys.argv[1]
 from toolgrpo.sandbox import Sandbox
 sandbox = Sandbox(workers=1, preload=[], rung=sys.argv[2], allow_unsafe=True)
-session = sandbox.session().__enter__()
+holder = sandbox.session()
+session = holder.__enter__()
 session.run("import os\\nos.makedirs('a/b')\\nopen('a/b/kept', 'w').write('x')")
 print(*(getattr(sandbox._mother, "pids", None) or [sandbox._mother.pid]), flush=True)
-sandbox.run("while True: pass", timeout=600)
+session.run("while True: pass", timeout=600)
 """
 
 
