@@ -5,8 +5,8 @@
 
 What is compared: 64 rollouts of up to 5 turns of 32 tokens. Whether a turn calls the tool, and how long the tool takes, is
 scripted per rollout and turn, the same for both; the tokens are really sampled by one colocated vLLM engine. TRL calls the
-tool in its own thread; ours calls it in worker processes. `bound` is the larger of the engine alone on the same number of
-tokens in one batch, and the slowest trajectory run on its own.
+tool in its own thread; ours calls it in worker processes. `bound` is the larger of the engine alone on the same tokens in
+one batch (prompts and tool results read, as many tokens sampled, no turns), and the slowest trajectory run on its own.
 
 Two models, each in a process of its own: nano, where a step of the engine is so short (2 ms) that every loop's own Python
 shows, and a Qwen3 of 20 million random weights, where the engine has something to do.
@@ -213,17 +213,21 @@ class OurLoop:
         episodes = [Episode(messages=tuple(question(uid))) for uid in uids]
         started = time.perf_counter()
         result = run_rollout(episodes, self.runner)
-        return time.perf_counter() - started, sum(t.n_sampled for t in result.trajectories)
+        seconds = time.perf_counter() - started
+        self.trajectories = result.trajectories
+        return seconds, sum(t.n_sampled for t in result.trajectories)
 
 
-def engine_alone(native: NativeLoop) -> float:
-    """The same prompts and numbers of sampled tokens in one batch, without turns or tools."""
+def engine_alone(native: NativeLoop, trajectories: Sequence[Any]) -> float:
+    """The tokens of these trajectories in one batch, without turns or tools: what is context is read, the rest sampled."""
     from vllm import SamplingParams
 
-    prompts = native.trainer._tokenize_prompts([question(uid) for uid in range(N)])[0]
+    prompts = [
+        [*t.prompt_ids, *(token for token, sampled in zip(t.ids, t.mask, strict=True) if not sampled)]
+        for t in trajectories
+    ]
     params = [
-        SamplingParams(max_tokens=TURN_TOKENS * turns_of(uid), ignore_eos=True, logprobs=0, detokenize=False)
-        for uid in range(N)
+        SamplingParams(max_tokens=t.n_sampled, ignore_eos=True, logprobs=0, detokenize=False) for t in trajectories
     ]
     native.llm.reset_prefix_cache()
     started = time.perf_counter()
@@ -242,7 +246,9 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -
             seconds, n = run()
             times[name].append(seconds)
             tokens[name] = n
-        times["engine"].append(engine_alone(native))
+            if name == "ours":
+                whole = ours.trajectories
+        times["engine"].append(engine_alone(native, whole))
     median = {name: statistics.median(values) for name, values in times.items()}
     bound = max(median["engine"], median["path"])
     assert tokens["TRL"] == tokens["ours"], f"both must sample the same number of tokens: {tokens}"

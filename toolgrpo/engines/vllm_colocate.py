@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["VLLMColocateEngine"]
 
+_PAUSE_S, _MOST_PAUSES = 0.001, 10
+
 
 class VLLMColocateEngine:
     """The `vllm_colocate` engine.
@@ -99,12 +101,16 @@ class VLLMColocateEngine:
 
     async def _run(self) -> None:
         assert self._work is not None
+        resting = True  # nothing was left to decode after the last step
         try:
             while True:
                 self._abort(self._aborted)
-                if not self._vllm.has_work:
-                    self._work.clear()
-                    await self._work.wait()
+                if resting:
+                    if not self._vllm.has_work:
+                        self._work.clear()
+                        await self._work.wait()
+                    await self._gather()
+                    resting = False
                     continue
                 try:
                     finished = self._vllm.step()
@@ -115,9 +121,22 @@ class VLLMColocateEngine:
                     future = self._waiting.pop(request_id, None)
                     if future is not None and not future.done():
                         future.set_result(sample)
+                resting = not self._vllm.has_work
                 await asyncio.sleep(0)
         except Exception as error:  # nor does an abort have to work; without a pump no further request is taken
             self._fail_waiting(_failed_step(error))
+
+    async def _gather(self) -> None:
+        """Let those that ended together go on together: after a pause, hold the first step while requests keep coming.
+
+        An engine with nothing to do has mostly just ended a turn of many episodes, whose quick tools answer one after the
+        other. Steps for the first few of them would take as long as one for all.
+        """
+        for _ in range(_MOST_PAUSES):
+            before = len(self._waiting)
+            await asyncio.sleep(_PAUSE_S)
+            if len(self._waiting) <= before:
+                return
 
     def _start_over(self, error: Exception) -> None:
         """Fail every open request, and leave vLLM with none of them and no prefix of theirs."""

@@ -212,6 +212,7 @@ class StepEngine:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # nobody else holds them
         )
         prompt = {"prompt_token_ids": list(request.ids)}
         self._engine.add_request(request_id, prompt, params, lora_request=self._adapter)

@@ -1,0 +1,84 @@
+"""When the colocated engine steps, on an engine that only counts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+
+
+class CountingEngine:
+    """Stands in for `StepEngine`: each step ends every open request, and is remembered by how many there were."""
+
+    max_model_len = 100
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.steps: list[int] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.open)
+
+    def add(self, request_id: str, request: SampleRequest) -> None:
+        self.open.append(request_id)
+
+    def step(self) -> list[tuple[str, Sample]]:
+        ended, self.open = self.open, []
+        self.steps.append(len(ended))
+        return [(request_id, Sample((1,), (-0.5,), FinishReason.STOP)) for request_id in ended]
+
+    def abort(self, request_ids: list[str]) -> None:
+        self.open = [request_id for request_id in self.open if request_id not in request_ids]
+
+    def wake(self) -> None: ...
+
+    def sleep(self) -> None: ...
+
+
+def steps_of(passes: list[int], rounds: int = 1) -> list[int]:
+    """The steps taken when episodes ask after that many passes of the event loop, `rounds` times in a row."""
+    vllm = CountingEngine()
+    engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]
+
+    async def episode(late: int) -> None:
+        for _ in range(rounds):
+            for _ in range(late):
+                await asyncio.sleep(0)
+            await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))
+
+    async def main() -> None:
+        await engine.open()
+        await asyncio.gather(*(episode(late) for late in passes))
+        await engine.close()
+
+    asyncio.run(main())
+    return vllm.steps
+
+
+def test_after_a_pause_requests_that_come_one_after_the_other_go_into_one_step():
+    assert steps_of([0, 3, 5, 9]) == [4]
+    assert steps_of([0, 3, 5, 9], rounds=3) == [4, 4, 4]
+
+
+def test_a_request_alone_is_not_held_up_for_ever():
+    assert steps_of([0], rounds=3) == [1, 1, 1]
+
+
+def test_a_stream_of_requests_without_end_does_not_hold_the_engine_back():
+    vllm = CountingEngine()
+    engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        await engine.open()
+        tasks = []
+        while not vllm.steps:
+            assert len(tasks) < 1_000_000
+            tasks.append(asyncio.create_task(engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))))
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        await engine.close()
+
+    asyncio.run(main())
+    assert sum(vllm.steps) >= vllm.steps[0] > 1
