@@ -27,7 +27,6 @@ from toolgrpo.trajectory import AttemptStatus, Ledger, Message, StopReason
 REFUSED = {
     "idefics3": "no family",
     "llava_next": "no family",
-    "muse_glimmer": "its form of calls is not read yet",
     "smolvlm": "does not print a tool call",  # contents are lists of parts, never texts
 }
 OURS = "nano"  # the project's own tokenizer: words, single digits, bytes

@@ -32,7 +32,7 @@ NOT_COMPARABLE = {
     "deepseekv3",  # the same
     "diffusion_gemma",  # prints a header before a turn that follows results, but not when it asks for one
 }
-UNREAD = {"idefics3", "llava_next", "muse_glimmer", "smolvlm"}  # refused, see the contract tests
+UNREAD = {"idefics3", "llava_next", "smolvlm"}  # refused, see the contract tests
 BEHIND = {"", "\n", "\n<|endoftext|>"}
 
 

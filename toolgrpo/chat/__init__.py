@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
@@ -21,7 +22,11 @@ def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
 
 
 def resolve_format(tokenizer: Any) -> ChatFormat:
-    """The chat format of this tokenizer's template, proven on a conversation of each shape."""
+    """The chat format of this tokenizer's template, proven on a conversation of each shape.
+
+    A known family is read by our own reader, any other template as its response template says, if there is one. Where a
+    family knows no tools but the tokenizer's response template does, the response template is tried first.
+    """
     from toolgrpo.chat.families import family_of, refusal_of
     from toolgrpo.chat.format import TemplateFormat
     from toolgrpo.chat.proof import prove
@@ -33,10 +38,23 @@ def resolve_format(tokenizer: Any) -> ChatFormat:
         raise ChatFormatError("the tokenizer has no chat template; set tokenizer.chat_template, or use a chat model")
     family = family_of(template)
     if family is None:
-        raise ChatFormatError(
-            f"this chat template is of no family that toolgrpo supports: {refusal_of(template)}. Use a model of a "
-            f"supported family, or pass `chat=` to ToolGRPOTrainer for a format of your own."
-        )
+        return _described(tokenizer, refusal_of(template))
+    if not family.knows_tools and getattr(tokenizer, "response_template", None) is not None:
+        with suppress(ChatFormatError):  # the chat template prints no calls, whatever is said of them
+            return _described(tokenizer, "")
     chat = TemplateFormat(tokenizer, family)
     prove(chat, tokenizer)
+    return chat
+
+
+def _described(tokenizer: Any, refusal: str) -> ChatFormat:
+    from toolgrpo.chat.response_template import described_format
+
+    chat = described_format(tokenizer)
+    if chat is None:
+        raise ChatFormatError(
+            f"this chat template is of no family that toolgrpo supports: {refusal}. Use a model of a supported family, set "
+            f"tokenizer.response_template to one that says how its calls are read, or pass `chat=` to ToolGRPOTrainer for "
+            f"a format of your own."
+        )
     return chat

@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 
 from toolgrpo.errors import ChatFormatError
 
-__all__ = ["MARK", "Encoder", "Guard"]
+__all__ = ["MARK", "Encoder", "Guard", "unguarded"]
 
 _GUARD = "\ufdd0"
 MARK = "\ufdd1"  # a place in a rendered text; no guarded text holds it
@@ -64,6 +64,15 @@ class Guard:
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
         return value
+
+
+def unguarded(value: Any) -> Any:
+    """The same without marks, keys included."""
+    if isinstance(value, str):
+        return value.replace(_GUARD, "")
+    if isinstance(value, Mapping):
+        return {unguarded(key): unguarded(item) for key, item in value.items()}
+    return [unguarded(item) for item in value] if isinstance(value, list) else value
 
 
 class Encoder:

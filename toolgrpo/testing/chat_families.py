@@ -2,6 +2,9 @@
 
 Each is a `byte_tokenizer` with the special tokens of the family and TRL's copy of the template. Its ids are not the
 model's; what is a control token, what the template prints and how a turn is read are.
+
+Muse Glimmer is in no table of families. It stands for models whose tokenizers carry a response template; its own is not
+at hand, so the one here is written after its chat template.
 """
 
 from __future__ import annotations
@@ -106,6 +109,20 @@ _FAMILIES: dict[str, _Tokens] = {
         bos="<BOS_TOKEN>",
         eos="<|END_OF_TURN_TOKEN|>",
     ),
+    "muse_glimmer": _Tokens(
+        (
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start|>",
+            "<|message|>",
+            "<|eom|>",
+            "<|eot|>",
+            "<|patch|>",
+            "<|video|>",
+        ),
+        bos="<|begin_of_text|>",
+        eos="<|eot|>",
+    ),
     "phi3": _Tokens(("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), eos="<|endoftext|>"),
     "deepseek": _Tokens(
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
@@ -115,6 +132,27 @@ _FAMILIES: dict[str, _Tokens] = {
     ),
 }
 _FAMILIES["diffusion_gemma"] = _FAMILIES["gemma4"]
+
+_FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_MUSE_GLIMMER: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|start|>assistant",
+    "fields": {
+        "reasoning_content": {"open": " to=self<|message|>", "close": "<|eom|>"},
+        "content": {"open": " to=user<|message|>", "close": "<|eot|>"},
+        "tool_calls": {
+            "open_pattern": r'<atem:invoke name="(?P<name>[^"\n]+)">',
+            "close": "</atem:invoke>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r'<atem:parameter name="(?P<key>[^"\n]+)">(?P<value>.*?)</atem:parameter>',
+                "value_parser": {"name": "text", "args": {"strip": False}},
+            },
+            "transform": _FUNCTION,
+        },
+    },
+}
 
 
 def _folder() -> Path:
@@ -136,4 +174,8 @@ def template_text(name: str) -> str:
 def trl_tokenizer(name: str) -> Any:
     """A byte tokenizer with TRL's template `name` and its family's tokens; ChatML's for a family not listed here."""
     family = next((tokens for start, tokens in _FAMILIES.items() if name.startswith(start)), _FAMILIES["qwen"])
-    return byte_tokenizer(template_text(name), family.markers, special=family.special, bos=family.bos, eos=family.eos)
+    template = template_text(name)
+    tokenizer = byte_tokenizer(template, family.markers, special=family.special, bos=family.bos, eos=family.eos)
+    if name == "muse_glimmer":
+        tokenizer.response_template = _MUSE_GLIMMER
+    return tokenizer

@@ -1,0 +1,132 @@
+"""A chat format for a template of no known family whose response template says how its turns are read.
+
+Nothing has to be written for such a model. The response template is the tokenizer's own, or the one that TRL knows for its
+chat template. What it does not say is taken from a call that the chat template prints: which token ends a turn, what stands
+around the arguments, and what a model that got it wrong is shown. `proof.py` then decides, as for every other format.
+
+Not covered: chat templates that want results inside the message with the calls, or know no tools.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
+from jinja2 import TemplateError
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from toolgrpo.chat.families import Family
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.chat.proof import prove
+from toolgrpo.chat.regions import CALLS, CONTENT, REASONING, CallForm, Regions
+from toolgrpo.errors import ChatFormatError
+
+__all__ = ["described_format", "response_template_of"]
+
+_QUESTION = "Which one?"
+_CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
+
+
+def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
+    """What the tokenizer carries, or what TRL has for exactly this chat template."""
+    own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
+    if own is not None:
+        return own
+    from trl.chat_template_utils import add_response_schema
+
+    try:
+        known = add_response_schema(copy.copy(tokenizer))
+    except ValueError:  # a chat template that TRL does not know
+        return None
+    return getattr(known, "response_template", None)
+
+
+def described_format(tokenizer: Any) -> TemplateFormat | None:
+    """The format that the response template describes, proven; None if there is none that describes calls."""
+    described = response_template_of(tokenizer)
+    if described is None:
+        return None
+    try:
+        template = load_response_template(described)
+    except ValueError as error:
+        raise ChatFormatError(f"the tokenizer's response template is not one: {error}") from error
+    calls = template.fields.get(CALLS)
+    if calls is None or calls.open_re is None or calls.close_re is None:
+        return None
+    refusals: list[ChatFormatError] = []
+    for family in _families(tokenizer, template):
+        try:
+            chat = TemplateFormat(tokenizer, family)
+            prove(chat, tokenizer)
+            return chat
+        except ChatFormatError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
+    """What such a chat template may be like; which it is, the proof finds out."""
+    control = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    printed = _printed(tokenizer)
+    form, rest = _form(template.fields[CALLS], printed)
+    ends = _ends(tokenizer, template, control, rest)
+    reader = Regions(template, control, ends[0], form)
+    key = next((name for name in REASONING if name in template.fields), REASONING[0])
+    for end_opens_results, one_call in itertools.product((False, True), repeat=2):
+        yield Family(
+            "response-template",
+            (),
+            ends,
+            reader,
+            one_call=one_call,
+            end_opens_results=end_opens_results,
+            reasoning_key=key,
+        )
+
+
+def _printed(tokenizer: Any) -> str:
+    """A call and its result, as the chat template prints them."""
+    messages = [
+        {"role": "user", "content": _QUESTION},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _CALL}]},
+        {"role": "tool", "name": "NAME", "content": "RESULT"},
+    ]
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False)
+    except (TemplateError, TypeError) as error:
+        raise ChatFormatError(f"the chat template cannot print a call and its result: {error}") from error
+    return text.rpartition(_QUESTION)[2]
+
+
+def _form(calls: Any, printed: str) -> tuple[CallForm, str]:
+    """The form of a call, and what is printed from its closing on."""
+    opening = calls.open_re.search(printed)
+    closing = opening and calls.close_re.search(printed, opening.end())
+    if not closing:
+        raise ChatFormatError(
+            f"the tokenizer's response template does not describe the calls that its chat template prints, as in "
+            f"{printed[:300]!r}; correct tokenizer.response_template"
+        )
+    body, between = printed[opening.end() : closing.start()], frozenset[str]()
+    if calls.content == "xml-inline":
+        tags = regex.compile(calls.content_args["tag_pattern"], regex.DOTALL)
+        between = frozenset(piece.strip() for piece in tags.sub("\0", body).split("\0"))
+    form = CallForm(printed[opening.start() : closing.end()].strip(), closing[0].strip(), between)
+    return form, printed[closing.start() :]
+
+
+def _ends(tokenizer: Any, template: ResponseTemplate, control: list[str], rest: str) -> tuple[str, ...]:
+    """The tokens that end a turn, first the one that is printed after a call."""
+    close = template.fields[CONTENT].close_re if CONTENT in template.fields else None
+    ends = [text for text in control if text == tokenizer.eos_token or (close and close.fullmatch(text))]
+    printed = sorted((rest.find(end), end) for end in ends if end in rest)
+    if not printed:
+        raise ChatFormatError(
+            f"the response template knows {ends or 'no token'} as the end of a turn, but the chat template prints none of "
+            f"them after a call; name the one it prints in the `close` of `{CONTENT}`"
+        )
+    first = printed[0][1]
+    return (first, *(end for end in ends if end != first))
