@@ -1,4 +1,8 @@
-"""What several test files share: a tiny model, and one real vLLM server for the whole session."""
+"""What several test files share: a tiny model, one real vLLM server for the whole session, and how hypothesis draws.
+
+It draws the same examples each time and has no deadline for one of them: neither chance nor a busy machine decides what
+passes. `--hypothesis-profile=default` draws others.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
@@ -45,5 +53,5 @@ def vllm_server(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> It
 
     folder: Path = tmp_path_factory.mktemp("tiny-qwen3")
     tiny_qwen3(0).save_pretrained(folder)
-    with VLLMServerProcess(folder, max_model_len=512) as server:
+    with VLLMServerProcess(folder, max_model_len=512, ready_timeout_s=900) as server:
         yield server

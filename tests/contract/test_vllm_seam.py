@@ -10,7 +10,7 @@ import pytest
 import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 from toolgrpo.engines import vllm_seam  # noqa: E402
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions  # noqa: E402
@@ -107,16 +107,23 @@ def test_a_reload_forgets_cached_prefixes(started: Any, tiny_qwen3: Any) -> None
         engine.load_weights(model.named_parameters())
 
 
+async def decoding(engine: VLLMColocateEngine, n_requests: int) -> list[asyncio.Task[Sample]]:
+    """Long requests that vLLM has taken."""
+    tasks = [asyncio.create_task(engine.sample(request(max_tokens=200))) for _ in range(n_requests)]
+    while not engine._vllm.has_work:
+        await asyncio.sleep(0)
+    return tasks
+
+
 def test_a_cancelled_request_leaves_vllm(started: Any) -> None:
     engine = started[0]
 
     async def main() -> bool:
         await engine.open()
-        task = asyncio.create_task(engine.sample(request(max_tokens=200)))
-        await asyncio.sleep(0.02)
+        (task,) = await decoding(engine, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await asyncio.sleep(0.05)
+        await engine.sample(request(max_tokens=20))  # the other would have 180 tokens to go after it
         still = engine._vllm.has_work
         await engine.close()
         return bool(still)
@@ -129,8 +136,7 @@ def test_closing_drops_what_is_open(started: Any) -> None:
 
     async def main() -> None:
         await engine.open()
-        tasks = [asyncio.create_task(engine.sample(request(max_tokens=200))) for _ in range(3)]
-        await asyncio.sleep(0.02)
+        tasks = await decoding(engine, 3)
         for task in tasks:
             task.cancel()
         await engine.close()
