@@ -39,6 +39,7 @@ from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_factory import build_engine
 from toolgrpo.trainer.failures import name_the_first_failure
+from toolgrpo.trainer.memory import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trajectory import Message, Trajectory
 
@@ -110,7 +111,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         guard_trackers(self.callback_handler.callbacks, args.report_to)
         self._tables = RolloutTables(self.callback_handler.callbacks, with_tables=args.log_completions)
         self.log_completions = False  # TRL's own table has no tools in it
-        for callback in (self._stop, self._checkpoints, self._tables):  # in this order: a stop saves, and a save logs
+        # In this order: a stop saves, and a save logs.
+        for callback in (self._stop, self._checkpoints, self._tables, MemoryReturn()):
             self.add_callback(callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
