@@ -93,7 +93,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> None:
     table = Table(title="Processor time to read one turn")
-    for column in ("turn", "template", "characters", "transformers ms", "growth", "ours ms", "from its template ms"):
+    for column in ("turn", "template", "chars", "transformers ms", "growth", "ours ms", "made of it ms"):
         table.add_column(column, justify="left" if column in ("turn", "template") else "right")
     for what in TURNS:
         row = results[what]

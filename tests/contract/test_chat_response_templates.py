@@ -231,6 +231,10 @@ def test_trls_response_template_is_taken_where_the_tokenizer_has_none() -> None:
     assert response_template_of(trl_tokenizer("cohere2")) is None
 
 
+def test_most_response_templates_are_enough() -> None:
+    assert len(READ) == 24
+
+
 @pytest.mark.parametrize("name", NOT_DESCRIBED)
 def test_what_a_response_template_leaves_out_is_refused(name: str) -> None:
     with pytest.raises(ChatFormatError, match=NOT_DESCRIBED[name]):

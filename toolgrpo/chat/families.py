@@ -4,6 +4,9 @@ A template is recognised by what it prints, not by comparing it with a stored co
 harm; `proof.py` then decides whether the recognised family really fits. The first family whose signs all stand in the
 template is taken, so the more particular ones come first.
 
+A template of no family is read as its tokenizer's response template says (`response_template.py`). The families below
+have readers of their own because theirs say too little: docs/chat_formats.md shows, case by case, what would be lost.
+
 A family that does not `knows_tools` prints only system, user and assistant texts. It is given the schemas, calls and
 results in Hermes' words (`spelling.py`).
 """
