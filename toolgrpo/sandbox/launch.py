@@ -17,6 +17,7 @@ from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.bubblewrap import SCRATCH_PARENT, wrap
 from toolgrpo.sandbox.paths import interpreter_paths, open_to_all, starter
+from toolgrpo.sandbox.wire import hang_up
 
 __all__ = ["VMSTAT", "FreshWorkers", "Mother", "Workers"]
 
@@ -108,7 +109,7 @@ class Mother:
 
     def close(self) -> None:
         """The mother ends its workers, removes the scratch folder and ends; what a dead mother left is removed here."""
-        self._control.close()
+        hang_up(self._control)
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:

@@ -27,7 +27,7 @@ from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
 from toolgrpo.sandbox.ladder import choose_rung
 from toolgrpo.sandbox.launch import FreshWorkers, Mother, Workers
 from toolgrpo.sandbox.literals import NotPlainError, decode
-from toolgrpo.sandbox.wire import receive, send
+from toolgrpo.sandbox.wire import hang_up, receive, send
 
 __all__ = ["DEFAULT_PRELOAD", "Sandbox", "Session"]
 
@@ -66,6 +66,7 @@ class Sandbox:
         self.rung, notes = choose_rung(rung, allow_unsafe=allow_unsafe)
         logger.info("%s", notes)
         self._closed = False
+        self._opener = os.getpid()
         self._lock = threading.Lock()
         self._mother: Workers = (
             FreshWorkers(limits=asdict(self.limits))
@@ -109,7 +110,9 @@ class Sandbox:
             session.close()
 
     def close(self) -> None:
-        """End every process and remove the scratch folder. Idempotent."""
+        """End every process and remove the scratch folder. Idempotent; nothing in a process that its opener has forked."""
+        if os.getpid() != self._opener:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -142,6 +145,8 @@ class Sandbox:
 
     def _rested(self) -> _Link:
         """The worker that has rested longest, else a new one."""
+        if os.getpid() != self._opener:  # two processes that ask one worker would get each other's answers
+            raise SandboxError("this sandbox was opened before this process was forked; open another one here")
         with self._lock:
             if self._resting:
                 return self._resting.popleft()
@@ -233,7 +238,7 @@ class _Link:
         return True
 
     def close(self) -> None:
-        self._channel.close()
+        hang_up(self._channel)
 
 
 def _request(limits: Limits, job: dict[str, Any]) -> dict[str, Any]:

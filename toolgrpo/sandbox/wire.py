@@ -9,9 +9,10 @@ import json
 import os
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["pack", "read_frame", "receive", "send"]
+__all__ = ["hang_up", "pack", "read_frame", "receive", "send"]
 
 _HEADER = struct.Struct("!I")
 
@@ -30,6 +31,13 @@ def receive(channel: socket.socket) -> Any:
     header = _exactly(channel.recv, _HEADER.size)
     body = None if header is None else _exactly(channel.recv, _HEADER.unpack(header)[0])
     return None if body is None else json.loads(body)
+
+
+def hang_up(channel: socket.socket) -> None:
+    """End a channel for the other side too, also where a process that we forked holds a copy of our end."""
+    with suppress(OSError):  # the peer has gone
+        channel.shutdown(socket.SHUT_RDWR)
+    channel.close()
 
 
 def read_frame(fd: int) -> Any:

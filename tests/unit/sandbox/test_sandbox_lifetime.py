@@ -128,3 +128,44 @@ def test_the_worker_of_a_closed_session_serves_others_and_keeps_nothing() -> Non
         if sandbox.rung != "seccomp":
             assert sandbox.run("import os; os.listdir()").value == []
         assert len(family(sandbox._mother.pid)) <= len(before) + 1, "no new worker was needed"
+
+
+FORKING = """
+import os, sys
+from toolgrpo.errors import SandboxError
+from toolgrpo.sandbox import Sandbox
+sandbox = Sandbox(workers=1, preload=[], rung={rung!r}, allow_unsafe=True)
+sandbox.run("1")
+child = os.fork()
+if child == 0:
+    try:
+        sandbox.run("2")
+    except SandboxError as error:
+        print(error, flush=True)
+    sandbox.close()
+    sys.stdin.read()  # its copies of the channels stay open
+    os._exit(0)
+sys.stdin.close()
+while not os.path.exists({go!r}):
+    os.sched_yield()
+print(sandbox.run("6 * 7").value)
+sandbox.close()
+print([process.returncode for process in getattr(sandbox._mother, "_workers", None) or [sandbox._mother._process]])
+"""
+
+
+@pytest.mark.parametrize("rung", ["auto", "unsafe"])
+def test_a_fork_of_the_opener_neither_uses_nor_ends_nor_keeps_its_sandbox(rung: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    opener = subprocess.Popen(
+        [sys.executable, "-c", FORKING.format(rung=rung, go=str(go))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert opener.stdout is not None
+    assert "open another one here" in opener.stdout.readline()
+    go.touch()
+    assert opener.stdout.readline() == "42\n"
+    assert opener.stdout.readline() == "[0]\n", "its processes ended by themselves when it was closed"
+    opener.communicate("")
