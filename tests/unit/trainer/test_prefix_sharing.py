@@ -217,8 +217,8 @@ def test_autocast_in_bf16_is_as_near_to_fp32_as_the_padded_pass() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         ours, theirs = shared(model, rows), padded(model, rows)
     assert ours.logps.dtype == theirs.logps.dtype
-    error = (ours.logps - exact.logps).abs().max()
-    assert 1e-4 < error < 2 * (theirs.logps - exact.logps).abs().max()
+    error = (ours.logps - exact.logps).abs().mean()
+    assert 1e-5 < error < 2 * (theirs.logps - exact.logps).abs().mean()
 
 
 def test_a_long_group_is_cut_and_only_one_pass_is_held_at_a_time() -> None:
