@@ -68,12 +68,16 @@ def load(name: str) -> tuple[Any, TemplateFormat]:
     return tokenizer, chat
 
 
-@cache
 def renderer(name: str) -> Any:
+    return renderer_of_day(name, time.strftime("%d %b %Y"))
+
+
+@cache
+def renderer_of_day(name: str, day: str) -> Any:
     import renderers
     from renderers import configs
 
-    today = {"date_string": time.strftime("%d %b %Y")} if name == "llama3_2" else {}
+    today = {"date_string": day} if name == "llama3_2" else {}
     return renderers.create_renderer(load(name)[0], getattr(configs, f"{RENDERERS[name]}RendererConfig")(**today))
 
 

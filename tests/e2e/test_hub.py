@@ -20,6 +20,8 @@ from toolgrpo.training_run import TrainingRun
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "recipes" / "data"
 
+pytestmark = pytest.mark.timeout(1500)
+
 LOAD = """
 import json, sys
 from toolgrpo.data import load_tasks
@@ -68,7 +70,7 @@ def load(hub: Any, cache: Path, asked: list[tuple[str, str]], **environment: str
         },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)

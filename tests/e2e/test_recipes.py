@@ -30,6 +30,7 @@ from toolgrpo.training_run import TrainingRun
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "recipes" / "configs").glob("*.yaml"))
 REAL = ROOT.parent / "shared" / "data"
+pytestmark = pytest.mark.timeout(1800)  # it may have to build nano first
 ON_A_CPU = ("--bf16", "false", "--use_cpu", "true")
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
@@ -84,7 +85,7 @@ def wandb_runs_end() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def roomy_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """nano with a longer context: its vocabulary is small, so the schemas of eight tools fill 2,048 tokens."""
-    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=280)
+    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=1500)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from toolgrpo.nano import ensure_nano
@@ -114,7 +115,6 @@ def test_a_recipe_keeps_its_promise(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-@pytest.mark.timeout(200)
 def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "1", "--num_generations", "2")
     train(path, roomy_nano, tmp_path, monkeypatch, *batch)
@@ -122,7 +122,6 @@ def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-@pytest.mark.timeout(600)
 def test_a_recipe_trains_with_its_own_batch(
     path: Path, roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

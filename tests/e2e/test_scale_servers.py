@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
 
 def options(url: str, **changes: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_two_processes_share_a_server(launcher: Any, tiny_qwen3: Any, vllm_serve
         "engine": "vllm_server",
         "config": options(vllm_server.url),
     }
-    done = launcher.run("cpu_ddp", [job], timeout_s=300)
+    done = launcher.run("cpu_ddp", [job], timeout_s=900)
     assert done.returncode == 0, done.stderr[-4000:]
     for process in (0, 1):
         result = json.loads((tmp_path / "out" / f"rank{process}.json").read_text())
@@ -58,7 +58,7 @@ def test_an_adapter_alone_reaches_the_server(train_tiny: ModuleType, tiny_qwen3:
 
     tiny_qwen3(0).save_pretrained(tmp_path / "model")
     extra = ["--enable-lora", "--max-lora-rank", "8"]
-    with VLLMServerProcess(tmp_path / "model", max_model_len=256, extra_args=extra) as server:
+    with VLLMServerProcess(tmp_path / "model", max_model_len=256, extra_args=extra, ready_timeout_s=900) as server:
         job = train_tiny.Job(
             out=str(tmp_path / "out"),
             model=str(tmp_path / "model"),

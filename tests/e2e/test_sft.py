@@ -21,6 +21,7 @@ from toolgrpo.sft.conversations import ConversationEncoder
 from toolgrpo.sft.loss import SupervisedLoss
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(900)
 MINI = NanoRecipe(
     hidden_size=64,
     intermediate_size=128,
@@ -36,7 +37,7 @@ MINI = NanoRecipe(
 def _sft(*flags):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "recipes" / "sft.py"), *flags]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")

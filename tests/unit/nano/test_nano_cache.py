@@ -25,6 +25,7 @@ MINI = NanoRecipe(
     toolsets_per_step=1,
     examples_per_toolset=2,
 )
+pytestmark = pytest.mark.timeout(900)
 QUIET = Console(quiet=True)
 
 
@@ -101,7 +102,7 @@ def test_a_killed_build_leaves_no_half_model_and_the_next_one_cleans_up(cache):
 
 def test_two_builds_at_once_give_one_model(cache):
     first, second = _builder(cache, 3), _builder(cache, 3)
-    outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+    outputs = [process.communicate(timeout=600)[0] for process in (first, second)]
     assert first.returncode == second.returncode == 0
     paths = [output.strip().splitlines()[-1] for output in outputs]
     assert paths[0] == paths[1]

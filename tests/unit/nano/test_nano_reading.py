@@ -17,6 +17,7 @@ from toolgrpo.nano import ensure_nano
 from toolgrpo.nano.demonstrations import draw_training_problem, render, render_tools
 from toolgrpo.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered
 
+pytestmark = pytest.mark.timeout(1800)  # it may have to build nano first
 Draw = Callable[[random.Random], tuple[ToolSpec, ...]]
 N = 96
 

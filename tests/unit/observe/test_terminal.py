@@ -37,7 +37,7 @@ if what == "crash":
 
 def run(folder: Path, what: str) -> tuple[subprocess.CompletedProcess[str], str]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), what], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SCRIPT, str(folder), what], capture_output=True, text=True, timeout=240, check=False
     )
     return done, (folder / "moved" / "train.log").read_text()
 
@@ -103,7 +103,7 @@ def test_a_command_logs_into_its_output_folder_and_leaves_nothing_elsewhere(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert ("toolgrpo: loading" in done.stdout) == (rank == "0")
