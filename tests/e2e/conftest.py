@@ -80,7 +80,7 @@ class Launcher:
             stdout, stderr = started.communicate(timeout=60)
         return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
 
-    def run(self, file: str, jobs: list[dict[str, Any]], timeout_s: float = 220) -> subprocess.CompletedProcess[str]:
+    def run(self, file: str, jobs: list[dict[str, Any]], timeout_s: float = 500) -> subprocess.CompletedProcess[str]:
         return self.finish(self.start(file, jobs), timeout_s)
 
 
