@@ -4,7 +4,7 @@
 
 Prints one table and writes benchmarks/results/scale.json:
 
-* two processes (DDP over gloo), the tools of one of them slow: how long each one's rollout takes;
+* two processes (DDP over gloo), first with fast tools, then with slow ones in one of them: how long each one's rollout takes;
 * handing the weights to vLLM in a step, for full training and for LoRA merged or as an adapter alone, with the largest
   difference between vLLM's log-probabilities and the trainer's (fp32);
 * recording episodes and saving checkpoints, as shares of the training time, on the embedded job's model and batch.
@@ -12,7 +12,6 @@ Prints one table and writes benchmarks/results/scale.json:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,9 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from _reporting import run
+
+from toolgrpo.startup import prepare
+
+prepare()  # before anything imports PyTorch, as in recipes/train.py
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
@@ -30,7 +36,7 @@ SAVE_EVERY = 100  # steps; Transformers' default is 500
 
 
 def slow_process(steps: int, tool_s: float) -> dict[str, Any]:
-    """Median seconds of a rollout in each process; every episode of process 1 calls a tool that takes `tool_s`."""
+    """Median seconds of a rollout in each process; in the second run every episode of process 1 calls a slow tool."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -39,26 +45,52 @@ def slow_process(steps: int, tool_s: float) -> dict[str, Any]:
         shape = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
         Qwen3ForCausalLM(Qwen3Config(**shape, **heads)).save_pretrained(f"{folder}/model")
-        job = {
-            "out": f"{folder}/out",
-            "model": f"{folder}/model",
-            "slow_tool_s": tool_s,
-            "config": {"max_steps": steps},
+        job = {"model": f"{folder}/model", "config": {"max_steps": steps}}
+        jobs = {
+            "fast": {**job, "out": f"{folder}/fast"},
+            "slow": {**job, "out": f"{folder}/slow", "slow_tool_s": tool_s},
         }
         subprocess.run(
             [
                 *(sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"),
-                *("--config_file", "recipes/accelerate/cpu_ddp.yaml", str(TINY), json.dumps(job)),
+                *("--config_file", "recipes/accelerate/cpu_ddp.yaml", str(TINY), *map(json.dumps, jobs.values())),
             ],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
         )
-        results = [json.loads((Path(folder) / "out" / f"rank{process}.json").read_text()) for process in (0, 1)]
-    fast, slow = (statistics.median(result["rollout_seconds"]) for result in results)
-    return {"tool_seconds": tool_s, "fast_rollout_s": fast, "slow_rollout_s": slow}
+
+        def rollout_s(job: str, process: int) -> float:
+            result = json.loads((Path(folder) / job / f"rank{process}.json").read_text())
+            return float(statistics.median(result["rollout_seconds"]))
+
+        return {
+            "tool_seconds": tool_s,
+            "rollout_s_beside_a_fast_process": rollout_s("fast", 0),
+            "rollout_s_beside_a_slow_process": rollout_s("slow", 0),
+            "rollout_s_of_the_slow_process": rollout_s("slow", 1),
+        }
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """What libraries print goes to a file, and to the terminal only after a failure."""
+    kept = {number: os.dup(number) for number in (1, 2)}
+    with tempfile.TemporaryFile() as log:
+        for number in kept:
+            os.dup2(log.fileno(), number)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stdout.flush()
+            for number, before in kept.items():
+                os.dup2(before, number)
+                os.close(before)
+            if failed:
+                log.seek(0)
+                sys.stderr.write(log.read().decode(errors="replace"))
 
 
 class Timer:
@@ -142,41 +174,39 @@ def embedded_job(steps: int, *, sync: str | None, batch: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer steps, smaller batches")
-    quick = parser.parse_args().quick
-    from rich.console import Console
-    from rich.table import Table
-
-    slow = slow_process(3 if quick else 10, tool_s=1.0)
-    steps, batch = (4, 16) if quick else (8, 64)
-    jobs = {name: embedded_job(steps, sync=sync, batch=batch) for name, sync in MODES.items()}
-    table = Table("", "what", "value", title="scale", title_justify="left")
-    table.add_row("slow tool in one of two", "rollout of the other process", f"{slow['fast_rollout_s']:.3f} s")
-    table.add_row("", "rollout of the slow process", f"{slow['slow_rollout_s']:.3f} s")
-    for name, job in jobs.items():
-        table.add_row(name, "weights to vLLM, a step", f"{job['sync_s']:.3f} s of {job['step_s']:.2f} s")
-        table.add_row("", "largest log-probability difference", f"{job['largest_difference']:.1e}")
-    job = jobs["full"]
-    table.add_row(
-        "recording", "share of a step", f"{100 * job['record_share']:.2f} % ({1000 * job['record_s']:.1f} ms)"
-    )
-    table.add_row(
-        "checkpoints",
-        f"share, one every {SAVE_EVERY} steps",
-        f"{100 * job['save_share']:.2f} % ({job['save_s']:.2f} s)",
-    )
-    Console().print(table)
-    path = ROOT / "benchmarks" / "results" / "scale.json"
-    path.write_text(
-        json.dumps({"quick": quick, "save_every": SAVE_EVERY, "slow_process": slow, **jobs}, indent=2) + "\n"
-    )
-    print(f"written to {path.relative_to(ROOT)}")
-
-
 MODES = {"full": None, "LoRA, merged": "merge", "LoRA, adapter alone": "adapter"}
 
 
+def measure(quick: bool) -> dict[str, Any]:
+    steps, batch = (4, 16) if quick else (8, 64)
+    with quiet_libraries():
+        return {
+            "save_every": SAVE_EVERY,
+            "slow_process": slow_process(3 if quick else 10, tool_s=1.0),
+            **{name: embedded_job(steps, sync=sync, batch=batch) for name, sync in MODES.items()},
+        }
+
+
+def show(results: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what", "measured", title="scale", title_justify="left")
+    slow = results["slow_process"]
+    for name in ("beside_a_fast_process", "beside_a_slow_process", "of_the_slow_process"):
+        table.add_row(f"rollout {name.replace('_', ' ')}", f"{1000 * slow[f'rollout_s_{name}']:.0f} ms")
+    for name in MODES:
+        job = results[name]
+        table.add_row(f"weights to vLLM, {name}", f"{job['sync_s']:.3f} s of a step of {job['step_s']:.2f} s")
+    for name in MODES:
+        table.add_row(f"log-probability difference, {name}", f"{results[name]['largest_difference']:.1e}")
+    job = results["full"]
+    table.add_row("recording", f"{100 * job['record_share']:.2f} % ({1000 * job['record_s']:.1f} ms a step)")
+    table.add_row(
+        f"checkpoints, every {SAVE_EVERY} steps", f"{100 * job['save_share']:.2f} % ({job['save_s']:.2f} s each)"
+    )
+    Console().print(table)
+
+
 if __name__ == "__main__":
-    main()
+    run("scale", __doc__, "fewer steps, smaller batches", measure, show)

@@ -187,6 +187,7 @@ def test_a_saved_model_opens_with_plain_transformers_and_its_own_chat_template(s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.vllm
 @needs_vllm
 def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> None:
@@ -246,7 +247,7 @@ def read_by_us(saved: Path, question: str, schemas: list[dict[str, Any]]) -> Tur
 
 
 def wait_until_up(url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 500
     while time.monotonic() < deadline:
         assert server.poll() is None, "the server ended"
         try:
