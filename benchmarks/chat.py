@@ -43,6 +43,7 @@ TEMPLATES = (
     "gemma4_v5",
     "lfm2_2_5",
     "nemotron_3_ultra",
+    "muse_glimmer",  # read as its response template says
 )
 QUESTION: Message = {"role": "user", "content": "What is 12 + 30? Look it up."}
 TURN = calling(("look_up", {"key": "12 + 30"}))
