@@ -199,7 +199,7 @@ def show(results: dict[str, Any]) -> None:
         job = results[name]
         table.add_row(f"weights to vLLM, {name}", f"{job['sync_s']:.3f} s of a step of {job['step_s']:.2f} s")
     for name in MODES:
-        table.add_row(f"log-probability difference, {name}", f"{results[name]['largest_difference']:.1e}")
+        table.add_row(f"logprob difference, {name}", f"{results[name]['largest_difference']:.1e}")
     job = results["full"]
     table.add_row("recording", f"{100 * job['record_share']:.2f} % ({1000 * job['record_s']:.1f} ms a step)")
     table.add_row(
