@@ -55,7 +55,7 @@ class Process:
 def test_the_second_signal_ends_the_run_at_once(tiny_qwen3: Any, tmp_path: Path, number: signal.Signals) -> None:
     tiny_qwen3(0).save_pretrained(tmp_path / "model")
     config = {"max_steps": 50, "use_cpu": True, "save_strategy": "steps", "save_steps": 1}
-    job = {"out": str(tmp_path / "out"), "model": str(tmp_path / "model"), "config": config, "pause_s": 20.0}
+    job = {"out": str(tmp_path / "out"), "model": str(tmp_path / "model"), "config": config, "pause_s": 150.0}
     run = Process([sys.executable, str(SCRIPT), json.dumps(job)])
     while not (tmp_path / "out" / "steps0.txt").exists():  # it is in the first step, and stays there
         assert run.process.poll() is None

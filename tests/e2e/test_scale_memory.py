@@ -55,7 +55,7 @@ def test_a_short_run_is_flat(tiny_qwen3: Any, tmp_path: Path) -> None:
     result = json.loads((tmp_path / "out" / "rank0.json").read_text())
     assert result["steps"] == 60
     moments = zip(result["rss_mib"], result["open_files"], strict=True)
-    assert_flat([Moment(i + 1, rss, 0.0, files) for i, (rss, files) in enumerate(moments)], mib=15)
+    assert_flat([Moment(i + 1, rss, 0.0, files) for i, (rss, files) in enumerate(moments)], mib=25)
 
 
 @pytest.mark.slow
