@@ -52,7 +52,7 @@ def _keep_memory() -> None:
     """Let glibc keep freed memory for the next tensor.
 
     It returns every large block to the system and gets fresh pages for the next one, which the kernel has to clear: half of
-    the time of a training pass on a CPU (benchmarks/training_pass.py --default-malloc shows it). The price is that memory
+    the time of a training pass on a CPU (benchmarks/training_pass.py shows it). The price is that memory
     stays at its high-water mark until `give_memory_back`. MALLOC_ variables in the environment are the user's own choice and win.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
