@@ -34,7 +34,8 @@ MODULES = (
     "pygments",
     "py",
 )
-HOSTILE = ("test_sandbox_runs.py", "test_sandbox_hostile.py", "test_forgeries.py")
+HOSTILE = ("test_sandbox_runs.py", "test_sandbox_hostile.py")
+FORGERIES = "test_forgeries.py"
 WITNESS = """
 import logging, os, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
@@ -115,7 +116,9 @@ def test_everything_holds_for_a_user_without_rights(
 ) -> None:
     if machine is None and os.getuid() != 0:
         pytest.skip("this user is not root: the other tests of this folder have shown it")
-    files = [str(copies / "tests" / name) for name in HOSTILE]
+    # What a forgery meets depends on the user and the rung, not on what else the machine refuses: once is enough by default.
+    names = HOSTILE if (machine, rung) == ("docker", "landlock") else (*HOSTILE, FORGERIES)
+    files = [str(copies / "tests" / name) for name in names]
     options = ["-q", "-rs", "--import-mode=importlib", "-p", "no:cacheprovider", "-c", os.devnull]
     options.append(f"--basetemp={copies / 'basetemp' / f'{machine}-{rung}'}")
     if rung != "every":
