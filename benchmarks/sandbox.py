@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from toolgrpo.sandbox import Rung, Sandbox
+from toolgrpo.sandbox.bubblewrap import find_bubblewrap
 from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.ladder import probe
 from toolgrpo.sandbox.suite import Suite
@@ -127,7 +128,7 @@ def measure(quick: bool) -> dict[str, Any]:
     ways["rung unsafe"] = measure_rung(Rung.UNSAFE, repetitions // 10)
     ways["subprocess"] = measure_command([], repetitions // 10)
     for name, options in COMMANDS.items():
-        program = shutil.which(name)
+        program = find_bubblewrap() if name == "bwrap" else shutil.which(name)
         if program is None:
             ways[name] = {"absent": f"{name} is not installed"}
             continue

