@@ -93,7 +93,7 @@ def elsewhere(interpreter: str, copies: Path, machine: str | None, code: str) ->
         command,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1200,
         cwd="/",
         env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
         user=NOBODY if as_root else None,
@@ -102,6 +102,7 @@ def elsewhere(interpreter: str, copies: Path, machine: str | None, code: str) ->
     )
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("machine", "rung"),
     [

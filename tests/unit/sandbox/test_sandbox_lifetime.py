@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ sandbox.run("open('more', 'w').write('x')\\nwhile True: pass", timeout=60)
 """
 
 
-def gone(mother: int, scratch: Path, within_s: float = 20.0) -> bool:
+def gone(mother: int, scratch: Path, within_s: float = 120.0) -> bool:
     """Whether the mother and its folder go away."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -44,17 +46,29 @@ def running(pid: int) -> bool:
         return False
 
 
+def children(pid: int) -> list[int]:
+    """None of a process that has ended meanwhile."""
+    try:
+        return [
+            int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
+        ]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def wait_until(what: Callable[[], bool], within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, "not within the time given"
+        time.sleep(0.02)
+
+
 def family(mother: int) -> set[int]:
     """A process and everything below it."""
     found, new = set(), {mother}
     while new:
         found |= new
-        new = {
-            int(child)
-            for pid in new
-            for file in Path(f"/proc/{pid}/task").glob("*/children")
-            for child in file.read_text().split()
-        } - found
+        new = {child for pid in new for child in children(pid)} - found
     return found
 
 
@@ -63,13 +77,13 @@ def test_a_killed_owner_leaves_no_process_and_no_folder(how: signal.Signals) -> 
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     mother, scratch = owner.stdout.readline().split()
-    time.sleep(0.3)  # let it be in the middle of a run
+    wait_until(lambda: any(Path(scratch).glob("*/more")))  # it is in the middle of a run
     processes = family(int(mother))
     assert len(processes) >= 4, "the mother, two workers and their processes"
     owner.send_signal(how)
     owner.communicate()
     assert gone(int(mother), Path(scratch))
-    assert not [pid for pid in processes if running(pid)]
+    wait_until(lambda: not [pid for pid in processes if running(pid)])
 
 
 def test_closing_leaves_no_process_and_no_folder() -> None:
@@ -111,8 +125,11 @@ def test_a_sandbox_outlives_the_thread_that_opened_it() -> None:
 def test_a_killed_worker_is_replaced() -> None:
     with Sandbox(workers=1) as sandbox:
         assert sandbox.run("1").ok
-        for pid in family(sandbox._mother.pid) - {sandbox._mother.pid}:
-            os.kill(pid, signal.SIGKILL)
+        below = family(sandbox._mother.pid) - {sandbox._mother.pid}
+        for pid in below:
+            with suppress(ProcessLookupError):  # it went with its worker
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not [pid for pid in below if running(pid)])
         assert sandbox.run("2").value == 2
 
 

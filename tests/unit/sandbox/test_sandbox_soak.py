@@ -56,7 +56,7 @@ def kill_and_wait(pid: int) -> None:
     """A process that has been killed but is not dead yet would still be given the next run."""
     victim = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    select.select([victim], [], [], 10.0)
+    select.select([victim], [], [], 60.0)
     os.close(victim)
 
 
@@ -139,7 +139,7 @@ def soak(runs: int, killed_workers: int) -> None:
 def settle(sandbox: Sandbox) -> None:
     """Once nothing runs, what is left is the mother, two workers and a process that waits in each."""
     mother = sandbox._mother.pid
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while True:
         processes = alive(mother)
         folders = list(Path(str(sandbox._mother.scratch)).iterdir())

@@ -48,7 +48,7 @@ def test_what_a_killed_opener_and_mother_leave_goes_when_the_next_sandbox_starts
             os.kill(mother.pid, signal.SIGKILL)
         opener.kill()
         opener.communicate()
-        _, alive = psutil.wait_procs(family, timeout=20)
+        _, alive = psutil.wait_procs(family, timeout=120)
         assert not alive
         left = set(tmp_path.iterdir()) - kept
         assert left and list(tmp_path.glob("*/*/a/b/kept")), "the two that would have removed it were killed"

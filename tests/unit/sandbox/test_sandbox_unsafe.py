@@ -45,11 +45,11 @@ def unsafe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             yield opened
             workers = [psutil.Process(pid) for pid in opened._mother.pids]
             family = [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert not alive and list(folder.iterdir()) == [], "closing ends every process and removes every file"
 
 
-def wait_until(what: Any, within_s: float = 20.0) -> None:
+def wait_until(what: Any, within_s: float = 120.0) -> None:
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline, "not within the time given"
@@ -204,7 +204,7 @@ def test_a_killed_opener_leaves_no_process_and_no_folder(interpreter: str, tmp_p
     assert len(family) >= 4, "two workers and their processes"
     opener.send_signal(how)
     opener.communicate()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert not alive
     assert list(tmp_path.iterdir()) == []
 
