@@ -34,9 +34,10 @@ def wrap(command: list[str]) -> list[str]:
     program = find_bubblewrap()
     assert program is not None, "probe says first whether there is one"
     wrapped = [program, "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--new-session"]
+    # First, so that an interpreter that lies below the scratch folders' parent is bound over it.
+    wrapped += ["--size", str(_SCRATCH_BYTES), "--perms", "0755", "--tmpfs", SCRATCH_PARENT]
     configuration = Path(sys.prefix) / "pyvenv.cfg"
     programs = {sys.executable, os.path.realpath(sys.executable), str(package_root() / "toolgrpo")}
     for path in sorted({*interpreter_paths(), *programs, *([str(configuration)] if configuration.exists() else [])}):
         wrapped += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
-    wrapped += ["--size", str(_SCRATCH_BYTES), "--perms", "0755", "--tmpfs", SCRATCH_PARENT, "--remount-ro", "/"]
-    return [*wrapped, "--chdir", "/", "--", *command]
+    return [*wrapped, "--remount-ro", "/", "--chdir", "/", "--", *command]
