@@ -18,7 +18,9 @@ the rounds. Completion lengths are either all the longest ("full") or spread eve
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -104,6 +106,7 @@ def _serve_case(way: str, case: Case) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         _say([passed - start, time.perf_counter() - start])
+    _say("over")  # answered, so that no process reads what is meant for the next one
 
 
 def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
@@ -136,11 +139,9 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
 
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The forward pass; a sum to go backward from."""
-    from toolgrpo.trainer.prefix_sharing import SharedPass
-
     scored = None
     if way == "shared":
-        scored = SharedPass(mode="auto").score_completions(
+        scored = _shared_pass().score_completions(
             model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
         )
     if scored is None:
@@ -151,6 +152,14 @@ def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tenso
     else:
         logps = scored.logps
     return (logps * mask[:, -case.completion :]).sum()
+
+
+@functools.cache
+def _shared_pass() -> Any:
+    from toolgrpo.trainer.prefix_sharing import SharedPass
+
+    logging.disable()  # what it steps aside for stands in the table
+    return SharedPass(mode="auto")
 
 
 def _status_mib(name: str) -> float:
@@ -173,14 +182,11 @@ class Server:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, line: str) -> Any:
-        self.tell(line)
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
+        """Every line has an answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
 
 
 @contextmanager
@@ -201,7 +207,7 @@ def measure(by_way: dict[str, Server], case: Case, rounds: int) -> dict[str, Mea
         for way, server in by_way.items():
             times[way].append(tuple(server.ask("step")))
     for server in by_way.values():
-        server.tell("over")
+        server.ask("over")
     return {
         way: Measured(
             pass_s=statistics.median(passed for passed, _ in times[way]),
