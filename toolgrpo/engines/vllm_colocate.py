@@ -101,14 +101,15 @@ class VLLMColocateEngine:
 
     async def _run(self) -> None:
         assert self._work is not None
-        resting = True  # nothing was left to decode after the last step
+        resting = False  # nothing was left to decode after the last step
         try:
             while True:
                 self._abort(self._aborted)
+                if not self._vllm.has_work:
+                    self._work.clear()
+                    await self._work.wait()
+                    resting = True
                 if resting:
-                    if not self._vllm.has_work:
-                        self._work.clear()
-                        await self._work.wait()
                     await self._gather()
                     resting = False
                     continue
