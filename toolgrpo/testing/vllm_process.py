@@ -93,6 +93,11 @@ class VLLMServerProcess:
     def log_tail(self, n_chars: int = 4000) -> str:
         return Path(self._log.name).read_text(errors="replace")[-n_chars:]
 
+    def freeze(self) -> None:
+        """Let it answer nothing more, not even to SIGTERM, while connections to it still succeed; only `kill` ends it."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
     def kill(self) -> None:
         """End it without warning."""
         self._signal(signal.SIGKILL)
