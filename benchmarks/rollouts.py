@@ -4,9 +4,10 @@
     python benchmarks/rollouts.py --quick    # one repetition, two latencies
 
 What is compared: 64 rollouts of up to 5 turns of 32 tokens. Whether a turn calls the tool, and how long the tool takes, is
-scripted per rollout and turn, the same for both; the tokens are really sampled by one colocated vLLM engine. TRL calls the
-tool in its own thread; ours calls it in worker processes. `bound` is the larger of the engine alone on the same tokens in
-one batch (prompts and tool results read, as many tokens sampled, no turns), and the slowest trajectory run on its own.
+scripted per rollout and turn, the same for both; the tokens are really sampled by one colocated vLLM engine, with the
+block size that toolgrpo asks for (both loops gain from it). TRL calls the tool in its own thread; ours calls it in worker
+processes. `bound` is the larger of the engine alone on the same tokens in one batch (prompts and tool results read, as
+many tokens sampled, no turns), and the slowest trajectory run on its own.
 
 Two models, each in a process of its own: nano, where a step of the engine is so short (2 ms) that every loop's own Python
 shows, and a Qwen3 of 20 million random weights, where the engine has something to do.
@@ -23,6 +24,7 @@ prepare()
 
 import argparse  # noqa: E402
 import contextvars  # noqa: E402
+import functools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
@@ -91,9 +93,13 @@ class NativeLoop:
     """TRL's own trainer with `tools=`, its decisions scripted where it parses a response."""
 
     def __init__(self, model: str) -> None:
+        import torch
+        import trl.generation.vllm_generation as generation
         import trl.trainer.grpo_trainer as module
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
+
+        from toolgrpo.engines.vllm_seam import CPU_BLOCK_SIZE
 
         self.latency_s = 0.0
         self._module = module
@@ -114,6 +120,8 @@ class NativeLoop:
             gradient_checkpointing=False,
             generation_kwargs={"max_tokens": TURN_TOKENS, "ignore_eos": True},
         )
+        if not torch.cuda.is_available():
+            generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE)  # as our own engine has it
         rows = Dataset.from_list([{"prompt": question(uid)} for uid in range(N)])
         self.trainer = GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args, rows, tools=[wait])
         # Its weights come from the same folder; its weight sync crashes on the CPU and is not what is measured.

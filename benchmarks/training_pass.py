@@ -6,7 +6,8 @@
 Three ways, each in a process of its own, which take turns, so that a busy machine disturbs all alike:
 
     trl       TRL's padded pass in a plain process, as it comes
-    padded    the same with what toolgrpo.startup does about memory and OpenMP: what is left is the sharing alone
+    padded    ours with `prefix_sharing: off`: TRL's pass with what toolgrpo.startup does about memory and OpenMP and a
+              tuned output head; what is left is the sharing alone
     shared    ours, as a training run has it
 
 One row per size: seconds of forward + backward as TRL's loss needs them (fused LM head, entropies), of the whole optimizer step
@@ -73,22 +74,31 @@ def serve(way: str, threads: int) -> None:
     import transformers  # noqa: F401  # imported once, for all forks
     import trl.trainer.utils  # noqa: F401
 
-    from toolgrpo.trainer import prefix_sharing
+    if way != "trl":
+        from toolgrpo.trainer import prefix_sharing, trl_seam
 
-    _ = prefix_sharing
+        _ = prefix_sharing, trl_seam
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
             torch.set_num_threads(threads)
             _serve_case(way, Case(**json.loads(line)))
             os._exit(0)
-        os.waitpid(child, 0)
+        status = os.waitpid(child, 0)[1]
+        if status != 0:
+            raise SystemExit(
+                f"{way}: the process of a case ended with status {status} (9: killed, for want of memory?)"
+            )
 
 
 def _serve_case(way: str, case: Case) -> None:
     """The first pass tells the memory; then one step for each line, until the line that says it is over."""
     import torch
 
+    if way != "trl":
+        from toolgrpo.trainer.trl_seam import tune_fused_head
+
+        tune_fused_head(torch.device("cpu"))
     model, ids, mask = build(case)
     small = Case(40, 20, 2, "full", case.hidden, case.layers)
     score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # loads what is loaded on first use
@@ -186,7 +196,10 @@ class Server:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit("a serving process has ended; what it said stands above")
+        return json.loads(answer)
 
 
 @contextmanager
@@ -232,9 +245,9 @@ def main() -> None:
         return
     hidden, layers, rounds = (128, 2, 1) if args.quick else (args.hidden, args.layers, args.rounds)
     results = []
-    print(f"{'':20} {'forward + backward, s':^23} {'faster than':^15} {'step':>6} {'peak memory, MiB':^17}")
+    print(f"{'':20} {'forward + backward, s':^22} {'faster than':^16} {'step':^16} {'peak memory, MiB':^24}")
     print(f"{'prompt compl. lengths':21}" + "".join(f"{way:>7}" for way in WAYS), end=" ")
-    print(f"{'trl':>8}{'padded':>7} {'':>6} {'padded':>8} {'shared':>8}")
+    print(2 * f"{'trl':>8}{'padded':>7} " + "".join(f"{way:>8}" for way in WAYS))
     with servers(args.threads) as by_way:
         for prompt, completion, group in SIZES:
             for lengths in ("full", "spread") if group > 1 else ("full",):
@@ -250,8 +263,9 @@ def main() -> None:
                 results.append({**asdict(case), **{way: asdict(m) for way, m in ways.items()}, "faster": faster})
                 print(
                     f"{prompt:6} {completion:6} {lengths:>7}{trl.pass_s:7.2f}{padded.pass_s:7.2f}{shared.pass_s:7.2f} "
-                    f"{faster['than_trl']:7.2f}x{faster['than_padded']:6.2f}x{faster['step_than_trl']:6.2f}x "
-                    f"{padded.peak_mib:8.0f} {shared.peak_mib:8.0f}",
+                    f"{faster['than_trl']:7.2f}x{faster['than_padded']:6.2f}x "
+                    f"{faster['step_than_trl']:7.2f}x{faster['step_than_padded']:6.2f}x"
+                    + "".join(f"{way.peak_mib:8.0f}" for way in (trl, padded, shared)),
                     flush=True,
                 )
     RESULT.parent.mkdir(exist_ok=True)

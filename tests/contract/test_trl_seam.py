@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import pytest
+import torch
 import trl
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -92,3 +94,62 @@ def test_a_reward_that_changes_messages_changes_no_trajectory() -> None:
     messages.append({"role": "assistant", "content": "more"})
     (kept,) = trajectory.messages
     assert kept["content"] == "so" and kept["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_the_fused_head_reads_where_we_tune_it() -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    assert source(chunked_logprob.ChunkedLogProbFunction).count("range(0, N, TOKEN_CHUNK_SIZE)") == 2
+    assert re.findall(r".*_use_triton\(.*", source(utils)) == ["        compact = _use_triton(hidden_states.device)"], (
+        "`_use_triton` decides about something else now; see tune_fused_head"
+    )
+
+
+def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
+    monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Any
+) -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    ids = torch.randint(0, 320, (2, 700), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:, :300] = -100
+    labels[1, 600:] = -100
+    tiles: list[int] = []
+    fold = chunked_logprob._forward_tile
+
+    def counting_fold(tile: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        tiles.append(len(tile))
+        fold(tile, *args, **kwargs)
+
+    def scored() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        tiles.clear()
+        model = tiny_qwen3(0)
+        utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+        output = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        output.log_probs.sum().backward()
+        return output.log_probs, output.entropy, [parameter.grad for parameter in model.parameters()]
+
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)  # both are put back after the test
+    monkeypatch.setattr(utils, "_use_triton", chunked_logprob._use_triton)
+    monkeypatch.setattr(chunked_logprob, "_forward_tile", counting_fold)
+    logps, entropies, gradients = scored()
+    assert tiles == [2 * 699], "TRL now leaves out what has no label on the CPU too"
+    trl_seam.tune_fused_head(torch.device("cpu"))
+    tuned_logps, tuned_entropies, tuned_gradients = scored()
+    assert tiles == [256, 256, 400 + 300 - 512]
+    torch.testing.assert_close(tuned_logps, logps, atol=1e-5, rtol=0)
+    torch.testing.assert_close(tuned_entropies[labels[:, 1:] != -100], entropies[labels[:, 1:] != -100])
+    for tuned, whole in zip(tuned_gradients, gradients, strict=True):
+        torch.testing.assert_close(tuned, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_on_a_gpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)
+    monkeypatch.setattr(utils, "_use_triton", chunked_logprob._use_triton)
+    trl_seam.tune_fused_head(torch.device("cuda"))
+    assert chunked_logprob.TOKEN_CHUNK_SIZE == 4096 and utils._use_triton is chunked_logprob._use_triton

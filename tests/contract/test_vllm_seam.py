@@ -74,6 +74,14 @@ def test_torchs_threads_are_put_back(started: Any) -> None:
     assert around["function after"] is around["function"], "vLLM replaces torch.set_num_threads on the CPU"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about the CPU")
+def test_a_prefix_is_found_again_in_small_blocks(started: Any) -> None:
+    engine = started[0]
+    assert engine._vllm._engine.vllm_config.cache_config.block_size == vllm_seam.CPU_BLOCK_SIZE, (
+        "vLLM no longer takes the block size it is asked for; its own on a CPU is 128 tokens"
+    )
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_the_trainers_distribution(started: Any, temperature: float) -> None:
     engine, model, _ = started

@@ -92,6 +92,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 processing_class=tokenizer,
                 **kwargs,
             )
+        trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator)
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         self.engine, self.engine_choice = build_engine(self) if engine is None else (engine, given(engine))

@@ -11,6 +11,8 @@ import pytest
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
+from trl.kernels import chunked_logprob
+from trl.trainer import utils as trl_utils
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
@@ -197,8 +199,14 @@ def test_impossible_configs_are_refused_at_once(tmp_path: Path, changes: dict[st
         config(tmp_path, **changes)
 
 
-def test_single_turns_without_tools_give_trls_own_losses(tiny_qwen3: Any, tmp_path: Path) -> None:
-    """TRL's own trainer, given the same tokens and log-probabilities through its `rollout_func`, step by step."""
+@pytest.mark.parametrize("head", ["as it comes", "tuned"])
+def test_single_turns_without_tools_give_trls_own_losses(
+    tiny_qwen3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    """TRL's own trainer, given the same tokens and log-probabilities through its `rollout_func`, step by step.
+
+    Bit for bit where its fused head is tuned as ours (`trl_seam.tune_fused_head`), and to rounding as TRL comes.
+    """
 
     def script(request: SampleRequest, number: int) -> list[int]:
         return ByteChat.say("abcdefgh"[number % 7 :] + "z" * (number % 3))
@@ -243,6 +251,9 @@ def test_single_turns_without_tools_give_trls_own_losses(tiny_qwen3: Any, tmp_pa
             "generation_batch_size": None,
         }
     )
+    if head == "as it comes":
+        monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)
+        monkeypatch.setattr(trl_utils, "_use_triton", chunked_logprob._use_triton)
     theirs = GRPOTrainer(
         tiny_qwen3(0),
         by_ids,
@@ -257,7 +268,7 @@ def test_single_turns_without_tools_give_trls_own_losses(tiny_qwen3: Any, tmp_pa
     theirs.train()
     for mine, his in zip(ours.state.log_history[:4], theirs.state.log_history[:4], strict=True):
         for key in ("loss", "grad_norm", "reward", "entropy"):
-            assert mine[key] == pytest.approx(his[key], abs=1e-7), key
+            assert mine[key] == pytest.approx(his[key], abs=1e-6 if head == "as it comes" else 0), key
         assert mine["grad_norm"] > 0, "a comparison of zeros would show nothing"
     for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+        assert torch.equal(a, b) or (head == "as it comes" and torch.allclose(a, b, atol=1e-6))
