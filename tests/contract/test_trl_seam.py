@@ -145,6 +145,17 @@ def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
         torch.testing.assert_close(tuned, whole, atol=1e-4, rtol=1e-4)
 
 
+def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    trl_seam.tune_fused_head(torch.device("cpu"))
+    trl_seam.add_fused_head(tiny_qwen3(0))
+    assert chunked_logprob.TOKEN_CHUNK_SIZE == 4096 and utils._use_triton is chunked_logprob._use_triton
+    file = source(chunked_logprob)
+    assert "\nTOKEN_CHUNK_SIZE = 4096\n" in file, "TRL's tile has changed; see trl_seam._TRL_TILE"
+
+
 def test_a_head_on_a_gpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from trl.kernels import chunked_logprob
     from trl.trainer import utils

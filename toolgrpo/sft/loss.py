@@ -12,7 +12,7 @@ import torch
 
 from toolgrpo.sft.batches import Batch
 from toolgrpo.trainer.prefix_sharing import SharedPass
-from toolgrpo.trainer.trl_seam import add_fused_head, tune_fused_head
+from toolgrpo.trainer.trl_seam import add_fused_head
 
 __all__ = ["SupervisedLoss"]
 
@@ -22,7 +22,6 @@ class SupervisedLoss:
 
     def __init__(self, model: Any) -> None:
         add_fused_head(model)
-        tune_fused_head(model.device)
         self._model = model
         self._shared = SharedPass()
 

@@ -62,6 +62,7 @@ __all__ = [
 ]
 
 TESTED_VERSIONS = ("1.16.0",)
+_TRL_TILE = 4096  # tokens
 _CPU_TILE = 256  # tokens; 64 to 512 differ by less than a tenth (prompt 1,200, completion 200, vocabulary 8,000)
 
 
@@ -134,10 +135,16 @@ def correct_for_engine(trainer: Any, engine_differs: bool) -> None:
 
 
 def add_fused_head(model: Any) -> None:
-    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels; TRL's trainer does this itself."""
-    from trl.trainer.utils import add_fused_lm_head
+    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels; TRL's trainer does this itself.
 
-    add_fused_lm_head(model)
+    With TRL's own tiles, also after `tune_fused_head`: other tiles round otherwise, and of two builds of nano that differ by
+    rounding one may be well above the success that its training is to start from.
+    """
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    utils.add_fused_lm_head(model)
+    chunked_logprob.TOKEN_CHUNK_SIZE, utils._use_triton = _TRL_TILE, chunked_logprob._use_triton
 
 
 def tune_fused_head(device: torch.device) -> None:
