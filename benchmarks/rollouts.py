@@ -23,207 +23,27 @@ from toolgrpo.startup import prepare
 prepare()
 
 import argparse  # noqa: E402
-import contextvars  # noqa: E402
-import functools  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
-import random  # noqa: E402
-import re  # noqa: E402
 import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 import tracemalloc  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
+
+from _rollout_loops import MAX_TURNS, N, NativeLoop, OurLoop, decision, turns_of  # noqa: E402
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-N, MAX_TURNS, TURN_TOKENS = 64, 5, 32
 RESULTS = Path(__file__).parent / "results" / "rollouts.json"
 MODELS = ("nano", "20m")
-TOOLS = '''
-import time
-
-def wait(seconds: float) -> str:
-    """Wait.
-
-    Args:
-        seconds: How long.
-    """
-    time.sleep(seconds)
-    return "result 42 result 42 result 42"
-
-TOOL_FUNCTIONS = [wait]
-'''
-
-
-def wait(seconds: float) -> str:
-    """Wait.
-
-    Args:
-        seconds: How long.
-    """
-    time.sleep(seconds)
-    return "result 42 result 42 result 42"
-
-
-def decision(uid: int, turn: int) -> float | None:
-    """The tool's latency as a multiple of the nominal one, or None if this turn answers."""
-    rng = random.Random(uid * 1000 + turn)
-    calls = turn < MAX_TURNS - 1 and rng.random() < 0.75
-    factor = rng.choice([0.5, 1.0, 1.0, 1.5])
-    return factor if calls else None
-
-
-def turns_of(uid: int) -> int:
-    return 1 + next(turn for turn in range(MAX_TURNS) if decision(uid, turn) is None)
-
-
-def question(uid: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"What is {uid} plus {uid}?"}]
-
-
-class NativeLoop:
-    """TRL's own trainer with `tools=`, its decisions scripted where it parses a response."""
-
-    def __init__(self, model: str) -> None:
-        import torch
-        import trl.generation.vllm_generation as generation
-        import trl.trainer.grpo_trainer as module
-        from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer
-
-        from toolgrpo.engines.vllm_seam import CPU_BLOCK_SIZE
-
-        self.latency_s = 0.0
-        self._module = module
-        args = GRPOConfig(
-            tempfile.mkdtemp(),
-            per_device_train_batch_size=N,
-            num_generations=8,
-            max_completion_length=MAX_TURNS * 128,
-            use_vllm=True,
-            vllm_mode="colocate",
-            max_steps=1,
-            report_to="none",
-            use_cpu=True,
-            bf16=False,
-            vllm_max_model_length=1024,
-            vllm_gpu_memory_utilization=0.2,
-            save_strategy="no",
-            gradient_checkpointing=False,
-            generation_kwargs={"max_tokens": TURN_TOKENS, "ignore_eos": True},
-        )
-        if not torch.cuda.is_available():
-            generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE)  # as our own engine has it
-        rows = Dataset.from_list([{"prompt": question(uid)} for uid in range(N)])
-        self.trainer = GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args, rows, tools=[wait])
-        # Its weights come from the same folder; its weight sync crashes on the CPU and is not what is measured.
-        self.trainer._last_loaded_step = self.trainer.state.global_step
-        self.trainer._sync_tool_dicts, self.trainer._async_tool_dicts = [{"wait": wait}] * N, [{}] * N
-        module.parse_response = self._parse
-
-    @property
-    def llm(self) -> Any:
-        return self.trainer.vllm_generation.llm
-
-    def _parse(self, tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, Any]:
-        """TRL parses the live rollouts in order, one round after the other: that tells whose turn it is."""
-        uid = self._order[self._at]
-        factor = decision(uid, self._turn)
-        message: dict[str, Any] = {"role": "assistant", "content": "x"}
-        if factor is not None:
-            call = {"name": "wait", "arguments": {"seconds": self.latency_s * factor}}
-            message["tool_calls"] = [{"type": "function", "function": call}]
-            self._next.append(uid)
-        self._at += 1
-        if self._at == len(self._order):
-            self._order, self._next, self._at, self._turn = self._next, [], 0, self._turn + 1
-        return message
-
-    def run(self) -> tuple[float, int]:
-        """Seconds, and sampled tokens."""
-        self._order, self._next, self._at, self._turn = list(range(N)), [], 0, 0
-        started = time.perf_counter()
-        output = self.trainer._generate([question(uid) for uid in range(N)])
-        return time.perf_counter() - started, sum(sum(mask) for mask in output[2])
-
-
-_uid: contextvars.ContextVar[int] = contextvars.ContextVar("uid")
-_turn: contextvars.ContextVar[int] = contextvars.ContextVar("turn")
-
-
-class ScriptedDecisions:
-    """Our chat format with its parse replaced: the prompt says which rollout this task is."""
-
-    def __init__(self, chat: Any, latency_s: Callable[[], float]) -> None:
-        self._chat = chat
-        self._latency_s = latency_s
-        self.name, self.stop_ids = chat.name, ()
-
-    def prompt(self, messages: Sequence[Any], schemas: Any, **kwargs: Any) -> list[int]:
-        _uid.set(int(re.findall(r"\d+", messages[0]["content"])[0]))
-        _turn.set(0)
-        ids: list[int] = self._chat.prompt(messages, schemas, **kwargs)
-        return ids
-
-    def bridge(self, ids: Any, tool_messages: Any, **kwargs: Any) -> list[int]:
-        bridged: list[int] = self._chat.bridge(ids, tool_messages, **kwargs)
-        return bridged
-
-    def parse(self, ids: Any, **kwargs: Any) -> Any:
-        from toolgrpo.chat.base import ParsedTurn
-        from toolgrpo.trajectory import AttemptStatus, CallAttempt
-
-        self._chat.parse(ids, **kwargs)  # its cost belongs to ours
-        factor = decision(_uid.get(), _turn.get())
-        _turn.set(_turn.get() + 1)
-        if factor is None:
-            return ParsedTurn("x", None, (), False)
-        seconds = self._latency_s() * factor
-        return ParsedTurn("x", None, (CallAttempt(AttemptStatus.OK, "", "wait", {"seconds": seconds}),), False)
-
-
-class OurLoop:
-    def __init__(self, native: NativeLoop) -> None:
-        from toolgrpo.chat import resolve_format
-        from toolgrpo.engines.base import SamplingOptions
-        from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-        from toolgrpo.engines.vllm_seam import StepEngine
-        from toolgrpo.rollout import EpisodeLimits, EpisodeRunner, TokenCutter
-        from toolgrpo.tools import load_tools
-
-        self.latency_s = 0.0
-        tokenizer = native.trainer.processing_class
-        folder = Path(tempfile.mkdtemp())
-        (folder / "wait_tool.py").write_text(TOOLS)
-        self.tools = load_tools(folder / "wait_tool.py", tool_timeout_s=30.0)
-        self.runner = EpisodeRunner(
-            engine=VLLMColocateEngine(StepEngine(native.llm.llm_engine)),
-            chat=ScriptedDecisions(resolve_format(tokenizer), lambda: self.latency_s),
-            limits=EpisodeLimits(
-                max_completion_length=MAX_TURNS * 128, max_turns=MAX_TURNS, max_turn_tokens=TURN_TOKENS
-            ),
-            options=SamplingOptions(),
-            cut=TokenCutter(tokenizer, 1024),
-            tools=self.tools,
-        )
-
-    def run(self, uids: Sequence[int] = range(N)) -> tuple[float, int]:
-        from toolgrpo.rollout import Episode, run_rollout
-
-        episodes = [Episode(messages=tuple(question(uid))) for uid in uids]
-        started = time.perf_counter()
-        result = run_rollout(episodes, self.runner)
-        seconds = time.perf_counter() - started
-        self.trajectories = result.trajectories
-        return seconds, sum(t.n_sampled for t in result.trajectories)
 
 
 def engine_alone(native: NativeLoop, trajectories: Sequence[Any]) -> float:

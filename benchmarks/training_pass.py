@@ -75,9 +75,9 @@ def serve(way: str, threads: int) -> None:
     import trl.trainer.utils  # noqa: F401
 
     if way != "trl":
-        from toolgrpo.trainer import prefix_sharing, trl_seam
+        from toolgrpo.trainer.trl_seam import tune_fused_head
 
-        _ = prefix_sharing, trl_seam
+        tune_fused_head(torch.device("cpu"))  # for all forks
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -95,10 +95,6 @@ def _serve_case(way: str, case: Case) -> None:
     """The first pass tells the memory; then one step for each line, until the line that says it is over."""
     import torch
 
-    if way != "trl":
-        from toolgrpo.trainer.trl_seam import tune_fused_head
-
-        tune_fused_head(torch.device("cpu"))
     model, ids, mask = build(case)
     small = Case(40, 20, 2, "full", case.hidden, case.layers)
     score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # loads what is loaded on first use

