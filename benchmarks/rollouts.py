@@ -7,7 +7,7 @@ What is compared: 64 rollouts of up to 5 turns of 32 tokens. Whether a turn call
 scripted per rollout and turn, the same for both; the tokens are really sampled by one colocated vLLM engine, with the
 block size that toolgrpo asks for (both loops gain from it). TRL calls the tool in its own thread; ours calls it in worker
 processes. `bound` is the larger of the engine alone on the same tokens in one batch (prompts and tool results read, as
-many tokens sampled, no turns), and the slowest trajectory run on its own.
+many tokens sampled, no turns), and the slowest trajectory run on its own. TRL's loop is repeated 3 times, the rest 9.
 
 Two models, each in a process of its own: nano, where a step of the engine is so short (2 ms) that every loop's own Python
 shows, and a Qwen3 of 20 million random weights, where the engine has something to do.
@@ -31,7 +31,7 @@ import sys  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
 import tracemalloc  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -44,6 +44,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 RESULTS = Path(__file__).parent / "results" / "rollouts.json"
 MODELS = ("nano", "20m")
+OURS_PER_TRL = 3  # TRL's takes minutes, and the machine's noise shows more in short runs
 
 
 def engine_alone(native: NativeLoop, trajectories: Sequence[Any]) -> float:
@@ -55,7 +56,8 @@ def engine_alone(native: NativeLoop, trajectories: Sequence[Any]) -> float:
         for t in trajectories
     ]
     params = [
-        SamplingParams(max_tokens=t.n_sampled, ignore_eos=True, logprobs=0, detokenize=False) for t in trajectories
+        SamplingParams(max_tokens=t.n_sampled, ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False)
+        for t in trajectories
     ]
     native.llm.reset_prefix_cache()
     started = time.perf_counter()
@@ -68,15 +70,20 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -
     slowest = max(range(N), key=lambda uid: sum(decision(uid, turn) or 0.0 for turn in range(turns_of(uid))))
     times: dict[str, list[float]] = {"TRL": [], "ours": [], "engine": [], "path": []}
     tokens = {}
+
+    def measure(name: str, run: Callable[[], tuple[float, int]]) -> None:
+        native.llm.reset_prefix_cache()
+        seconds, tokens[name] = run()
+        times[name].append(seconds)
+
+    ours.run()  # TRL's steps hold the same tokens at every latency, ours do not: these numbers of tokens are new to vLLM
     for _ in range(repeats):
-        for name, run in (("TRL", native.run), ("ours", ours.run), ("path", lambda: ours.run([slowest]))):
-            native.llm.reset_prefix_cache()
-            seconds, n = run()
-            times[name].append(seconds)
-            tokens[name] = n
-            if name == "ours":
-                whole = ours.trajectories
-        times["engine"].append(engine_alone(native, whole))
+        measure("TRL", native.run)
+        for _ in range(OURS_PER_TRL):
+            measure("ours", ours.run)
+            whole = ours.trajectories
+            measure("path", lambda: ours.run([slowest]))
+            times["engine"].append(engine_alone(native, whole))
     median = {name: statistics.median(values) for name, values in times.items()}
     bound = max(median["engine"], median["path"])
     assert tokens["TRL"] == tokens["ours"], f"both must sample the same number of tokens: {tokens}"
@@ -90,6 +97,7 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -
         "bound_s": bound,
         "ours_over_bound": median["ours"] / bound,
         "sampled_tokens": tokens["ours"],
+        "repetitions": {name: len(values) for name, values in times.items()},
     }
 
 

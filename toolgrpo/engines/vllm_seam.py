@@ -215,11 +215,12 @@ class StepEngine:
             stop_token_ids=list(request.stop_ids),
             ignore_eos=True,  # the request says what ends a turn, not the model's config
             logprobs=0,
+            flat_logprobs=True,  # lists, not an object for each token
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,  # nobody else holds them
         )
-        prompt = {"prompt_token_ids": list(request.ids)}
+        prompt = {"type": "token", "prompt_token_ids": list(request.ids)}  # with its type it needs no rendering
         self._engine.add_request(request_id, prompt, params, lora_request=self._adapter)
         return request_id
 
@@ -296,6 +297,6 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
 def _sample(output: Any) -> Sample:
     completion = output.outputs[0]
     ids = tuple(completion.token_ids)
-    logprobs = tuple(position[token].logprob for token, position in zip(ids, completion.logprobs, strict=True))
+    logprobs = tuple(completion.logprobs.logprobs)  # `logprobs=0`: one a token, that of the token drawn
     finish = FinishReason.STOP if completion.finish_reason == "stop" else FinishReason.LENGTH
     return Sample(ids=ids, logprobs=logprobs, finish_reason=finish)
