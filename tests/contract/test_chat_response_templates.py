@@ -45,7 +45,7 @@ READ = names()
 @cache
 def described(name: str) -> TemplateFormat:
     chat = described_format(trl_tokenizer(name))
-    assert isinstance(chat, TemplateFormat) and isinstance(chat.family.reader, Regions)
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, Regions)
     return chat
 
 
@@ -122,7 +122,7 @@ def test_a_marker_in_letters_is_text() -> None:
         *chat.encode("</tool_call>"),
     ]
     (attempt,) = chat.parse(ids).attempts
-    assert (attempt.arguments, attempt.raw) == ({"a<think>": "</tool_call>"}, inside.removesuffix("</tool_call>"))
+    assert (attempt.arguments, attempt.raw) == ({"a<think>": "</tool_call>"}, inside[11:-12])
 
 
 GOOD = '{"name": "f", "arguments": {}}'
