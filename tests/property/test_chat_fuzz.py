@@ -3,7 +3,7 @@
 The inputs come from a seeded generator that knows the syntax of every family: truncated, nested, interleaved, repeated,
 with broken JSON, lone surrogates as escapes, control bytes and arguments of a megabyte. 100,000 of them as a slow test; a
 few thousand by default. That the work grows linearly is shown twice: here by counting calls, which is exact, and in
-benchmarks/chat.py by processor time, which also sees what happens inside one call.
+benchmarks/chat.py by processor time, which also sees what happens inside one call. The last test sees that too, roughly.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import json
 import random
 import sys
+import time
 from functools import cache
 from types import FrameType
 
@@ -20,6 +21,7 @@ import pytest
 from toolgrpo.chat import assistant_message, resolve_format
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.reading import Marker
+from toolgrpo.chat.regions import LIMIT_S
 from toolgrpo.chat.response_template import described_format
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.trajectory import AttemptStatus
@@ -197,3 +199,24 @@ def test_four_times_the_turn_is_at_most_four_times_the_work(name: str) -> None:
         for opening in ("", first, f"{first}<function=f>", f"{first}[f(a="):
             once, four = (work(chat, chat.encode(opening + piece * n)) for n in (25, 100))
             assert four <= 4.3 * once, f"{opening!r} and then {piece!r} again and again"  # quadratic would be 16
+
+
+# What made a pattern of TRL's quadratic or worse, and what might make one of ours so.
+HARD = [
+    *("<tool_call>", "<parameter=a>", "</function>", " ", '{"a":', "\\'", '{"name": "f", "parameters": {}};', "to=f "),
+    *("<|start|>assistant", "<arg_key>a</arg_key>\n<arg_value>", '<|"|>a:', "<think></think>", "[f(a="),
+]
+
+
+@pytest.mark.parametrize("piece", HARD)
+@pytest.mark.parametrize("name", OWN)
+def test_no_turn_comes_near_the_limit_of_time(name: str, piece: str) -> None:
+    """100,000 characters, for which a quadratic pattern would need more than the second that all patterns have."""
+    chat = load(name)
+    first, last = brackets(chat)
+    for opening in (first, f"{first}<function=f><parameter=a>"):
+        ids = chat.encode(opening + piece * (100_000 // len(piece)) + last)
+        started = time.process_time()
+        parsed = chat.parse([*ids, chat.stop_ids[0]])
+        assert time.process_time() - started < LIMIT_S
+        assert not any("too long" in attempt.detail or "timed out" in attempt.detail for attempt in parsed.attempts)

@@ -162,7 +162,7 @@ LLAMA = TurnForm(
     _template(
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         {
-            "open_pattern": r'\G\s*+(?:<\|python_tag\|>\s*+|(?=\{\s*+"name"\s*+:))',
+            "open_pattern": r'\G[\s;]*+(?:<\|python_tag\|>[\s;]*+|(?=\{\s*+"name"\s*+:))',
             "close_pattern": rf"\G(?:{_OBJECT}\K[\s;]*+|(?:[^<]++|<(?!\|eot_id\|>))*+\K<\|eot_id\|>)",
             "content": "json",
             "transform": {"type": "function", "function": "{content}"},
@@ -192,7 +192,7 @@ HARMONY = TurnForm(
         },
         thinking={
             "open_pattern": rf"{_BEGIN}(?:(?!<\|channel\|>){_HEADER})*+<\|channel\|>(?:\s++|<\|constrain\|>)*+"
-            rf"analysis(?=[\s<]){_MESSAGE}",
+            rf"analysis(?=\s|<\|(?:constrain|message)\|>){_MESSAGE}",
             "close_pattern": _CLOSE,
             **_JOINED,
         },

@@ -147,7 +147,7 @@ class _Walk:
         said = self.form.joint.join(self.content)
         if not said and not apart:
             said = "".join(self.outside)
-        thoughts = None if self.thoughts is None else "\n".join(text.strip("\n") for text in self.thoughts)
+        thoughts = None if self.thoughts is None else "\n".join(filter(None, self.thoughts))
         return ParsedTurn(said.strip("\n") if apart else said, thoughts, tuple(self.attempts), self.closed)
 
     def _take(self, region: _Region, stop: int, closed: bool) -> None:
@@ -164,7 +164,7 @@ class _Walk:
             else:
                 self.attempts += form.call.attempts(raw, region.captures, body, self._left_s())
         elif form.reasoning is not None and name == form.reasoning.name:
-            self.thoughts = [*(self.thoughts or ()), unguarded(body)]
+            self.thoughts = [*(self.thoughts or ()), unguarded(body).strip("\n")]
         elif body:
             (self.content if name == CONTENT else self.outside).append(unguarded(body))
 
@@ -183,10 +183,10 @@ class _Walk:
         if form.thinking_end is not None and self.thoughts is None:
             found = self._search(form.thinking_end, at)
             if found is not None:
-                yield _Border(found.start(), _Region(None, found.end(), found.end()), all_thinking=True)
+                yield _Border(found.start(), _behind(found), all_thinking=True)
         found = self._search(form.separator, at)
         if found is not None:
-            yield _Border(found.start(), _Region(None, found.end(), found.end()))
+            yield _Border(found.start(), _behind(found))
         if not form.sure:
             yield from self._cuts(at)
 
@@ -195,7 +195,7 @@ class _Walk:
         form = self.form
         found = self._search(region.field.close_re, region.start)
         if found is not None:
-            yield _Border(found.start(), _Region(None, found.end(), found.end()))
+            yield _Border(found.start(), _behind(found))
         if region.field is form.call.field:
             yield from self._cuts(region.start)
 
@@ -228,3 +228,10 @@ class _Walk:
         if left_s <= 0:
             raise TimeoutError
         return left_s
+
+
+def _behind(closing: Any) -> _Region:
+    """What follows a closing. Most patterns end with `\\s*`: that space is kept, because it may stand between two words."""
+    spaced = closing.re.pattern.endswith(r"\s*")
+    start = closing.start() + len(closing[0].rstrip()) if spaced else closing.end()
+    return _Region(None, start, start)
