@@ -388,8 +388,8 @@ def test_a_corrected_template_is_in_transformers_format(name: str) -> None:
     """Its parser reads with it what the model's own template prints."""
     chat = resolve_format(trl_tokenizer(name))
     assert isinstance(chat, TemplateFormat) and chat.family.form.call.body is None
-    _, said = printed(chat)
-    read = parse_response(chat._decode(said), dict(chat.family.form.template), prefix="")
+    before, said = map(chat._decode, printed(chat))
+    read = parse_response(said, chat.family.form.template, prefix=before)
     functions = [call["function"] for call in read["tool_calls"]]
     arguments = [call.get("arguments", call.get("parameters")) for call in functions]
     calls = CALLED[:1] if chat.family.one_call else CALLED

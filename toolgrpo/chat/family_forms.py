@@ -25,13 +25,17 @@ class TurnForm:
 
     template: Any  # in transformers' format: a dict of strings, or loaded already
     call: CallForm
+    lead: str = ""  # the end of the prompt, where it is the beginning of the turn; patterns see it
     copied: bool = False  # says what TRL's template says: the tokenizer's or TRL's own is taken where there is one
 
 
 def _template(anchor: str, calls: Mapping[str, Any], **others: Mapping[str, Any]) -> dict[str, Any]:
-    """A response template; calls come first, so that of two openings at one place theirs counts."""
+    """A response template. Calls come first, so that of two openings at one place theirs counts.
+
+    The anchor tells transformers' parser where a turn begins; our reader knows it from the ids.
+    """
     fields = {"tool_calls": {"repeats": True, **calls}, "content": {}, **others}
-    return {"defaults": {"role": "assistant"}, "start_anchor": anchor, "fields": fields}
+    return {"defaults": {"role": "assistant"}, "start_anchor_pattern": anchor, "fields": fields}
 
 
 _THOUGHTS = {"open": "<think>", "close_pattern": r"</think>\s*"}
@@ -49,12 +53,12 @@ _HERMES_FORM = CallForm(
     '<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>', "</tool_call>", ("<tool_call>",)
 )
 HERMES = TurnForm(
-    _template("<|im_start|>assistant\n", _HERMES_CALLS, reasoning_content=_THOUGHTS), _HERMES_FORM, copied=True
+    _template(r"<\|im_start\|>assistant\n", _HERMES_CALLS, reasoning_content=_THOUGHTS), _HERMES_FORM, copied=True
 )
 # A marker in its content says nothing.
 HERMES_COHERE2 = TurnForm(
     _template(
-        "<|CHATBOT_TOKEN|>",
+        r"<\|CHATBOT_TOKEN\|>",
         _HERMES_CALLS,
         reasoning_content=_THOUGHTS,
         content={"close": "<|END_RESPONSE|>", "repeats": True},
@@ -68,14 +72,14 @@ HERMES_COHERE2 = TurnForm(
 _TAG_NAME = r"[^\S\n]*+(?P<{}>(?:[^\s>]++|[^\S\n]++(?!>))*+)[^\S\n]*+>"
 FUNCTION_TAGS = TurnForm(
     _template(
-        "<|im_start|>assistant\n",
+        r"<\|im_start\|>assistant\n",
         {
             "open_pattern": rf"<tool_call>(?:\s*+<function={_TAG_NAME.format('name')})?+",
-            "close_pattern": r"(?:</function>\s*+)?+</tool_call>\s*",
+            "close_pattern": r"</(?:function>\s*+</)?+tool_call>\s*",
             "content": "xml-inline",
             "content_args": {
                 "tag_pattern": rf"\G\s*+<parameter={_TAG_NAME.format('key')}\n?+"
-                r"(?P<value>(?:[^\n<]++|(?!\n?</parameter>).)*+)\n?+</parameter>",
+                r"(?P<value>(?:[^\n<]++|\n(?!</parameter>)|<(?!/parameter>))*+)\n?+</parameter>",
                 "value_parser": _AS_WRITTEN,
             },
             "transform": _FUNCTION,
@@ -95,7 +99,7 @@ FUNCTION_TAGS = TurnForm(
 _NO_ARG = r"<(?!/?arg_(?:key|value)>)"
 GLM = TurnForm(
     _template(
-        "<|assistant|>",
+        r"<\|assistant\|>",
         {
             "open_pattern": r"<tool_call>\s*+(?P<name>[^\s<]++)?+",
             "close_pattern": r"</tool_call>\s*",
@@ -121,7 +125,7 @@ GLM = TurnForm(
 # parts, and puts strings back with a pass for each.
 GEMMA = TurnForm(
     _template(
-        "<|turn>model\n",
+        r"<\|turn>model\n",
         {
             "open_pattern": r"<\|tool_call>(?:\s*+call:(?P<name>[^\s{]*+)\s*+(?=\{))?+",
             "close_pattern": r"<tool_call\|>\s*",
@@ -143,7 +147,7 @@ GEMMA = TurnForm(
 # call. Its list of calls is Python, which no parser of transformers reads: TRL's pattern makes text of False.
 PYTHON = TurnForm(
     _template(
-        "<|im_start|>assistant\n",
+        r"<\|im_start\|>assistant\n",
         {"open": "<|tool_call_start|>", "close_pattern": r"<\|tool_call_end\|>\s*", "content": "text"},
         thinking=_THOUGHTS,
     ),
@@ -160,7 +164,7 @@ PYTHON = TurnForm(
 _OBJECT = r'(?P<object>\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"|(?&object))*+\})'
 LLAMA = TurnForm(
     _template(
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n",
         {
             "open_pattern": r'\G[\s;]*+(?:<\|python_tag\|>[\s;]*+|(?=\{\s*+"name"\s*+:))',
             "close_pattern": rf"\G(?:{_OBJECT}\K[\s;]*+|(?:[^<]++|<(?!\|eot_id\|>))*+\K<\|eot_id\|>)",
@@ -173,30 +177,30 @@ LLAMA = TurnForm(
 
 # TRL's for GPT-OSS, corrected: a turn is a row of messages, each a header, `<|message|>` and a text. A header with a
 # recipient (before the channel or behind it, as OpenAI writes it) is a call, one of the channel `analysis` is thinking, and
-# any other separates content, as do the tokens that end a message. (TRL's knows one order of three headers.)
-_ENDS = r"<\|end\|>|<\|call\|>|<\|return\|>"
+# any other separates content, as do the tokens that end a message. The first header begins in the prompt. (TRL's knows one
+# order of three headers.)
+_BORDER = r"(?:<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>)"
 _HEADER = r"(?:[^<]|<(?!\|(?:start|message|end|call|return)\|>))"
-_BEGIN = rf"(?:\A|<\|start\|>|(?<={_ENDS}))"
 _MESSAGE = rf"{_HEADER}*+<\|message\|>"
-_CLOSE = rf"{_ENDS}|(?=<\|start\|>)"
 _RECIPIENT = r"to=(?!assistant[\s<])(?:functions\.)?+(?P<name>[^\s<]*+)"
 _JOINED = {"repeats": True, "join": "\n"}
 HARMONY = TurnForm(
     _template(
-        "<|start|>assistant",
+        r"(?=<\|start\|>assistant)",
         {
-            "open_pattern": rf"{_BEGIN}(?>(?=to=)|(?:(?!\sto=){_HEADER})*+\s){_RECIPIENT}{_MESSAGE}",
-            "close_pattern": _CLOSE,
+            "open_pattern": rf"{_BORDER}(?>(?=to=)|(?:(?!\sto=){_HEADER})*+\s){_RECIPIENT}{_MESSAGE}",
+            "close_pattern": rf"(?={_BORDER})",
             "content": "json",
             "transform": _FUNCTION,
         },
         thinking={
-            "open_pattern": rf"{_BEGIN}(?:(?!<\|channel\|>){_HEADER})*+<\|channel\|>(?:\s++|<\|constrain\|>)*+"
+            "open_pattern": rf"{_BORDER}(?:(?!<\|channel\|>){_HEADER})*+<\|channel\|>(?:\s++|<\|constrain\|>)*+"
             rf"analysis(?=\s|<\|(?:constrain|message)\|>){_MESSAGE}",
-            "close_pattern": _CLOSE,
+            "close_pattern": rf"(?={_BORDER})",
             **_JOINED,
         },
-        content={"close_pattern": rf"{_BEGIN}{_MESSAGE}|<\|start\|>|{_ENDS}", **_JOINED},
+        content={"close_pattern": rf"{_BORDER}(?:{_MESSAGE})?+", **_JOINED},
     ),
     CallForm('to=functions.NAME<|channel|>commentary json<|message|>{"key": "value"}<|call|>', "<|call|>"),
+    lead="<|start|>",
 )

@@ -68,26 +68,36 @@ class _Border:
 class Regions:
     """A `Reader` of a response template."""
 
-    def __init__(self, template: ResponseTemplate, markers: Sequence[str], ends: Sequence[str], form: CallForm) -> None:
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        markers: Sequence[str],
+        ends: Sequence[str],
+        form: CallForm,
+        lead: str = "",
+    ) -> None:
         fields = template.fields
         self.markers = tuple(markers)
-        self.end = ends[0]  # the token that ends a turn with calls: patterns may want to see it
         self.guard = Guard(markers)
+        self.lead = lead  # how the prompt has begun the turn: patterns want to see it
+        self.end = ends[0]  # the token that ends a turn with calls: patterns may want to see it
         self.call = CallReader(fields[CALLS], form)
         self.reasoning = next((fields[name] for name in REASONING if name in fields), None)
-        self.implicit: str | None = template.implicit
-        content = fields.get(CONTENT)
-        repeats = content is not None and content.repeats  # it may stand in pieces
-        self.joint = content.join if repeats and content.join is not None else "" if self.implicit else "\n"
-        self.separator = content.close_re if repeats and content.open_re is None else None
-        # An opening that only looks ahead for the end of thinking says that the prompt has opened it.
+        # An opening that only looks ahead, for the end of thinking, opens nothing: the prompt has.
         self.opening = [f for f in fields.values() if f.open_re and not f.open_re.pattern.startswith("(?=")]
         self.thinking = self._thinking()
-        prompted = bool(self.thinking) or self.reasoning not in self.opening  # a prompt may open it
+        # The field of what stands in no other, and what separates its pieces where it repeats.
+        self.implicit: str | None = template.implicit
+        content = fields.get(CONTENT)
+        repeats = content is not None and content.repeats
+        self.joint = content.join if repeats and content.join is not None else "" if self.implicit else "\n"
+        self.separator = content.close_re if repeats and content.open_re is None else None
+        # The end of thinking where nothing has opened it: if a prompt may have, all that stands before it is thinking.
+        prompted = bool(self.thinking) or self.reasoning not in self.opening
         self.thinking_end = self.reasoning.close_re if self.reasoning and self.implicit and prompted else None
-        # Where the opening pattern matches whatever begins a call, its next match is also what cuts an open call off.
+        # Whatever begins a call cuts an open one off. Where the opening pattern matches all of that, it is looked for alone.
         self.opener = regex.compile("|".join(map(regex.escape, form.opening))) if form.opening else None
-        self.sure = all(map(fields[CALLS].open_re.fullmatch, form.opening))
+        self.opens_all = all(map(fields[CALLS].open_re.fullmatch, form.opening))
 
     def _thinking(self) -> tuple[str, ...]:
         """How a prompt may end that has already opened the model's thinking."""
@@ -98,11 +108,11 @@ class Regions:
 
     def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
         text = "".join(part.text if isinstance(part, Marker) else self.guard.text(part) for part in segments)
-        return _Walk(self, text, closed).turn(_Region(self.reasoning) if thinking else _Region())
+        return _Walk(self, self.lead + text, closed).turn(_Region(self.reasoning) if thinking else _Region())
 
     def region(self, field: Any, opening: Any, text: str) -> _Region:
         """The region that this match of the field's opening begins."""
-        said = {name: text for name, text in opening.groupdict().items() if text is not None}
+        said = {name: value for name, value in opening.groupdict().items() if value is not None}
         begin = start = opening.end()
         if field is self.call.field and self.opener is not None:
             token = self.opener.match(text, opening.start())
@@ -187,7 +197,7 @@ class _Walk:
         found = self._search(form.separator, at)
         if found is not None:
             yield _Border(found.start(), _behind(found))
-        if not form.sure:
+        if not form.opens_all:
             yield from self._cuts(at)
 
     def _closings(self, region: _Region) -> Iterator[_Border]:
@@ -204,10 +214,10 @@ class _Walk:
         form, field = self.form, self.form.call.field
         if form.opener is None:
             return
-        found = self._search(field.open_re if form.sure else form.opener, at)
+        found = self._search(field.open_re if form.opens_all else form.opener, at)
         if found is None:
             return
-        opening = found if form.sure else field.open_re.match(self.text, found.start(), timeout=self._left_s())
+        opening = found if form.opens_all else field.open_re.match(self.text, found.start(), timeout=self._left_s())
         broken = _Region(field, found.end(), found.end())
         following = broken if opening is None else form.region(field, opening, self.text)
         yield _Border(found.start(), following, closes=False)

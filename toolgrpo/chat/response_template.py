@@ -53,12 +53,11 @@ def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:
     """The format of a known family, proven."""
     if family.form.copied and family.knows_tools:
-        with suppress(ChatFormatError):  # what the tokenizer says of its calls does not hold, or is not at hand
-            template = _load(response_template_of(tokenizer))
-            if template is not None:
-                return _proven(tokenizer, family, template, _named(template, _control(tokenizer)))
-    template = load_response_template(family.form.template)
-    return _proven(tokenizer, family, template, _named(template, _control(tokenizer)))
+        with suppress(ChatFormatError):  # what is said of this tokenizer's calls does not hold; the copy may
+            theirs = _load(response_template_of(tokenizer))
+            if theirs is not None:
+                return _proven(tokenizer, family, theirs)
+    return _proven(tokenizer, family, load_response_template(family.form.template))
 
 
 def described_format(tokenizer: Any) -> TemplateFormat | None:
@@ -69,7 +68,7 @@ def described_format(tokenizer: Any) -> TemplateFormat | None:
     refusals: list[ChatFormatError] = []
     for family in _families(tokenizer, template):
         try:
-            return _proven(tokenizer, family, template, _control(tokenizer))
+            return _proven(tokenizer, family, template)
         except ChatFormatError as error:
             refusals.append(error)
     raise refusals[0]
@@ -87,8 +86,12 @@ def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
     return None if calls is None or calls.open_re is None or calls.close_re is None else template
 
 
-def _proven(tokenizer: Any, family: Family, template: ResponseTemplate, markers: Sequence[str]) -> TemplateFormat:
-    chat = TemplateFormat(tokenizer, family, Regions(template, markers, family.ends, family.form.call))
+def _proven(tokenizer: Any, family: Family, template: ResponseTemplate) -> TemplateFormat:
+    """The format that reads turns with this template."""
+    control = _control(tokenizer)
+    markers = _named(template, control) if family.signs else control  # the pattern of a stranger may find any token
+    reader = Regions(template, markers, family.ends, family.form.call, family.form.lead)
+    chat = TemplateFormat(tokenizer, family, reader)
     prove(chat, tokenizer)
     return chat
 
@@ -98,7 +101,7 @@ def _control(tokenizer: Any) -> list[str]:
 
 
 def _named(template: ResponseTemplate, control: Sequence[str]) -> list[str]:
-    """The control tokens that the response template speaks of; to a known family all others are text."""
+    """The control tokens that the response template speaks of; in a turn of a known family all others are text."""
     said = []
     for field in template.fields.values():
         said += [pattern.pattern for pattern in (field.open_re, field.close_re) if pattern is not None]

@@ -30,7 +30,7 @@ def reader(name: str) -> Regions:
     """The reader of a family whose markers are all tokens."""
     family = next(family for family in FAMILIES if family.name == name)
     template = load_response_template(family.form.template)
-    return Regions(template, TOKENS, family.ends, family.form.call)
+    return Regions(template, TOKENS, family.ends, family.form.call, family.form.lead)
 
 
 def read(name: str, segments: list[Segment], *, closed: bool = True, thinking: bool = False) -> ParsedTurn:
