@@ -140,10 +140,9 @@ class _Walk:
         try:
             while (border := self._border(region)) is not None:
                 following = border.following
-                moves = following.start > region.start
-                if not moves and not moved:
+                moved, stood = following.start > region.start, not moved
+                if stood and not moved:
                     break  # an opening and a closing that match nothing, at the same place
-                moved = moves
                 if border.all_thinking:
                     self.content, self.outside, self.attempts = [], [], []
                     region = _Region(self.form.reasoning)
@@ -174,7 +173,8 @@ class _Walk:
             else:
                 self.attempts += form.call.attempts(raw, region.captures, body, self._left_s())
         elif form.reasoning is not None and name == form.reasoning.name:
-            self.thoughts = [*(self.thoughts or ()), unguarded(body).strip("\n")]
+            self.thoughts = [] if self.thoughts is None else self.thoughts
+            self.thoughts.append(unguarded(body).strip("\n"))
         elif body:
             (self.content if name == CONTENT else self.outside).append(unguarded(body))
 

@@ -48,6 +48,9 @@ def printed_turn(
 
 def thinking_markers(chat: TemplateFormat) -> tuple[str, str]:
     """What a model of this family writes around its thinking."""
-    field = chat.reader.reasoning  # type: ignore[attr-defined]  # every reader is one of a response template
+    from toolgrpo.chat.regions import Regions
+
+    assert isinstance(chat.reader, Regions) and chat.reader.reasoning is not None
+    field = chat.reader.reasoning
     closing = next(text for text in ("</think>", "<channel|>") if field.close_re.fullmatch(text))
     return field.open_literals[0], closing

@@ -10,7 +10,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.families import FAMILIES
-from toolgrpo.chat.reading import Marker, Segment
+from toolgrpo.chat.reading import CallForm, Marker, Segment
 from toolgrpo.chat.regions import Regions
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
@@ -19,6 +19,7 @@ TOKENS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>"),
     *("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"),
+    *("<|channel>", "<channel|>", "<|END_RESPONSE|>"),
 )
 GOOD = '{"name": "f", "arguments": {}}'
 OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
@@ -74,6 +75,54 @@ def test_thinking_that_the_prompt_opened() -> None:
 def test_a_call_that_is_cut_or_opened_twice_is_unclosed() -> None:
     turn = read("qwen3", [CALL, "a", CALL, "b"], closed=False)
     assert [(a.status, a.raw) for a in turn.attempts] == [(UNCLOSED, "a"), (UNCLOSED, "b")]
+
+
+def test_space_between_the_words_around_a_call_or_a_thought_is_kept() -> None:
+    assert read("qwen3", ["a", CALL, GOOD, CALL_END, "\nb"]).content == "a\nb"
+    assert read("qwen3", [THINK, "hm", THINK_END, "\n\n  a", CALL, GOOD, CALL_END, "\n"]).content == "  a"
+
+
+def test_thoughts_apart_are_lines() -> None:
+    turn = read("qwen3", [THINK, "\none\n", THINK_END, "a", THINK, "two", THINK_END, THINK, THINK_END, " b"])
+    assert (turn.reasoning, turn.content) == ("one\ntwo", "a b")
+
+
+def test_the_label_of_gemmas_thinking_means_nothing() -> None:
+    opening, closing = map(Marker, ("<|channel>", "<channel|>"))
+    for thought in ("thought\nhm\n", "hm\n"):
+        turn = read("gemma4", [opening, thought, closing, "done"])
+        assert (turn.reasoning, turn.content) == ("hm", "done")
+
+
+def test_a_silent_marker_says_nothing() -> None:
+    assert read("cohere2", ["Hi", Marker("<|END_RESPONSE|>")]).content == "Hi"
+    segments: list[Segment] = ["Hi", CALL, GOOD, CALL_END, Marker("<|END_RESPONSE|>")]
+    turn = read("cohere2", segments)
+    assert (turn.content, [attempt.status for attempt in turn.attempts]) == ("Hi", [OK])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("qwen3.5", [CALL, "\n<function=f>\n<parameter=a>"]),
+        ("glm4", [CALL, "f\n", Marker("<arg_key>")]),
+        ("gemma4", [Marker("<|tool_call>"), "call:f{a:"]),
+        ("gpt-oss", [" to=functions.f", Marker("<|channel|>"), "commentary", Marker("<|message|>"), "{"]),
+    ],
+)
+def test_a_call_that_was_cut_behind_its_name_keeps_it(name: str, said: list[Segment]) -> None:
+    (attempt,) = read(name, said, closed=False).attempts
+    assert (attempt.status, attempt.name) == (UNCLOSED, "f")
+
+
+@pytest.mark.parametrize("pattern", [r"\b", r"x*", "$", r"\G"])
+def test_patterns_that_match_nothing_come_to_an_end(pattern: str) -> None:
+    """As a stranger's response template may have them."""
+    calls = {"open_pattern": pattern, "close_pattern": pattern, "content": "json"}
+    fields = {"tool_calls": calls, "content": {"close_pattern": pattern, "repeats": True}}
+    template = load_response_template({"start_anchor": "x", "fields": fields})
+    turn = Regions(template, (), ("<end>",), CallForm("{}", "")).read(["a xx b"], closed=True, thinking=False)
+    assert len(turn.attempts) < 10
 
 
 def test_text_without_thinking_or_calls_is_untouched() -> None:
@@ -223,6 +272,9 @@ def test_calls_of_python(raw: str, expected: list[tuple[AttemptStatus, str | Non
         (['{"name": "f", "parameters": {"a'], False, [UNCLOSED], ""),
         (['{"name": "f", "parameters": {"a'], True, [INVALID], ""),
         (['{"name": "f", "parameters": 3}'], True, [BAD], ""),
+        (['{"name": "f", "parameters": {"a": "}; {\\"\\\\"}} ok'], True, [OK], "ok"),
+        (['{"name": "f", "parameters": {a}} {"name": "g", "parameters": {}}'], True, [INVALID, OK], ""),
+        (['{"name": "f"} and {"name": "g"}'], True, [OK], 'and {"name": "g"}'),
         (['{"answer": 5}'], True, [], '{"answer": 5}'),
         (['I say {"name": 1}'], True, [], 'I say {"name": 1}'),
         ([], True, [], ""),
@@ -255,6 +307,27 @@ def test_a_turn_of_harmony() -> None:
         assert [attempt.status for attempt in cut.attempts] == [UNCLOSED]
     answer = read("gpt-oss", [*ANALYSIS, CHANNEL, "final", MESSAGE, "42"])
     assert (answer.content, answer.reasoning, answer.attempts) == ("42", "hm", ())
+
+
+@pytest.mark.parametrize(
+    ("segments", "content", "calls"),
+    [
+        (
+            [CHANNEL, "commentary", MESSAGE, "Wait.", END, START, "assistant", CHANNEL, "final", MESSAGE, "x"],
+            "Wait.\nx",
+            0,
+        ),
+        (["no header", END, CHANNEL, "final", MESSAGE, "x"], "no header\nx", 0),
+        ([CHANNEL, "commentary to=assistant", MESSAGE, "{}"], "{}", 0),
+        ([CHANNEL, "analysis to=functions.f", MESSAGE, "{}", END, CHANNEL, "final", MESSAGE, "x"], "x", 1),
+        (["to=f", MESSAGE, "{}", Marker("<|call|>"), START, "assistant to=g", MESSAGE, "{}"], "", 2),
+        ([CHANNEL, "final ", CONSTRAIN, "json", MESSAGE, "a ", MESSAGE, "to=f"], "a <|message|>to=f", 0),
+    ],
+)
+def test_messages_of_harmony(segments: list[Segment], content: str, calls: int) -> None:
+    turn = read("gpt-oss", [*ANALYSIS[:-2], *segments])
+    assert (turn.content, turn.reasoning) == (content, "hm")
+    assert [attempt.status for attempt in turn.attempts] == [OK] * calls
 
 
 @pytest.mark.parametrize(
