@@ -180,21 +180,21 @@ LLAMA = TurnForm(
 # any other separates content, as do the tokens that end a message. The first header begins in the prompt. (TRL's knows one
 # order of three headers.)
 _BORDER = r"(?:<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>)"
-_HEADER = r"(?:[^<]|<(?!\|(?:start|message|end|call|return)\|>))"
-_MESSAGE = rf"{_HEADER}*+<\|message\|>"
+_IN_HEADER = r"<(?!\|(?:start|message|end|call|return)\|>)"
+_MESSAGE = rf"(?:[^<]++|{_IN_HEADER})*+<\|message\|>"
 _RECIPIENT = r"to=(?!assistant[\s<])(?:functions\.)?+(?P<name>[^\s<]*+)"
 _JOINED = {"repeats": True, "join": "\n"}
 HARMONY = TurnForm(
     _template(
         r"(?=<\|start\|>assistant)",
         {
-            "open_pattern": rf"{_BORDER}(?>(?=to=)|(?:(?!\sto=){_HEADER})*+\s){_RECIPIENT}{_MESSAGE}",
+            "open_pattern": rf"{_BORDER}(?>(?=to=)|(?:[^\s<]++|\s(?!to=)|{_IN_HEADER})*+\s){_RECIPIENT}{_MESSAGE}",
             "close_pattern": rf"(?={_BORDER})",
             "content": "json",
             "transform": _FUNCTION,
         },
         thinking={
-            "open_pattern": rf"{_BORDER}(?:(?!<\|channel\|>){_HEADER})*+<\|channel\|>(?:\s++|<\|constrain\|>)*+"
+            "open_pattern": rf"{_BORDER}(?:[^<]++|(?!<\|channel\|>){_IN_HEADER})*+<\|channel\|>(?:\s++|<\|constrain\|>)*+"
             rf"analysis(?=\s|<\|(?:constrain|message)\|>){_MESSAGE}",
             "close_pattern": rf"(?={_BORDER})",
             **_JOINED,

@@ -180,6 +180,8 @@ class _Walk:
 
     def _border(self, region: _Region) -> _Border | None:
         """The first place where this region ends; None if it goes on to the end of the turn."""
+        if region.field is None and region.start >= self.length:
+            return None
         borders = self._openings(region.start) if region.field is None else self._closings(region)
         return min(borders, key=lambda border: border.place, default=None)
 

@@ -107,7 +107,7 @@ def _named(template: ResponseTemplate, control: Sequence[str]) -> list[str]:
         said += [pattern.pattern for pattern in (field.open_re, field.close_re) if pattern is not None]
         said.append(json.dumps(field.content_args, ensure_ascii=False))
     text = " ".join(said).replace("\\", "")
-    return [token for token in control if token in text]
+    return [token for token in control if token.strip() and token in text]
 
 
 def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
