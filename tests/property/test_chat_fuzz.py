@@ -19,9 +19,9 @@ from types import FrameType
 import pytest
 
 from toolgrpo.chat import assistant_message, resolve_format
+from toolgrpo.chat.allowance import LIMIT_S
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.reading import Marker
-from toolgrpo.chat.regions import LIMIT_S
 from toolgrpo.chat.response_template import described_format
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.trajectory import AttemptStatus
@@ -216,7 +216,7 @@ def test_no_turn_comes_near_the_limit_of_time(name: str, piece: str) -> None:
     first, last = brackets(chat)
     for opening in (first, f"{first}<function=f><parameter=a>"):
         ids = chat.encode(opening + piece * (100_000 // len(piece)) + last)
-        started = time.process_time()
+        started = time.thread_time()
         parsed = chat.parse([*ids, chat.stop_ids[0]])
-        assert time.process_time() - started < LIMIT_S
+        assert time.thread_time() - started < LIMIT_S
         assert not any("too long" in attempt.detail or "timed out" in attempt.detail for attempt in parsed.attempts)

@@ -18,6 +18,7 @@ from typing import Any
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 from transformers.utils.chat_parsing.content_parsers import process_field
 
+from toolgrpo.chat.allowance import Allowance
 from toolgrpo.chat.encoding import is_guarded, unguarded
 from toolgrpo.chat.reading import CallForm, attempt_from, nameless, unreadable
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
@@ -39,7 +40,7 @@ class CallReader:
         inline = field.content == "xml-inline"
         self._tags = regex.compile(field.content_args["tag_pattern"], regex.DOTALL) if inline else None
 
-    def attempts(self, raw: str, captures: Mapping[str, str], body: str, limit_s: float) -> list[CallAttempt]:
+    def attempts(self, raw: str, captures: Mapping[str, str], body: str, allowance: Allowance) -> list[CallAttempt]:
         """What a call that was opened and closed as it should be holds; some templates print a list of calls.
 
         `captures` and `body` are guarded text, as the patterns found them; `raw` is what was written.
@@ -50,7 +51,7 @@ class CallReader:
         if self.form.body is not None:
             return self.form.body(raw, name, body)
         try:
-            self._check(body, limit_s)
+            self._check(body, allowance)
             if name and self.field.content == "json" and not body.strip():
                 body = "{}"  # nothing behind a name: no arguments
             value = process_field(body, self.field, captures)
@@ -75,14 +76,15 @@ class CallReader:
             json.dumps(attempt.arguments, allow_nan=False)  # transformers' JSON takes NaN, which is a ValueError here
         return attempt
 
-    def _check(self, body: str, limit_s: float) -> None:
+    def _check(self, body: str, allowance: Allowance) -> None:
         """Raise if transformers' parser would drop a part of this body, or take long over it."""
         if self._delimiters and len(body) * sum(map(body.count, self._delimiters)) > _MOST_WORK:
             raise ValueError("there are too many strings in it")
-        if self._tags is None:
+        pattern = self._tags
+        if pattern is None:
             return
         position = 0
-        tags = [(tag.start(), tag.end()) for tag in self._tags.finditer(body, timeout=limit_s)]
+        tags = allowance.spend(lambda left_s: [tag.span() for tag in pattern.finditer(body, timeout=left_s)])
         for start, end in [*tags, (len(body), len(body))]:
             between = unguarded(body[position:start]).strip()
             if between and between not in self.form.between:

@@ -10,7 +10,7 @@ a message where this package needs attempts:
   another opening cuts off, and a body that the parser refuses (`calls.py`) are attempts with a status.
 * What stands before the end of thinking that the prompt opened is thinking.
 * Nothing raises, and nothing takes long. A pattern goes over a turn once, not once for each region; what that costs only
-  the template's author can know, so all patterns of a turn share `LIMIT_S` of processor time.
+  the template's author can know, so all patterns of a turn share one second of processor time (`allowance.py`).
 
 Two things a pattern may say that matter here, both in the `regex` package: one that begins with `\\G` is tried where the
 region begins and nowhere else, and what stands before `\\K` is left in the region.
@@ -21,7 +21,6 @@ Where a template gives no opening for thinking, a turn that was cut while it tho
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,17 +28,17 @@ from typing import Any
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
+from toolgrpo.chat.allowance import Allowance
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.calls import CallReader
 from toolgrpo.chat.encoding import Guard, unguarded
 from toolgrpo.chat.reading import CallForm, Marker, Segment, unclosed, unreadable
 from toolgrpo.trajectory import CallAttempt
 
-__all__ = ["CALLS", "CONTENT", "LIMIT_S", "REASONING", "Regions"]
+__all__ = ["CALLS", "CONTENT", "REASONING", "Regions"]
 
 CALLS, CONTENT = "tool_calls", "content"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-LIMIT_S = 1.0  # of processor time for the patterns of one turn; most need a thousandth of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class _Walk:
         self.text = text + form.end if closed else text
         self.length = len(text)
         self.closed = closed
-        self.started_s = time.process_time()
+        self.allowance = Allowance()
         self.matches: dict[Any, Any] = {}  # for each pattern the first match that has not been passed
         self.content: list[str] = []
         self.outside: list[str] = []  # text that belongs to no field
@@ -171,7 +170,7 @@ class _Walk:
             elif region.captures is None:
                 self.attempts.append(unreadable(raw, "it does not begin as one", form.call.form))
             else:
-                self.attempts += form.call.attempts(raw, region.captures, body, self._left_s())
+                self.attempts += form.call.attempts(raw, region.captures, body, self.allowance)
         elif form.reasoning is not None and name == form.reasoning.name:
             self.thoughts = [] if self.thoughts is None else self.thoughts
             self.thoughts.append(unguarded(body).strip("\n"))
@@ -219,7 +218,7 @@ class _Walk:
         found = self._search(field.open_re if form.opens_all else form.opener, at)
         if found is None:
             return
-        opening = found if form.opens_all else field.open_re.match(self.text, found.start(), timeout=self._left_s())
+        opening = found if form.opens_all else self._match(field.open_re, found.start())
         broken = _Region(field, found.end(), found.end())
         following = broken if opening is None else form.region(field, opening, self.text)
         yield _Border(found.start(), following, closes=False)
@@ -229,17 +228,15 @@ class _Walk:
         if pattern is None:
             return None
         if pattern.pattern.startswith(r"\G"):
-            return pattern.match(self.text, at, timeout=self._left_s())
+            return self._match(pattern, at)
         found = self.matches.get(pattern, self)
         if found is self or (found is not None and found.start() < at):
-            found = self.matches[pattern] = pattern.search(self.text, at, timeout=self._left_s())
+            found = self.allowance.spend(lambda left_s: pattern.search(self.text, at, timeout=left_s))
+            self.matches[pattern] = found
         return found
 
-    def _left_s(self) -> float:
-        left_s = LIMIT_S - (time.process_time() - self.started_s)
-        if left_s <= 0:
-            raise TimeoutError
-        return left_s
+    def _match(self, pattern: Any, at: int) -> Any:
+        return self.allowance.spend(lambda left_s: pattern.match(self.text, at, timeout=left_s))
 
 
 def _behind(closing: Any) -> _Region:
