@@ -13,13 +13,12 @@ import pytest
 from trl.chat_template_utils import add_response_schema
 
 from toolgrpo.chat import check_vocabulary, resolve_format, tool_message
-from toolgrpo.chat.bracketed import Bracketed
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError, ModelError
 from toolgrpo.nano.tokenizer import build_tokenizer
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.testing.chat_families import template_names, template_text
-from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
+from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn, thinking_markers
 from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
 from toolgrpo.trajectory import AttemptStatus, Ledger, Message, StopReason
 
@@ -186,14 +185,15 @@ def test_a_turn_cut_anywhere_keeps_the_calls_it_had_finished_and_never_raises(lo
 
 
 def test_a_call_inside_thinking_is_no_call(loaded: Loaded) -> None:
-    reader = loaded.chat.family.reader
-    if not isinstance(reader, Bracketed):
+    form = loaded.chat.family.form
+    if not form.call.opening:
         pytest.skip("this family writes no calls between markers")
     _, said = loaded.turn([("look_up", {"key": "x"})])
-    start = loaded.text(said).index(reader.call[0])
-    call = loaded.chat.encode(loaded.text(said)[start : loaded.text(said).rindex(reader.call[1])] + reader.call[1])
+    start = loaded.text(said).index(form.call.opening[0])
+    end = loaded.text(said).rindex(form.call.closing) + len(form.call.closing)
+    call = loaded.chat.encode(loaded.text(said)[start:end])
     assert len(loaded.chat.parse([*call, loaded.close]).attempts) == 1
-    opening, closing = (loaded.chat.encode(text) for text in (reader.think[0] + reader.think_label, reader.think[1]))
+    opening, closing = map(loaded.chat.encode, thinking_markers(loaded.chat))
     inside = [*opening, *call, *closing]
     answer = loaded.chat.encode("done")
     assert loaded.chat.parse([*inside, *answer, loaded.close]).attempts == ()

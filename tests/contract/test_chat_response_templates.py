@@ -1,7 +1,7 @@
-"""Formats made of a response template alone, and why known families keep readers of their own.
+"""Formats made of a response template alone, and why most known families have a corrected one.
 
-The second half is a lock: each case is a turn that transformers' parser or TRL's response template reads worse than our
-reader does. When one of them fails because they read it well, that reader may have become needless: see
+The second half is a lock: each case is a turn that transformers' parser or TRL's response template reads worse than ours
+does. When one of them fails because they read it well, that correction may have become needless: see
 docs/chat_formats.md.
 """
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from transformers.utils.chat_parsing import parse_response
+from transformers.utils.chat_parsing.response_templates import load_response_template
 from trl.chat_template_utils import add_response_schema
 
-from toolgrpo.chat import resolve_format, tool_message
+from toolgrpo.chat import family_forms, resolve_format, tool_message
 from toolgrpo.chat.encoding import Guard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.regions import Regions
@@ -45,7 +46,7 @@ READ = names()
 @cache
 def described(name: str) -> TemplateFormat:
     chat = described_format(trl_tokenizer(name))
-    assert isinstance(chat, TemplateFormat) and isinstance(chat.family.reader, Regions)
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, Regions)
     return chat
 
 
@@ -122,7 +123,7 @@ def test_a_marker_in_letters_is_text() -> None:
         *chat.encode("</tool_call>"),
     ]
     (attempt,) = chat.parse(ids).attempts
-    assert (attempt.arguments, attempt.raw) == ({"a<think>": "</tool_call>"}, inside.removesuffix("</tool_call>"))
+    assert (attempt.arguments, attempt.raw) == ({"a<think>": "</tool_call>"}, inside[11:-12])
 
 
 GOOD = '{"name": "f", "arguments": {}}'
@@ -245,9 +246,8 @@ def test_what_a_response_template_leaves_out_is_refused(name: str) -> None:
 Calls = list[tuple[str, dict[str, Any]]]
 RAISES = "raises"
 
-# Template and turn; the calls that our reader finds; those that transformers' parser finds with TRL's response template;
-# those that the reader made of it finds (None: it is refused). Where the last two are ours too, the family has no use for
-# a reader of its own.
+# Template and turn; the calls that are read; those that transformers' parser finds with TRL's response template; those
+# that our reader finds with it (None: it is refused). Where the last are all of ours, TRL's is taken as it is.
 WORSE: dict[str, tuple[str, str, Calls, Calls | str, Calls | None]] = {
     "a bad call takes the good one with it": (
         "qwen3",
@@ -325,7 +325,7 @@ def found(chat: TemplateFormat, said: str) -> Calls:
 
 
 @pytest.mark.parametrize("what", WORSE)
-def test_why_a_known_family_has_a_reader_of_its_own(what: str) -> None:
+def test_why_a_known_family_has_a_template_of_its_own(what: str) -> None:
     name, said, ours, theirs, from_template = WORSE[what]
     chat = resolve_format(trl_tokenizer(name))
     assert isinstance(chat, TemplateFormat) and found(chat, said) == ours
@@ -338,6 +338,62 @@ def test_why_a_known_family_has_a_reader_of_its_own(what: str) -> None:
         return
     calls = [call["function"] for call in parse_response(said, spec, prefix="").get("tool_calls", [])]
     assert [(call["name"], call["arguments"]) for call in calls] == theirs != ours
+
+
+def patterns(template: Any) -> dict[str, tuple[Any, ...]]:
+    """What a response template says of calls and thoughts."""
+    fields = {name: field for name, field in load_response_template(template).fields.items() if name != "content"}
+    return {
+        name: (field.open_re.pattern, field.close_re.pattern, field.content, field.content_args, field.transform)
+        for name, field in fields.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl"])
+def test_where_trls_template_reads_as_well_it_is_taken_as_it_is(name: str) -> None:
+    tokenizer = trl_tokenizer(name)
+    chat, theirs = resolve_format(tokenizer), response_template_of(tokenizer)
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, Regions) and theirs is not None
+    assert chat.family.form is family_forms.HERMES
+    assert chat.reader.call.field == load_response_template(theirs).fields["tool_calls"]
+    assert "<|im_end|>" in chat.reader.markers, "only TRL's template speaks of it, ours does not"
+    assert patterns(family_forms.HERMES.template) == patterns(theirs), "the copy says what TRL's says"
+
+
+def test_a_template_that_trl_does_not_know_to_the_letter_is_read_by_the_familys_copy() -> None:
+    tokenizer = trl_tokenizer("qwen3")
+    tokenizer.chat_template += "{# changed #}"
+    assert response_template_of(tokenizer) is None
+    chat = resolve_format(tokenizer)
+    assert isinstance(chat, TemplateFormat) and chat.name == "qwen3" and "<|im_end|>" not in chat.reader.markers
+    assert found(chat, f"<tool_call>{GOOD}</tool_call>") == [("f", {})]
+
+
+def test_a_tokenizers_own_template_counts_in_a_known_family_unless_it_does_not_hold() -> None:
+    spec = response_template_of(trl_tokenizer("qwen3"))
+    assert spec is not None
+    calls = {**spec["fields"]["tool_calls"], "open": "<call>"}
+    for own, held in ((spec, True), ({**spec, "fields": {**spec["fields"], "tool_calls": calls}}, False), ({}, False)):
+        tokenizer = trl_tokenizer("qwen3")
+        tokenizer.chat_template += "{# changed #}"
+        tokenizer.response_template = own
+        chat = resolve_format(tokenizer)
+        assert isinstance(chat, TemplateFormat) and chat.name == "qwen3"
+        assert ("<|im_end|>" in chat.reader.markers) == held
+        assert found(chat, f"<tool_call>{GOOD}</tool_call>") == [("f", {})]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "nemotron_3_nano", "glm4moe", "llama3_1", "gptoss"])
+def test_a_corrected_template_is_in_transformers_format(name: str) -> None:
+    """Its parser reads with it what the model's own template prints."""
+    chat = resolve_format(trl_tokenizer(name))
+    assert isinstance(chat, TemplateFormat) and chat.family.form.call.body is None
+    before, said = map(chat._decode, printed(chat))
+    read = parse_response(said, chat.family.form.template, prefix=before)
+    functions = [call["function"] for call in read["tool_calls"]]
+    arguments = [call.get("arguments", call.get("parameters")) for call in functions]
+    calls = CALLED[:1] if chat.family.one_call else CALLED
+    assert [(call["name"], args) for call, args in zip(functions, arguments, strict=True)] == calls
 
 
 def test_transformers_parser_takes_markers_in_letters_for_markers() -> None:

@@ -16,7 +16,7 @@ from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 from toolgrpo.rollout.cutting import Cut
 from toolgrpo.testing import ScriptedEngine, ScriptedTools, trl_tokenizer
-from toolgrpo.testing.conversations import calling, printed_turn
+from toolgrpo.testing.conversations import calling, printed_turn, thinking_markers
 from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
 from toolgrpo.trajectory import StopReason, Trajectory
 
@@ -39,15 +39,14 @@ def load(name: str) -> tuple[Any, TemplateFormat]:
 
 def says(chat: TemplateFormat, turn: int, request: SampleRequest) -> list[int]:
     """A turn that thinks and then calls, or answers in the end; thinking that the prompt has opened is only closed."""
-    opening, closing = chat.family.reader.think  # type: ignore[attr-defined]  # all of NAMES are bracketed
-    label = chat.family.reader.think_label  # type: ignore[attr-defined]
+    opening, closing = thinking_markers(chat)
     opened = chat.parse(chat.encode("x"), before=request.ids).reasoning == "x"
-    thought = chat.encode(("" if opened else opening + label) + THOUGHTS[turn] + closing)
+    thought = chat.encode(("" if opened else opening) + THOUGHTS[turn] + closing)
     if turn == 2:
         return [*thought, *chat.encode("done"), chat.stop_ids[-2 if chat.family.end_opens_results else 0]]
     called = calling(("look_up", {"key": f"k{turn}"}))
     printed = printed_turn(chat, [QUESTION], called, [tool_message("look_up", "r")], []).said
-    opens = chat.encode(chat.family.reader.call[0])[0]  # type: ignore[attr-defined]
+    opens = chat.encode(chat.family.form.call.opening[0])[0]
     return [*thought, *printed[printed.index(opens) :]]
 
 

@@ -1,9 +1,9 @@
-"""Turns that no model should write, for every reader: nothing raises, and whatever is kept can be written down.
+"""Turns that no model should write, for every form of turn: nothing raises, and whatever is kept can be written down.
 
 The inputs come from a seeded generator that knows the syntax of every family: truncated, nested, interleaved, repeated,
 with broken JSON, lone surrogates as escapes, control bytes and arguments of a megabyte. 100,000 of them as a slow test; a
 few thousand by default. That the work grows linearly is shown twice: here by counting calls, which is exact, and in
-benchmarks/chat.py by processor time, which also sees what happens inside one call.
+benchmarks/chat.py by processor time, which also sees what happens inside one call. The last test sees that too, roughly.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import gc
 import json
 import random
 import sys
+import time
 from functools import cache
 from types import FrameType
 
 import pytest
 
 from toolgrpo.chat import assistant_message, resolve_format
-from toolgrpo.chat.bracketed import Bracketed
+from toolgrpo.chat.allowance import LIMIT_S
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.reading import Marker
-from toolgrpo.chat.regions import Regions
 from toolgrpo.chat.response_template import described_format
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.trajectory import AttemptStatus
 
-# One template for each reader; gemma and deepseek find their markers as text. The last three have readers made of a
-# response template, two of them in the place of the family's own.
+# One template for each form; gemma finds its markers as text. The last three are read by a response template alone, two of
+# them in the place of the family's own form.
 OWN = ("qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss", "gemma4_v5", "lfm2_2_5", "gemma3", "cohere2")
 DESCRIBED = ("described qwen3", "described qwen3_5_think", "muse_glimmer")
 NAMES = (*OWN, *DESCRIBED)
@@ -65,22 +65,28 @@ SCRAPS = [
 def load(name: str) -> TemplateFormat:
     tokenizer = trl_tokenizer(name.removeprefix("described "))
     chat = described_format(tokenizer) if name in DESCRIBED else resolve_format(tokenizer)
-    assert isinstance(chat, TemplateFormat) and isinstance(chat.family.reader, Regions) == (name in DESCRIBED)
+    assert isinstance(chat, TemplateFormat) and (chat.name == "response-template") == (name in DESCRIBED)
     return chat
 
 
 def brackets(chat: TemplateFormat) -> tuple[str, str]:
-    """What stands before and behind a call, and for other readers two markers."""
-    reader = chat.family.reader
-    if isinstance(reader, Regions):
-        return "<tool_call>" if "<tool_call>" in reader.markers else '<atem:invoke name="f">', reader.form.closing
-    return reader.markers[0], reader.markers[-1]
+    """What stands before and behind a call."""
+    form = chat.family.form.call
+    if form.opening:
+        return form.opening[0], form.closing
+    openings = {"gpt-oss": "<|start|>", "llama3.1": "<|python_tag|>", "response-template": '<atem:invoke name="f">'}
+    return openings[chat.name], form.closing
+
+
+def syntax(chat: TemplateFormat) -> tuple[str, ...]:
+    """All that means something in a turn of this format, as a token or as text."""
+    return (*brackets(chat), *chat.reader.markers, *chat.reader.thinking, "</think>")
 
 
 def ids_of(chat: TemplateFormat, random_: random.Random) -> list[int]:
     """One input: scraps and markers in any order, cut anywhere, or a well-formed call that was damaged."""
     control = sorted(chat.control)
-    markers = (*brackets(chat), *chat.family.reader.markers)
+    markers = syntax(chat)
     parts: list[str] = []
     for _ in range(random_.randint(0, 12)):
         draw = random_.random()
@@ -109,9 +115,9 @@ def check(chat: TemplateFormat, ids: list[int], random_: random.Random) -> None:
         good = attempt.status is AttemptStatus.OK
         assert good == (attempt.arguments is not None) == (not attempt.detail)
         assert attempt.name or not good
-    if isinstance(chat.family.reader, Bracketed) and chat.name != "lfm2":
-        opened = chat.family.reader.call[0]
-        assert len(parsed.attempts) <= chat._decode(ids).count(opened)
+    form = chat.family.form.call
+    if form.opening and chat.name != "lfm2":
+        assert len(parsed.attempts) <= sum(map(chat._decode(ids).count, form.opening))
     json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
     json.dumps([a.name for a in parsed.attempts], ensure_ascii=False).encode()
 
@@ -147,7 +153,7 @@ def test_a_megabyte_of_arguments(call: str) -> None:
         "nesting": call.replace("1", "[" * 500_000, 1),
     }
     for name in NAMES:
-        reader = load(name).family.reader
+        reader = load(name).reader
         opening, closing = map(Marker, brackets(load(name)))
         for text in huge.values():
             for segments in ([opening, text, closing], [opening, text], [text]):
@@ -188,8 +194,29 @@ def test_four_times_the_turn_is_at_most_four_times_the_work(name: str) -> None:
     chat = load(name)
     first, last = brackets(chat)
     calls = [first + call + last for call in CALLS]
-    pieces = [*chat.family.reader.markers, *calls, "<parameter=a>", "<parameter=a></parameter>", "[{(", '{"a":', "\\'"]
+    pieces = [*syntax(chat), *calls, "<parameter=a>", "<parameter=a></parameter>", "[{(", '{"a":', "\\'"]
     for piece in pieces:
         for opening in ("", first, f"{first}<function=f>", f"{first}[f(a="):
             once, four = (work(chat, chat.encode(opening + piece * n)) for n in (25, 100))
             assert four <= 4.3 * once, f"{opening!r} and then {piece!r} again and again"  # quadratic would be 16
+
+
+# What made a pattern of TRL's quadratic or worse, and what might make one of ours so.
+HARD = [
+    *("<tool_call>", "<parameter=a>", "</function>", " ", '{"a":', "\\'", '{"name": "f", "parameters": {}};', "to=f "),
+    *("<|start|>assistant", "<arg_key>a</arg_key>\n<arg_value>", '<|"|>a:', "<think></think>", "[f(a="),
+]
+
+
+@pytest.mark.parametrize("piece", HARD)
+@pytest.mark.parametrize("name", OWN)
+def test_no_turn_comes_near_the_limit_of_time(name: str, piece: str) -> None:
+    """100,000 characters, for which a quadratic pattern would need more than the second that all patterns have."""
+    chat = load(name)
+    first, last = brackets(chat)
+    for opening in (first, f"{first}<function=f><parameter=a>"):
+        ids = chat.encode(opening + piece * (100_000 // len(piece)) + last)
+        started = time.thread_time()
+        parsed = chat.parse([*ids, chat.stop_ids[0]])
+        assert time.thread_time() - started < LIMIT_S
+        assert not any("too long" in attempt.detail or "timed out" in attempt.detail for attempt in parsed.attempts)

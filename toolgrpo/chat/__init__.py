@@ -24,12 +24,11 @@ def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
 def resolve_format(tokenizer: Any) -> ChatFormat:
     """The chat format of this tokenizer's template, proven on a conversation of each shape.
 
-    A known family is read by our own reader, any other template as its response template says, if there is one. Where a
-    family knows no tools but the tokenizer's response template does, the response template is tried first.
+    Every turn is read as a response template says: the family's, or for any other template the tokenizer's or TRL's, if
+    there is one. Where a family knows no tools but the tokenizer's response template does, that is tried first.
     """
     from toolgrpo.chat.families import family_of, refusal_of
-    from toolgrpo.chat.format import TemplateFormat
-    from toolgrpo.chat.proof import prove
+    from toolgrpo.chat.response_template import family_format
 
     template = tokenizer.chat_template
     if isinstance(template, dict):  # named variants; apply_chat_template takes this one when tools are given
@@ -42,9 +41,7 @@ def resolve_format(tokenizer: Any) -> ChatFormat:
     if not family.knows_tools and getattr(tokenizer, "response_template", None) is not None:
         with suppress(ChatFormatError):  # the chat template prints no calls, whatever is said of them
             return _described(tokenizer, "")
-    chat = TemplateFormat(tokenizer, family)
-    prove(chat, tokenizer)
-    return chat
+    return family_format(tokenizer, family)
 
 
 def _described(tokenizer: Any, refusal: str) -> ChatFormat:

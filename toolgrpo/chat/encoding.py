@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from toolgrpo.errors import ChatFormatError
 
-__all__ = ["MARK", "Encoder", "Guard", "unguarded"]
+__all__ = ["MARK", "Encoder", "Guard", "is_guarded", "unguarded"]
 
 _GUARD = "\ufdd0"
 MARK = "\ufdd1"  # a place in a rendered text; no guarded text holds it
@@ -44,10 +44,14 @@ class Guard:
         self._beginnings = {token[:cut] for token in tokens for cut in range(1, len(token))}
         self._endings = {token[cut:] for token in tokens for cut in range(1, len(token))}
         self._longest = max(map(len, tokens), default=0)
+        self._edges = {edge for token in tokens for edge in (token[0], token[-1])}
 
     def text(self, text: str) -> str:
         """`text` with marks where it could be read as control; the encoder takes them out again."""
-        text = text.translate(_RESERVED)
+        if _GUARD in text or MARK in text:
+            text = text.translate(_RESERVED)
+        if not any(edge in text for edge in self._edges):
+            return text  # it holds no token, no beginning of one and no end
         if self._pattern is not None:
             text = self._pattern.sub(lambda found: found[0][0] + _GUARD + found[0][1:], text)
         reach = range(1, min(len(text), self._longest) + 1)
@@ -66,6 +70,11 @@ class Guard:
         return value
 
 
+def is_guarded(*texts: str) -> bool:
+    """Whether there are marks in any of them."""
+    return any(_GUARD in text for text in texts)
+
+
 def unguarded(value: Any) -> Any:
     """The same without marks, keys included."""
     if isinstance(value, str):
@@ -76,7 +85,7 @@ def unguarded(value: Any) -> Any:
 
 
 class Encoder:
-    """Encodes rendered text, control tokens by their ids and everything else as plain text."""
+    """Encodes rendered text, control tokens by their ids and everything else as plain text; and decodes ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -85,6 +94,7 @@ class Encoder:
                 f"a chat format needs a tokenizer of the `tokenizers` library, and {type(tokenizer).__name__} has none; "
                 f"load it with transformers.AutoTokenizer"
             )
+        self._backend = backend
         description = json.loads(backend.to_str())
         self.control: dict[str, int] = {entry["content"]: entry["id"] for entry in description["added_tokens"]}
         description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
@@ -107,3 +117,8 @@ class Encoder:
         clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair has no encoding
         ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
         return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """What ids say, control tokens included; the tokenizer's own `decode` looks at each id first."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
+        return text

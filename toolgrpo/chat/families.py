@@ -4,8 +4,9 @@ A template is recognised by what it prints, not by comparing it with a stored co
 harm; `proof.py` then decides whether the recognised family really fits. The first family whose signs all stand in the
 template is taken, so the more particular ones come first.
 
-A template of no family is read as its tokenizer's response template says (`response_template.py`). The families below
-have readers of their own because theirs say too little: docs/chat_formats.md shows, case by case, what would be lost.
+Turns of every family are read by one reader (`regions.py`) from a response template: TRL's or, where that one loses
+something, a corrected one (`family_forms.py`). A template of no family is read as its tokenizer's response template says
+(`response_template.py`).
 
 A family that does not `knows_tools` prints only system, user and assistant texts. It is given the schemas, calls and
 results in Hermes' words (`spelling.py`).
@@ -15,31 +16,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolgrpo.chat.bracketed import Bracketed
-from toolgrpo.chat.call_bodies import (
-    ARG_MARKERS,
-    QUOTE,
-    arg_pairs,
-    function_tags,
-    gemma_object,
-    hermes_json,
-    python_calls,
+from toolgrpo.chat.family_forms import (
+    FUNCTION_TAGS,
+    GEMMA,
+    GLM,
+    HARMONY,
+    HERMES,
+    HERMES_COHERE2,
+    LLAMA,
+    PYTHON,
+    TurnForm,
 )
-from toolgrpo.chat.harmony import Harmony
-from toolgrpo.chat.llama import BareJson
-from toolgrpo.chat.reading import Reader
 
 __all__ = ["FAMILIES", "Family", "family_of", "refusal_of"]
 
-_TOOL_CALL = ("<tool_call>", "</tool_call>")
-_HERMES = Bracketed(_TOOL_CALL, hermes_json)
-_GEMMA4 = Bracketed(
-    ("<|tool_call>", "<tool_call|>"),
-    gemma_object,
-    think=("<|channel>", "<channel|>"),
-    inside=(QUOTE,),
-    think_label="thought\n",
-)
 _GEMMA4_ENDS = ("<|tool_response>", "<turn|>", "<eos>")
 
 
@@ -50,7 +40,7 @@ class Family:
     name: str
     signs: tuple[str, ...]  # texts that all stand in the template
     ends: tuple[str, ...]  # tokens that end a turn; the first one closes a turn that was cut
-    reader: Reader = _HERMES
+    form: TurnForm = HERMES
     knows_tools: bool = True
     knows_system: bool = True
     one_call: bool = False  # the template prints one call a message
@@ -64,7 +54,7 @@ FAMILIES: tuple[Family, ...] = (
         "gpt-oss",
         ("<|channel|>", "<|message|>", "to=assistant"),
         ("<|call|>", "<|return|>"),
-        Harmony(),
+        HARMONY,
         one_call=True,
         reasoning_key="thinking",
     ),
@@ -72,33 +62,33 @@ FAMILIES: tuple[Family, ...] = (
         "gemma4",
         ("<|tool_call>call:", "<|turn>", "if message['tool_responses']"),  # its second version; later ones use .get
         _GEMMA4_ENDS,
-        _GEMMA4,
+        GEMMA,
         results_inside=True,
         end_opens_results=True,
     ),
-    Family("gemma4", ("<|tool_call>call:", "<|turn>"), _GEMMA4_ENDS, _GEMMA4, end_opens_results=True),
+    Family("gemma4", ("<|tool_call>call:", "<|turn>"), _GEMMA4_ENDS, GEMMA, end_opens_results=True),
     Family(
         "glm4",
         ("<arg_key>", "<|observation|>"),
         ("<|observation|>", "<|user|>", "<|endoftext|>"),
-        Bracketed(_TOOL_CALL, arg_pairs, inside=ARG_MARKERS),
+        GLM,
         end_opens_results=True,
     ),
     Family(
         "llama3.1",
         ("<|start_header_id|>", '"parameters": '),
         ("<|eot_id|>", "<|eom_id|>"),
-        BareJson(),
+        LLAMA,
         one_call=True,
     ),
     Family(
         "lfm2",
         ("<|im_start|>", "<|tool_call_start|>"),
         ("<|im_end|>",),
-        Bracketed(("<|tool_call_start|>", "<|tool_call_end|>"), python_calls),
+        PYTHON,
         reasoning_key="thinking",
     ),
-    Family("qwen3.5", ("<|im_start|>", "<function="), ("<|im_end|>",), Bracketed(_TOOL_CALL, function_tags)),
+    Family("qwen3.5", ("<|im_start|>", "<function="), ("<|im_end|>",), FUNCTION_TAGS),
     Family("qwen3", ("<|im_start|>", "<tool_call>", "<think>"), ("<|im_end|>",)),
     Family("qwen2.5", ("<|im_start|>", "<tool_call>"), ("<|im_end|>",)),
     Family("chatml", ("<|im_start|>",), ("<|im_end|>",), knows_tools=False),
@@ -107,7 +97,7 @@ FAMILIES: tuple[Family, ...] = (
         "cohere2",
         ("<|START_OF_TURN_TOKEN|>", "<|END_RESPONSE|>"),
         ("<|END_OF_TURN_TOKEN|>",),
-        Bracketed(_TOOL_CALL, hermes_json, silent=("<|END_RESPONSE|>",)),
+        HERMES_COHERE2,
         knows_tools=False,
     ),
     Family("cohere", ("<|START_OF_TURN_TOKEN|>",), ("<|END_OF_TURN_TOKEN|>",), knows_tools=False),

@@ -1,4 +1,4 @@
-"""The chat format of every family: the model's own template renders, the family's reader reads.
+"""The chat format of every family: the model's own template renders, a reader of its response template reads.
 
 The bridge is what the template prints between the end of an assistant turn and the header of the next one, taken from a
 short conversation that holds just these results. Nothing that was sampled is rendered, and the cost does not grow with
@@ -10,7 +10,6 @@ lost; such a model sees more of its own thinking than its template would show it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from jinja2 import TemplateError
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import MARK, Encoder, Guard
 from toolgrpo.chat.families import Family
-from toolgrpo.chat.reading import Marker, Segment
+from toolgrpo.chat.reading import Marker, Reader, Segment
 from toolgrpo.chat.spelling import one_call_each, results_inside, spelled_out, with_objects
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
@@ -33,9 +32,10 @@ _TAIL = 16  # tokens: longer than the header of any assistant turn
 class TemplateFormat:
     """A `ChatFormat` over a Hugging Face tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Any, family: Family) -> None:
+    def __init__(self, tokenizer: Any, family: Family, reader: Reader) -> None:
         self.name = family.name
         self.family = family
+        self.reader = reader
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self.control = control = self._encoder.control
@@ -46,10 +46,7 @@ class TemplateFormat:
             )
         self._close = family.ends[0]
         self.stop_ids = tuple(control[end] for end in family.ends if end in control)
-        markers = family.reader.markers
-        self._markers = {control[text]: Marker(text) for text in markers if text in control}
-        spelled = [re.escape(text) for text in markers if text not in control]
-        self._spelled = re.compile("(" + "|".join(spelled) + ")") if spelled else None
+        self._markers = {control[text]: Marker(text) for text in reader.markers if text in control}
         self._guard = Guard(control)
         self.bridge([self.stop_ids[0]], [{"role": "tool", "name": "f", "content": "r"}])  # says what is wrong, now
 
@@ -86,9 +83,8 @@ class TemplateFormat:
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
         """`before` are ids that the turn follows; they tell whether the prompt has already opened its thinking."""
         closed = bool(ids) and ids[-1] in self.stop_ids
-        opening = self.family.reader.thinking
-        thinking = opening is not None and self._decode(before[-_TAIL:]).rstrip().endswith(opening)
-        return self.family.reader.read(self._segments(ids[:-1] if closed else ids), closed=closed, thinking=thinking)
+        thinking = self._decode(before[-_TAIL:]).rstrip().endswith(self.reader.thinking)
+        return self.reader.read(self._segments(ids[:-1] if closed else ids), closed=closed, thinking=thinking)
 
     def render(
         self,
@@ -138,23 +134,17 @@ class TemplateFormat:
 
     def _segments(self, ids: Sequence[int]) -> Iterator[Segment]:
         """Text and markers in order; a marker that is one token is only ever recognised by its id."""
-        start = 0
-        for position, token in enumerate([*ids, None]):
-            marker = None if token is None else self._markers.get(token)
-            if marker is None and token is not None:
-                continue
-            text = self._decode(ids[start:position])
-            pieces = [text] if self._spelled is None else self._spelled.split(text)
-            for number, piece in enumerate(pieces):
-                if piece:
-                    yield Marker(piece) if number % 2 else piece
-            if marker is not None:
-                yield marker
+        markers, start = self._markers, 0
+        for position in [place for place, token in enumerate(ids) if token in markers]:
+            if position > start:
+                yield self._decode(ids[start:position])
+            yield markers[ids[position]]
             start = position + 1
+        if start < len(ids):
+            yield self._decode(ids[start:])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self._encoder.decode(ids)
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

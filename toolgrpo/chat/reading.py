@@ -1,18 +1,18 @@
-"""What it takes to read a sampled turn: segments, the reader's seam, and reading a call that is JSON.
+"""What it takes to read a sampled turn: segments, the reader's seam, and attempts with their statuses.
 
 A turn arrives as segments: text, and markers of the family. A marker that is one token of the tokenizer is only ever
 found by its id, so text that merely looks like it stays text; where it is ordinary text, it is found as text.
 
-Every reader keeps these promises: it never raises; its work grows linearly with the turn; every attempt at a call is
-kept, in order, with its text and, if it cannot be used, with what is wrong in words a model can learn from; a call inside
-thinking is not a call.
+A reader keeps these promises: it never raises; its work grows linearly with the turn; every attempt at a call is kept, in
+order, with its text and, if it cannot be used, with what is wrong in words a model can learn from; a call inside thinking
+is not a call.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -20,20 +20,21 @@ from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = [
+    "BodyReader",
+    "CallForm",
     "Marker",
     "Reader",
     "Segment",
-    "as_text",
     "attempt_from",
     "load_json",
     "malformed",
-    "read_json_call",
+    "nameless",
     "unclosed",
+    "unreadable",
 ]
 
 _DEEPEST = 64  # far beyond any tool's arguments; what nests deeper cannot be recorded or shown
 _HALF = "a \\u escape stands for half a character"
-_JSON_FORM = '{"name": ..., "arguments": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Marker:
 
 
 Segment = str | Marker
+BodyReader = Callable[[str, str, str], list[CallAttempt]]  # of (what was written, the name, the body as guarded text)
 
 
 class Reader(Protocol):
@@ -51,12 +53,12 @@ class Reader(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The syntax that `read` wants to be told of."""
+        """The tokens that mean something in a turn."""
         ...
 
     @property
-    def thinking(self) -> str | None:
-        """How a prompt ends that has already opened the model's thinking; None if the family has no such thing."""
+    def thinking(self) -> tuple[str, ...]:
+        """How a prompt may end that has already opened the model's thinking."""
         ...
 
     def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
@@ -64,21 +66,16 @@ class Reader(Protocol):
         ...
 
 
-def as_text(segments: Iterable[Segment]) -> str:
-    """What was written, markers included."""
-    return "".join(segment.text if isinstance(segment, Marker) else segment for segment in segments)
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """A call as the model's own chat template prints it, beyond what a response template can say of it."""
 
-
-def read_json_call(raw: str, *, arguments_key: str = "arguments", form: str = _JSON_FORM) -> CallAttempt:
-    """A call that is one JSON object."""
-    try:
-        call = load_json(raw)
-    except (ValueError, RecursionError) as error:
-        return malformed(AttemptStatus.INVALID_JSON, raw, f"the call is not valid JSON: {error}; a call is {form}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-        return malformed(AttemptStatus.MISSING_NAME, raw, f"the call has no name; a call is {form}")
-    arguments = call.get(arguments_key, call.get("arguments", {}))
-    return attempt_from(raw, call["name"], {} if arguments is None else arguments)
+    text: str  # the whole call, as a model that got it wrong is shown it
+    closing: str
+    opening: tuple[str, ...] = ()  # texts that begin a call wherever they stand, also inside one that is open
+    between: frozenset[str] = frozenset()  # what may stand around the arguments, where a pattern finds each of them
+    arguments: tuple[str, ...] = ("arguments",)  # the key of the arguments, and what else models call it
+    body: BodyReader | None = None  # for a body that no content parser of transformers reads
 
 
 def attempt_from(raw: str, name: str, arguments: Any) -> CallAttempt:
@@ -104,8 +101,17 @@ def malformed(status: AttemptStatus, raw: str, detail: str, name: str | None = N
     return CallAttempt(status, raw, name, detail=detail)
 
 
+def nameless(raw: str, form: CallForm) -> CallAttempt:
+    return malformed(AttemptStatus.MISSING_NAME, raw, f"the call has no name; a call is {form.text}")
+
+
 def unclosed(raw: str, closing: str, name: str | None = None) -> CallAttempt:
     return malformed(AttemptStatus.UNCLOSED, raw, f"the call was not closed with {closing}", name)
+
+
+def unreadable(raw: str, why: str, form: CallForm, name: str | None = None) -> CallAttempt:
+    detail = f"the call cannot be read: {why}; a call is {form.text}"
+    return malformed(AttemptStatus.INVALID_JSON, raw, detail, name)
 
 
 def load_json(text: str) -> Any:
@@ -125,7 +131,7 @@ def _finite(digits: str) -> float:
 def _is_unicode(value: object) -> bool:
     """Whether it can be written down: JSON can spell half a surrogate pair, which no file or pipe takes."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError:
         return False
     return True

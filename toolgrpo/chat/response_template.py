@@ -1,17 +1,21 @@
-"""A chat format for a template of no known family whose response template says how its turns are read.
+"""Chat formats made of response templates: of a known family, or of what a tokenizer carries.
 
-Nothing has to be written for such a model. The response template is the tokenizer's own, or the one that TRL knows for its
-chat template. What it does not say is taken from a call that the chat template prints: which token ends a turn, what stands
-around the arguments, and what a model that got it wrong is shown. `proof.py` then decides, as for every other format.
+A known family has a response template of its own (`family_forms.py`); where that only says what TRL's says, the tokenizer's
+own or TRL's for exactly this chat template is taken. For a template of no family nothing has to be written: the response
+template is the tokenizer's own, or the one that TRL knows. What it does not say is then taken from a call that the chat
+template prints: which token ends a turn, what stands around the arguments, and what a model that got it wrong is shown.
+`proof.py` decides, as for every format.
 
-Not covered: chat templates that want results inside the message with the calls, or know no tools.
+Not covered: chat templates of no family that want results inside the message with the calls, or know no tools.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
@@ -19,12 +23,14 @@ from jinja2 import TemplateError
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from toolgrpo.chat.families import Family
+from toolgrpo.chat.family_forms import TurnForm
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.proof import prove
-from toolgrpo.chat.regions import CALLS, CONTENT, REASONING, CallForm, Regions
+from toolgrpo.chat.reading import CallForm
+from toolgrpo.chat.regions import CALLS, CONTENT, REASONING, Regions
 from toolgrpo.errors import ChatFormatError
 
-__all__ = ["described_format", "response_template_of"]
+__all__ = ["described_format", "family_format", "response_template_of"]
 
 _QUESTION = "Which one?"
 _CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
@@ -44,9 +50,32 @@ def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
     return getattr(known, "response_template", None)
 
 
+def family_format(tokenizer: Any, family: Family) -> TemplateFormat:
+    """The format of a known family, proven."""
+    if family.form.copied and family.knows_tools:
+        with suppress(ChatFormatError):  # what is said of this tokenizer's calls does not hold; the copy may
+            theirs = _load(response_template_of(tokenizer))
+            if theirs is not None:
+                return _proven(tokenizer, family, theirs)
+    return _proven(tokenizer, family, load_response_template(family.form.template))
+
+
 def described_format(tokenizer: Any) -> TemplateFormat | None:
     """The format that the response template describes, proven; None if there is none that describes calls."""
-    described = response_template_of(tokenizer)
+    template = _load(response_template_of(tokenizer))
+    if template is None:
+        return None
+    refusals: list[ChatFormatError] = []
+    for family in _families(tokenizer, template):
+        try:
+            return _proven(tokenizer, family, template)
+        except ChatFormatError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
+    """The response template, if it describes calls."""
     if described is None:
         return None
     try:
@@ -54,33 +83,46 @@ def described_format(tokenizer: Any) -> TemplateFormat | None:
     except ValueError as error:
         raise ChatFormatError(f"the tokenizer's response template is not one: {error}") from error
     calls = template.fields.get(CALLS)
-    if calls is None or calls.open_re is None or calls.close_re is None:
-        return None
-    refusals: list[ChatFormatError] = []
-    for family in _families(tokenizer, template):
-        try:
-            chat = TemplateFormat(tokenizer, family)
-            prove(chat, tokenizer)
-            return chat
-        except ChatFormatError as error:
-            refusals.append(error)
-    raise refusals[0]
+    return None if calls is None or calls.open_re is None or calls.close_re is None else template
+
+
+def _proven(tokenizer: Any, family: Family, template: ResponseTemplate) -> TemplateFormat:
+    """The format that reads turns with this template."""
+    control = _control(tokenizer)
+    markers = _named(template, control) if family.signs else control  # the pattern of a stranger may find any token
+    reader = Regions(template, markers, family.ends, family.form.call, family.form.lead)
+    chat = TemplateFormat(tokenizer, family, reader)
+    prove(chat, tokenizer)
+    return chat
+
+
+def _control(tokenizer: Any) -> list[str]:
+    return [token.content for token in tokenizer.added_tokens_decoder.values()]
+
+
+def _named(template: ResponseTemplate, control: Sequence[str]) -> list[str]:
+    """The control tokens that the response template speaks of; in a turn of a known family all others are text."""
+    said = []
+    for field in template.fields.values():
+        said += [pattern.pattern for pattern in (field.open_re, field.close_re) if pattern is not None]
+        said.append(json.dumps(field.content_args, ensure_ascii=False))
+    text = " ".join(said).replace("\\", "")
+    return [token for token in control if token.strip() and token in text]
 
 
 def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
     """What such a chat template may be like; which it is, the proof finds out."""
-    control = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    control = _control(tokenizer)
     printed = _printed(tokenizer)
-    form, rest = _form(template.fields[CALLS], printed)
+    call, rest = _form(template.fields[CALLS], control, printed)
     ends = _ends(tokenizer, template, control, rest)
-    reader = Regions(template, control, ends[0], form)
     key = next((name for name in REASONING if name in template.fields), REASONING[0])
     for end_opens_results, one_call in itertools.product((False, True), repeat=2):
         yield Family(
             "response-template",
             (),
             ends,
-            reader,
+            TurnForm(template, call),
             one_call=one_call,
             end_opens_results=end_opens_results,
             reasoning_key=key,
@@ -101,7 +143,7 @@ def _printed(tokenizer: Any) -> str:
     return text.rpartition(_QUESTION)[2]
 
 
-def _form(calls: Any, printed: str) -> tuple[CallForm, str]:
+def _form(calls: Any, control: Sequence[str], printed: str) -> tuple[CallForm, str]:
     """The form of a call, and what is printed from its closing on."""
     opening = calls.open_re.search(printed)
     closing = opening and calls.close_re.search(printed, opening.end())
@@ -114,11 +156,12 @@ def _form(calls: Any, printed: str) -> tuple[CallForm, str]:
     if calls.content == "xml-inline":
         tags = regex.compile(calls.content_args["tag_pattern"], regex.DOTALL)
         between = frozenset(piece.strip() for piece in tags.sub("\0", body).split("\0"))
-    form = CallForm(printed[opening.start() : closing.end()].strip(), closing[0].strip(), between)
+    openings = tuple(token for token in control if calls.open_re.fullmatch(token, partial=True))
+    form = CallForm(printed[opening.start() : closing.end()].strip(), closing[0].strip(), openings, between)
     return form, printed[closing.start() :]
 
 
-def _ends(tokenizer: Any, template: ResponseTemplate, control: list[str], rest: str) -> tuple[str, ...]:
+def _ends(tokenizer: Any, template: ResponseTemplate, control: Sequence[str], rest: str) -> tuple[str, ...]:
     """The tokens that end a turn, first the one that is printed after a call."""
     close = template.fields[CONTENT].close_re if CONTENT in template.fields else None
     ends = [text for text in control if text == tokenizer.eos_token or (close and close.fullmatch(text))]

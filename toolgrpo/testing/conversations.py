@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.chat import ChatFormat
+from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.trajectory import Message
 
-__all__ = ["LOOK_UP", "PrintedTurn", "calling", "printed_turn"]
+__all__ = ["LOOK_UP", "PrintedTurn", "calling", "printed_turn", "thinking_markers"]
 
 LOOK_UP: dict[str, Any] = {
     "type": "function",
@@ -43,3 +44,13 @@ def printed_turn(
     whole = chat.prompt([*asked, turn, *results], schemas)
     start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
     return PrintedTurn(whole[:start], whole[start : whole.index(chat.stop_ids[0], start) + 1])
+
+
+def thinking_markers(chat: TemplateFormat) -> tuple[str, str]:
+    """What a model of this family writes around its thinking."""
+    from toolgrpo.chat.regions import Regions
+
+    assert isinstance(chat.reader, Regions) and chat.reader.reasoning is not None
+    field = chat.reader.reasoning
+    closing = next(text for text in ("</think>", "<channel|>") if field.close_re.fullmatch(text))
+    return field.open_literals[0], closing

@@ -47,6 +47,13 @@ def test_the_ids_spell_the_text(pieces: list[str]) -> None:
     assert ids == ENCODER.plain(clean)
 
 
+def test_ids_are_decoded_as_the_tokenizer_does() -> None:
+    tokenizer = byte_tokenizer("{{ 1 }}", CONTROL, special=["<|im_start|>"])
+    ids = [*tokenizer.encode("Grüße , <think>"), tokenizer.convert_tokens_to_ids("<|im_start|>")]
+    decoded = Encoder(tokenizer).decode(ids)
+    assert decoded == tokenizer.decode(ids, clean_up_tokenization_spaces=False) and decoded.endswith("<|im_start|>")
+
+
 def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
     assert ENCODER.encode("a\ud800b") == ENCODER.encode("a?b")
 
