@@ -161,10 +161,11 @@ class ScriptedDecisions:
 
 class OurLoop:
     def __init__(self, native: NativeLoop) -> None:
+        from _schedule import CountedSteps
+
         from toolgrpo.chat import resolve_format
         from toolgrpo.engines.base import SamplingOptions
         from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-        from toolgrpo.engines.vllm_seam import StepEngine
         from toolgrpo.rollout import EpisodeLimits, EpisodeRunner, TokenCutter
         from toolgrpo.tools import load_tools
 
@@ -173,8 +174,9 @@ class OurLoop:
         folder = Path(tempfile.mkdtemp())
         (folder / "wait_tool.py").write_text(TOOLS)
         self.tools = load_tools(folder / "wait_tool.py", tool_timeout_s=30.0)
+        self.steps = CountedSteps(native.llm.llm_engine)
         self.runner = EpisodeRunner(
-            engine=VLLMColocateEngine(StepEngine(native.llm.llm_engine)),
+            engine=VLLMColocateEngine(self.steps),
             chat=ScriptedDecisions(resolve_format(tokenizer), lambda: self.latency_s),
             limits=EpisodeLimits(
                 max_completion_length=MAX_TURNS * 128, max_turns=MAX_TURNS, max_turn_tokens=TURN_TOKENS

@@ -8,6 +8,8 @@ scripted per rollout and turn, the same for both; the tokens are really sampled 
 block size that toolgrpo asks for (both loops gain from it). TRL calls the tool in its own thread; ours calls it in worker
 processes. `bound` is the larger of the engine alone on the same tokens in one batch (prompts and tool results read, as
 many tokens sampled, no turns), and the slowest trajectory run on its own. TRL's loop is repeated 3 times, the rest 9.
+`simulated` is what the schedule should take with the costs of this engine's steps, `foresight` what one could that knows
+all decisions beforehand (`_schedule.py`).
 
 Two models, each in a process of its own: nano, where a step of the engine is so short (2 ms) that every loop's own Python
 shows, and a Qwen3 of 20 million random weights, where the engine has something to do.
@@ -36,6 +38,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 from _rollout_loops import MAX_TURNS, N, NativeLoop, OurLoop, decision, turns_of  # noqa: E402
+from _schedule import Costs, fitted, simulated  # noqa: E402
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -65,7 +68,18 @@ def engine_alone(native: NativeLoop, trajectories: Sequence[Any]) -> float:
     return time.perf_counter() - started
 
 
-def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -> dict[str, float]:
+def step_costs(native: NativeLoop, ours: OurLoop) -> Costs:
+    """What steps of this engine cost, and our loop beside them, from rollouts whose tools take no time."""
+    ours.latency_s, seconds = 0.0, 0.0
+    ours.steps.log.clear()
+    for _ in range(OURS_PER_TRL):
+        native.llm.reset_prefix_cache()
+        seconds += ours.run()[0]
+    outside_s = seconds - sum(seconds for *_, seconds in ours.steps.log)
+    return fitted(ours.steps.log, outside_s / OURS_PER_TRL)
+
+
+def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int, costs: Costs) -> dict[str, Any]:
     native.latency_s = ours.latency_s = latency_s
     slowest = max(range(N), key=lambda uid: sum(decision(uid, turn) or 0.0 for turn in range(turns_of(uid))))
     times: dict[str, list[float]] = {"TRL": [], "ours": [], "engine": [], "path": []}
@@ -86,6 +100,7 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -
             times["engine"].append(engine_alone(native, whole))
     median = {name: statistics.median(values) for name, values in times.items()}
     bound = max(median["engine"], median["path"])
+    everybody, foresight = simulated(costs, latency_s)
     assert tokens["TRL"] == tokens["ours"], f"both must sample the same number of tokens: {tokens}"
     return {
         "latency_s": latency_s,
@@ -96,6 +111,8 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -
         "slowest_path_s": median["path"],
         "bound_s": bound,
         "ours_over_bound": median["ours"] / bound,
+        "simulated_s": everybody,
+        "simulated_with_foresight_s": foresight,
         "sampled_tokens": tokens["ours"],
         "repetitions": {name: len(values) for name, values in times.items()},
     }
@@ -206,10 +223,11 @@ def model_folder(name: str) -> Path:
 def compare_loops(model: str, *, quick: bool) -> list[dict[str, Any]]:
     native = NativeLoop(str(model_folder(model)))
     ours = OurLoop(native)
-    for loop in (native, ours):
+    for loop in (native, *[ours] * OURS_PER_TRL):
         loop.run()  # warm up
+    costs = step_costs(native, ours)
     latencies = (0.0, 0.1) if quick else (0.0, 0.1, 0.5)
-    rows = [{"model": model, **compare(native, ours, latency, 1 if quick else 3)} for latency in latencies]
+    rows = [{"model": model, **compare(native, ours, latency, 1 if quick else 3, costs)} for latency in latencies]
     ours.tools.close()
     return rows
 
@@ -240,11 +258,13 @@ def main() -> None:
         "logprobs": logprob_difference(str(model_folder("nano")), 2_000 if options.quick else 10_000),
     }
     print(f"\n{N} rollouts of up to {MAX_TURNS} turns, seconds (median)")
-    print(f"{'model':>6} {'latency':>8} {'TRL':>8} {'ours':>8} {'faster':>8} {'bound':>8} {'ours/bound':>11}")
+    columns = ("latency", "TRL", "ours", "faster", "bound", "ours/bound", "simulated", "foresight")
+    print(f"{'model':>6} " + " ".join(f"{column:>10}" for column in columns))
     for row in rows:
         print(
-            f"{row['model']:>6} {row['latency_s']:>8.1f} {row['trl_s']:>8.2f} {row['ours_s']:>8.2f} "
-            f"{row['times_faster']:>7.1f}x {row['bound_s']:>8.2f} {row['ours_over_bound']:>11.2f}"
+            f"{row['model']:>6} {row['latency_s']:>10.1f} {row['trl_s']:>10.2f} {row['ours_s']:>10.2f} "
+            f"{row['times_faster']:>9.1f}x {row['bound_s']:>10.2f} {row['ours_over_bound']:>10.2f} "
+            f"{row['simulated_s']:>10.2f} {row['simulated_with_foresight_s']:>10.2f}"
         )
     for row in results["scheduler"]:
         print(
