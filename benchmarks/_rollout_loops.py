@@ -161,7 +161,7 @@ class ScriptedDecisions:
 
 class OurLoop:
     def __init__(self, native: NativeLoop) -> None:
-        from _schedule import CountedSteps
+        from _counted_steps import CountedSteps
 
         from toolgrpo.chat import resolve_format
         from toolgrpo.engines.base import SamplingOptions

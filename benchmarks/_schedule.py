@@ -10,15 +10,10 @@ Not covered: a step's cost does not depend on how long its conversations are.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from _rollout_loops import TURN_TOKENS, N, decision, turns_of
-
-from toolgrpo.engines.base import Sample, SampleRequest
-from toolgrpo.engines.vllm_seam import StepEngine
 
 _WIDTHS = (4, 8, 12, 16, 24, 32, 48, N)  # rollouts that decode at a time; the best is taken
 
@@ -36,29 +31,10 @@ class Costs:
         return self.step + self.rollout * rollouts + self.joining * joined
 
 
-class CountedSteps(StepEngine):
-    """Notes (rollouts in it, of these joined, seconds) of each step."""
-
-    def __init__(self, engine: object) -> None:
-        super().__init__(engine)
-        self.log: list[tuple[int, int, float]] = []
-        self._open = self._joined = 0
-
-    def add(self, request_id: str, request: SampleRequest) -> str:
-        self._open += 1
-        self._joined += 1
-        return super().add(request_id, request)
-
-    def step(self) -> list[tuple[str, Sample]]:
-        rollouts, joined, started = self._open, self._joined, time.perf_counter()
-        finished = super().step()
-        self.log.append((rollouts, joined, time.perf_counter() - started))
-        self._open, self._joined = rollouts - len(finished), 0
-        return finished
-
-
 def fitted(log: Sequence[tuple[int, int, float]], outside_s: float) -> Costs:
     """The costs behind these steps; `outside_s` is what a rollout without waiting took besides them."""
+    import numpy as np  # here, because the scheduler's own cost is measured without a heap full of other modules
+
     counts = np.array([(1.0, rollouts, joined) for rollouts, joined, _ in log])
     solution = np.linalg.lstsq(counts, np.array([seconds for *_, seconds in log]), rcond=None)[0]
     step, rollout, joining = (max(0.0, float(cost)) for cost in solution)
