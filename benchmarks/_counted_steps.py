@@ -9,7 +9,7 @@ from toolgrpo.engines.vllm_seam import StepEngine
 
 
 class CountedSteps(StepEngine):
-    """Notes (rollouts in it, of these joined, seconds) of each step."""
+    """Notes (rollouts in it, of these joined, seconds) of each step. Not covered: requests that are aborted."""
 
     def __init__(self, engine: object) -> None:
         super().__init__(engine)

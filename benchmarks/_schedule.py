@@ -1,11 +1,12 @@
 """What a schedule could reach: the rollouts of `rollouts.py` again, on an engine of which only the costs are known.
 
 On a CPU a step takes longer the more rollouts it holds, so the slowest rollout cannot go as fast in company as alone, and
-no schedule gets down to `bound`. How far one could get is simulated here with costs measured in the same run: every open
+`bound` may be out of reach. How near a schedule could get is simulated here with costs measured in the same run: every open
 rollout in every step, as vLLM does it, and a schedule that knows all decisions beforehand and lets only those with the
 longest way to go decode. The first, beside the measured time, tells how far the simulation can be trusted.
 
-Not covered: a step's cost does not depend on how long its conversations are.
+Not covered: a step's cost does not depend on how long its conversations are; and longest first is a good order, not proven
+the best.
 """
 
 from __future__ import annotations

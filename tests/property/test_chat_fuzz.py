@@ -3,7 +3,8 @@
 The inputs come from a seeded generator that knows the syntax of every family: truncated, nested, interleaved, repeated,
 with broken JSON, lone surrogates as escapes, control bytes and arguments of a megabyte. 100,000 of them as a slow test; a
 few thousand by default. That the work grows linearly is shown twice: here by counting calls, which is exact, and in
-benchmarks/chat.py by processor time, which also sees what happens inside one call. The last test sees that too, roughly.
+benchmarks/chat.py by processor time, which also sees what happens inside one call. The last test sees that too, by
+the time that patterns are given.
 """
 
 from __future__ import annotations
@@ -12,14 +13,12 @@ import gc
 import json
 import random
 import sys
-import time
 from functools import cache
 from types import FrameType
 
 import pytest
 
 from toolgrpo.chat import assistant_message, resolve_format
-from toolgrpo.chat.allowance import LIMIT_S
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.reading import Marker
 from toolgrpo.chat.response_template import described_format
@@ -210,13 +209,11 @@ HARD = [
 
 @pytest.mark.parametrize("piece", HARD)
 @pytest.mark.parametrize("name", OWN)
-def test_no_turn_comes_near_the_limit_of_time(name: str, piece: str) -> None:
-    """100,000 characters, for which a quadratic pattern would need more than the second that all patterns have."""
+def test_no_turn_of_a_family_is_given_up(name: str, piece: str) -> None:
+    """100,000 characters, for which a quadratic pattern would need more than the time that all patterns share."""
     chat = load(name)
     first, last = brackets(chat)
     for opening in (first, f"{first}<function=f><parameter=a>"):
         ids = chat.encode(opening + piece * (100_000 // len(piece)) + last)
-        started = time.thread_time()
         parsed = chat.parse([*ids, chat.stop_ids[0]])
-        assert time.thread_time() - started < LIMIT_S
         assert not any("too long" in attempt.detail or "timed out" in attempt.detail for attempt in parsed.attempts)
