@@ -26,7 +26,7 @@ from rich.table import Table
 
 from toolgrpo.chat import ChatFormat, resolve_format, tool_message
 from toolgrpo.testing import trl_tokenizer
-from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
+from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.trajectory import Message
 

@@ -23,8 +23,8 @@ from dataclasses import replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from toolgrpo.data.arithmetic import Problem, draw_problem, success  # noqa: E402
-from toolgrpo.evaluation import Share  # noqa: E402
-from toolgrpo.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered  # noqa: E402
+from toolgrpo.evaluation.measures import Share  # noqa: E402
+from toolgrpo.models.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered  # noqa: E402
 from toolgrpo.trajectory import Trajectory  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "reading.json"
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the questions")
     options = parser.parse_args()
 
-    from toolgrpo.nano import resolve_model
+    from toolgrpo.models.nano import resolve_model
 
     model = str(resolve_model(options.model))
     n, n_toolsets = (24, 4) if options.quick else (240, 8)

@@ -122,7 +122,7 @@ def scheduler_cost(n: int) -> dict[str, float]:
     """Our own cost per turn, with an engine and tools that answer at once."""
     from toolgrpo.engines.base import SamplingOptions
     from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, run_rollout
-    from toolgrpo.rollout.cutting import Cut
+    from toolgrpo.rollout.truncation import Cut
     from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
     call, end = ByteChat.say('call f {"a": 1}'), ByteChat.say("the answer is 3")
@@ -193,7 +193,7 @@ def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
 
 def model_folder(name: str) -> Path:
     """nano, or a larger model of random weights with nano's tokenizer."""
-    from toolgrpo.nano import ensure_nano
+    from toolgrpo.models.nano import ensure_nano
 
     nano = ensure_nano()
     if name == "nano":

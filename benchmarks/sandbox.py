@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from toolgrpo.sandbox import Rung, Sandbox
-from toolgrpo.sandbox.bubblewrap import find_bubblewrap
 from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.ladder import probe
-from toolgrpo.sandbox.suite import Suite
+from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.rungs.bubblewrap import find_bubblewrap
+from toolgrpo.sandbox.rungs.ladder import probe
 
 CODE = "print(1 + 1)"
 COMMANDS = {  # other sandboxes, as a prefix of a new interpreter

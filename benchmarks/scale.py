@@ -119,7 +119,7 @@ def embedded_job(steps: int, *, sync: str | None, batch: int) -> dict[str, Any]:
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
     from toolgrpo.data import load_tasks
-    from toolgrpo.nano import ensure_nano
+    from toolgrpo.models.nano import ensure_nano
     from toolgrpo.rewards import get_reward
 
     lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if sync else None

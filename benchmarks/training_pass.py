@@ -162,7 +162,7 @@ def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tenso
 
 @functools.cache
 def _shared_pass() -> Any:
-    from toolgrpo.trainer.prefix_sharing import SharedPass
+    from toolgrpo.shared_pass.scoring import SharedPass
 
     logging.disable()  # what it steps aside for stands in the table
     return SharedPass(mode="auto")

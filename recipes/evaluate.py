@@ -17,17 +17,17 @@ prepare()  # before anything imports PyTorch
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from toolgrpo.observe.terminal import Terminal  # noqa: E402
+from toolgrpo.commands.terminal import Terminal  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(arguments):
-        from toolgrpo.evaluation_run import parse_evaluation_arguments
+        from toolgrpo.commands.evaluate import parse_evaluation_arguments
 
         parse_evaluation_arguments(arguments)
     terminal = Terminal.of_command("evaluate")
-    from toolgrpo.evaluation_run import EvaluationRun, parse_evaluation_arguments
+    from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 
     evaluation, script, config, model = parse_evaluation_arguments(arguments)
     terminal.log_into(Path(config.output_dir))

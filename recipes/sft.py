@@ -17,9 +17,9 @@ import sys  # noqa: E402
 
 from rich.console import Console  # noqa: E402
 
-from toolgrpo.config_files import parse_args  # noqa: E402
+from toolgrpo.commands.config_files import parse_args  # noqa: E402
+from toolgrpo.commands.sft import SFTArguments, run_sft  # noqa: E402
 from toolgrpo.errors import ToolGRPOError  # noqa: E402
-from toolgrpo.sft.run import SFTArguments, run_sft  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:

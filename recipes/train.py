@@ -19,18 +19,18 @@ import sys  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from toolgrpo.observe.terminal import Terminal  # noqa: E402
+from toolgrpo.commands.terminal import Terminal  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     arguments = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(arguments):
-        from toolgrpo.training_run import parse_arguments
+        from toolgrpo.commands.train import parse_arguments
 
         parse_arguments(arguments)
     terminal = Terminal.of_command("train")
-    from toolgrpo.training_run import TrainingRun, parse_arguments
+    from toolgrpo.commands.train import TrainingRun, parse_arguments
 
     script, config, model = parse_arguments(arguments)
     terminal.log_into(Path(config.output_dir))

@@ -1,4 +1,4 @@
-"""What several test files share: a tiny model, one real vLLM server for the whole session, and how hypothesis draws.
+"""What several test files share: a tiny model and its training runs, one real vLLM server, and how hypothesis draws.
 
 It draws the same examples each time and has no deadline for one of them: neither chance nor a busy machine decides what
 passes. `--hypothesis-profile=default` draws others.
@@ -6,12 +6,21 @@ passes. `--hypothesis-profile=default` draws others.
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).parents[1]
+TRAIN_TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
 
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
@@ -55,3 +64,75 @@ def vllm_server(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     tiny_qwen3(0).save_pretrained(folder)
     with VLLMServerProcess(folder, max_model_len=512, ready_timeout_s=900) as server:
         yield server
+
+
+def load_module(path: Path) -> ModuleType:
+    """A file of tests/fixtures as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def train_tiny() -> ModuleType:
+    """`tests/fixtures/scale/train_tiny.py`: its `Job` says what is asked for, its `run` does it in this process."""
+    return load_module(TRAIN_TINY)
+
+
+@pytest.fixture(scope="session")
+def stand_in_hub() -> ModuleType:
+    return load_module(ROOT / "tests" / "fixtures" / "hub" / "stand_in_hub.py")
+
+
+@pytest.fixture(scope="session")
+def stand_in_wandb() -> ModuleType:
+    return load_module(ROOT / "tests" / "fixtures" / "trackers" / "stand_in_wandb.py")
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a saved tiny model."""
+    folder: Path = tmp_path_factory.mktemp("model")
+    tiny_qwen3(0).save_pretrained(folder)
+    return folder
+
+
+class Launcher:
+    """Starts jobs of `train_tiny`, one after the other in the same two processes."""
+
+    def start(self, file: str, jobs: list[dict[str, Any]]) -> subprocess.Popen[str]:
+        """With one of the files in recipes/accelerate/."""
+        command = [
+            *(sys.executable, "-m", "accelerate.commands.launch"),
+            *("--config_file", f"recipes/accelerate/{file}.yaml", "--num_processes", "2"),
+            *("--mixed_precision", "no", "--main_process_port", "0", str(TRAIN_TINY), *map(json.dumps, jobs)),
+        ]
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # DeepSpeed looks for ninja there
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, started: subprocess.Popen[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Wait for the end; one that takes too long is ended, with all its processes."""
+        try:
+            stdout, stderr = started.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            started.terminate()  # it ends its processes, which a SIGKILL would leave behind
+            stdout, stderr = started.communicate(timeout=60)
+        return subprocess.CompletedProcess(started.args, started.returncode, stdout, stderr)
+
+    def run(self, file: str, jobs: list[dict[str, Any]], timeout_s: float = 500) -> subprocess.CompletedProcess[str]:
+        return self.finish(self.start(file, jobs), timeout_s)
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Launcher:
+    return Launcher()

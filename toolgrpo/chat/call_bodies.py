@@ -14,8 +14,8 @@ import re
 import warnings
 from typing import Any
 
+from toolgrpo.chat.attempts import attempt_from, malformed
 from toolgrpo.chat.encoding import unguarded
-from toolgrpo.chat.reading import attempt_from, malformed
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["gemma_object", "python_calls"]

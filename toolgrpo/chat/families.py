@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolgrpo.chat.family_forms import (
+from toolgrpo.chat.family_templates import (
     FUNCTION_TAGS,
     GEMMA,
     GLM,

@@ -15,11 +15,11 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from toolgrpo.chat.attempts import Marker, Reader, Segment
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import MARK, Encoder, Guard
 from toolgrpo.chat.families import Family
-from toolgrpo.chat.reading import Marker, Reader, Segment
-from toolgrpo.chat.spelling import one_call_each, results_inside, spelled_out, with_objects
+from toolgrpo.chat.message_shapes import one_call_each, results_inside, spelled_out, with_objects
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 

@@ -22,12 +22,12 @@ import regex  # type: ignore[import-untyped]  # it ships no types; transformers 
 from jinja2 import TemplateError
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
+from toolgrpo.chat.attempts import CallForm
+from toolgrpo.chat.bridge_proof import prove
 from toolgrpo.chat.families import Family
-from toolgrpo.chat.family_forms import TurnForm
+from toolgrpo.chat.family_templates import TurnForm
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.chat.proof import prove
-from toolgrpo.chat.reading import CallForm
-from toolgrpo.chat.regions import CALLS, CONTENT, REASONING, Regions
+from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, Regions
 from toolgrpo.errors import ChatFormatError
 
 __all__ = ["described_format", "family_format", "response_template_of"]

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import check_request
-from toolgrpo.engines.wave import Row, Wave
+from toolgrpo.engines.decode_batch import Row, Wave
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 
 __all__ = ["TransformersEngine"]

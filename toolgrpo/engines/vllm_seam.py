@@ -1,6 +1,6 @@
 """The one file that touches what is not public in vLLM. Tested with vLLM 0.31.0.
 
-What is used, and why (`tests/contract/test_vllm_seam.py` fails with a sentence when one of these changes):
+What is used, and why (`tests/engines/test_vllm_seam.py` fails with a sentence when one of these changes):
 
 * environment variables read when `vllm` is first imported: `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps the engine in this
   process, so that it can be stepped; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and `VLLM_CPU_KVCACHE_SPACE`;

@@ -26,7 +26,7 @@ from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
 
-from toolgrpo.observe.rollout_table import COLUMNS, EpisodeRow, as_markdown
+from toolgrpo.observe.tables import COLUMNS, EpisodeRow, as_markdown
 
 __all__ = ["RolloutTables", "guard_trackers", "installed_trackers", "versions"]
 

@@ -8,12 +8,12 @@ from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec
 from toolgrpo.rewards.environment import environment
+from toolgrpo.rewards.episode_reading import Call, calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.rewards.exact_match import exact_match
 from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
-from toolgrpo.rewards.loading import load_reward
 from toolgrpo.rewards.math import math
-from toolgrpo.rewards.reading import Call, calls, final_answer, last_tool_response, tool_counts
+from toolgrpo.rewards.reward_files import load_reward
 from toolgrpo.rewards.tool_use import tool_use
 
 __all__ = [

@@ -3,7 +3,7 @@
 The program is the last fenced block of Python, or the whole response where that is Python itself. Columns: `tests` (a list
 of asserts, or a text with `def check(candidate)`), and where a row has them `test_imports`, `test_setup_code`, `entry_point`.
 
-Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading.py says how, and for which tests it can); a sandbox
+Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how, and for which tests it can); a sandbox
 that fails is opened anew once, then the error stops the training: it is never a score.
 """
 
@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from toolgrpo.errors import RewardError, SandboxError
-from toolgrpo.rewards.reading import final_answer
+from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.suite import Suite
+from toolgrpo.sandbox.grading.split_plan import Suite
 from toolgrpo.trajectory import Message
 
 __all__ = ["code_exec", "program_of"]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from toolgrpo.rewards.reading import final_answer
+from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.trajectory import Message
 
 __all__ = ["exact_match"]

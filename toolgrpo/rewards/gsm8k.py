@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolgrpo.errors import RewardError
+from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
-from toolgrpo.rewards.reading import final_answer
 from toolgrpo.trajectory import Message
 
 __all__ = ["gsm8k"]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed
-from toolgrpo.rewards.reading import final_answer
 from toolgrpo.trajectory import Message
 
 __all__ = ["reasoning_gym"]

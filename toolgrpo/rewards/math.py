@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed, last_number
-from toolgrpo.rewards.reading import final_answer
 from toolgrpo.trajectory import Message
 
 __all__ = ["math"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolgrpo.rewards.reading import Call, calls
+from toolgrpo.rewards.episode_reading import Call, calls
 from toolgrpo.trajectory import AttemptStatus, ToolErrorKind, Trajectory
 
 __all__ = ["ToolUse", "tool_use"]

@@ -1,9 +1,9 @@
 """Rollouts: one episode (`episode.py`), its limits (`limits.py`), and many episodes at once (`scheduler.py`)."""
 
-from toolgrpo.rollout.cutting import TokenCutter
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.scheduler import RolloutResult, run_episodes, run_rollout
+from toolgrpo.rollout.truncation import TokenCutter
 
 __all__ = [
     "Episode",

@@ -34,9 +34,9 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.chat.messages import assistant_message, tool_message
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, WorldError
-from toolgrpo.rollout.cutting import Cut
 from toolgrpo.rollout.limits import EpisodeLimits
-from toolgrpo.rollout.offered import offered_tools
+from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.truncation import Cut
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 

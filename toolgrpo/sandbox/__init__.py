@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
+    from toolgrpo.sandbox.client.pool import Sandbox, Session
     from toolgrpo.sandbox.remote import RemoteSandbox
-    from toolgrpo.sandbox.sandbox import Sandbox, Session
 
 __all__ = ["Limits", "RemoteSandbox", "RunStatus", "Rung", "Sandbox", "SandboxResult", "Session"]
 
@@ -20,9 +20,9 @@ _LAZY = {
     "RemoteSandbox": "remote",
     "RunStatus": "base",
     "Rung": "base",
-    "Sandbox": "sandbox",
+    "Sandbox": "client.pool",
     "SandboxResult": "base",
-    "Session": "sandbox",
+    "Session": "client.pool",
 }
 
 

@@ -1,6 +1,6 @@
 """The loss of a batch: cross-entropy on assistant tokens, a common beginning of conversations computed once.
 
-It runs on the same prefix-shared pass as reinforcement learning (`toolgrpo.trainer.prefix_sharing`), which is made for
+It runs on the same prefix-shared pass as reinforcement learning (`toolgrpo.shared_pass.scoring`), which is made for
 this too: many demonstrations under one system prompt. Where that pass steps aside, the padded one runs.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from toolgrpo.sft.batches import Batch
-from toolgrpo.trainer.prefix_sharing import SharedPass
+from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl_seam import add_fused_head
 
 __all__ = ["SupervisedLoss"]

@@ -4,7 +4,7 @@ from toolgrpo.testing.chat import ByteChat, byte_tokenizer
 from toolgrpo.testing.chat_families import trl_tokenizer
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine, ScriptedReply, scripted_logprob
-from toolgrpo.testing.numbered import numbered_tokenizer
+from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
 from toolgrpo.testing.tools import ScriptedTools
 
 __all__ = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from toolgrpo.tools.decorator import tool
+from toolgrpo.tools.plugin.decorator import tool
 
 if TYPE_CHECKING:
-    from toolgrpo.tools.load import load_tools
+    from toolgrpo.tools.open_toolbox import load_tools
     from toolgrpo.tools.toolbox import Toolbox, run_tool
 
 __all__ = ["Toolbox", "load_tools", "run_tool", "tool"]
@@ -16,7 +16,7 @@ __all__ = ["Toolbox", "load_tools", "run_tool", "tool"]
 # imported on first use: a worker imports this package and needs none of them
 _LAZY = {
     "Toolbox": "toolgrpo.tools.toolbox",
-    "load_tools": "toolgrpo.tools.load",
+    "load_tools": "toolgrpo.tools.open_toolbox",
     "run_tool": "toolgrpo.tools.toolbox",
 }
 

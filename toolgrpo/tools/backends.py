@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
-from toolgrpo.tools.cache import ResultCache
-from toolgrpo.tools.pool import WorkerPool
-from toolgrpo.tools.reply import Reply
-from toolgrpo.tools.spec import ToolSpec
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
+from toolgrpo.tools.result_cache import ResultCache
+from toolgrpo.tools.tool_reply import Reply
+from toolgrpo.tools.workers.pool import WorkerPool
 
 __all__ = ["Backend", "BackendSession", "FunctionBackend", "StatelessBackend"]
 

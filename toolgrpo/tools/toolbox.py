@@ -17,10 +17,10 @@ from typing import Any
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, nearest
 from toolgrpo.tools.backends import Backend, BackendSession
-from toolgrpo.tools.calls import parse_call
-from toolgrpo.tools.loopthread import LoopThread
+from toolgrpo.tools.call_input import parse_call
+from toolgrpo.tools.loop_thread import LoopThread
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import cut
-from toolgrpo.tools.spec import ToolSpec
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 __all__ = ["Session", "Toolbox", "run_tool"]

@@ -11,7 +11,7 @@ from trl import GRPOConfig
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
-from toolgrpo.trainer.prefix_sharing import MODES, SharedPass
+from toolgrpo.shared_pass.scoring import MODES, SharedPass
 
 __all__ = ["ENGINES", "LORA_SYNCS", "ToolGRPOConfig"]
 

@@ -21,25 +21,25 @@ from trl import GRPOTrainer
 from toolgrpo.chat import check_vocabulary, resolve_format
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
+from toolgrpo.engines.build import build_engine
 from toolgrpo.engines.choose import given
 from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.observe.group_spread import reward_spread
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
-from toolgrpo.observe.rollout_table import episode_rows
+from toolgrpo.observe.reduction import of_all_processes
+from toolgrpo.observe.tables import episode_rows
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
-from toolgrpo.rewards.spread import reward_spread
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_seam
-from toolgrpo.trainer.all_processes import of_all_processes
-from toolgrpo.trainer.backend import check_backend
+from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.engine_factory import build_engine
-from toolgrpo.trainer.failures import name_the_first_failure
-from toolgrpo.trainer.memory import MemoryReturn
+from toolgrpo.trainer.first_failure import name_the_first_failure
+from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trajectory import Message, Trajectory
 

@@ -1,6 +1,6 @@
 """The one file that touches what is private in TRL. Tested with TRL 1.16.0.
 
-What is used, and why (`tests/contract/test_trl_seam.py` fails with a sentence when one of these changes):
+What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these changes):
 
 * `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built by `GenerationOutput.as_trl`;
 * `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows of a rollout;
@@ -37,9 +37,9 @@ import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from toolgrpo.trainer.adapters import merged_parameters, merges_exactly
-from toolgrpo.trainer.group_order import keep_groups_together
-from toolgrpo.trainer.prefix_sharing import SharedPass
+from toolgrpo.engines.adapters import merged_parameters, merges_exactly
+from toolgrpo.shared_pass.group_order import keep_groups_together
+from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [

@@ -1,0 +1,238 @@
+"""Formats made of a response template alone: the tokenizer's own, or the one that TRL has for a chat template."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from trl.chat_template_utils import add_response_schema
+
+from toolgrpo.chat import resolve_format, tool_message
+from toolgrpo.chat.encoding import Guard
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.chat.response_template import described_format, response_template_of
+from toolgrpo.chat.turn_reader import Regions
+from toolgrpo.errors import ChatFormatError
+from toolgrpo.testing import byte_tokenizer, trl_tokenizer
+from toolgrpo.testing.chat_families import template_names, template_text
+from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
+from toolgrpo.trajectory import AttemptStatus
+
+pytestmark = pytest.mark.contract
+
+OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
+NAMELESS, BAD = AttemptStatus.MISSING_NAME, AttemptStatus.BAD_ARGUMENTS
+
+# What a response template cannot describe: which token ends a turn, where it is none that also ends an answer.
+NOT_DESCRIBED = {"glm4moe": "prints none of them after a call", "gptoss": "prints none of them after a call"}
+WITHOUT_CALLS = "deepseek_r1_distill"
+
+
+def names() -> list[str]:
+    """Known families that TRL has a response template for, and the new model that has only its own."""
+    found = [name for name in template_names() if response_template_of(trl_tokenizer(name)) is not None]
+    return [name for name in found if name != WITHOUT_CALLS and name not in NOT_DESCRIBED]
+
+
+READ = names()
+
+
+@cache
+def described(name: str) -> TemplateFormat:
+    chat = described_format(trl_tokenizer(name))
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, Regions)
+    return chat
+
+
+CALLED = [("look_up", {"key": 'a "b" <c>, {d}'}), ("other", {"key": "two\nlines"})]
+
+
+def printed(chat: TemplateFormat) -> tuple[list[int], list[int]]:
+    """A prompt, and the turn after it that the model's own template prints for these calls."""
+    calls = CALLED[:1] if chat.family.one_call else CALLED
+    results = [tool_message("look_up", "r")] * len(calls)
+    turn = printed_turn(chat, [{"role": "user", "content": "q"}], calling(*calls), results, [LOOK_UP])
+    return turn.before, turn.said
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_the_template_prints_is_read_with_every_call_kept(name: str) -> None:
+    chat = described(name)
+    before, said = printed(chat)
+    parsed = chat.parse(said, before=before)
+    calls = CALLED[:1] if chat.family.one_call else CALLED
+    assert [(a.status, a.name, a.arguments) for a in parsed.attempts] == [(OK, *call) for call in calls]
+    assert parsed.closed and not parsed.content
+    for cut in range(len(said)):
+        attempts = chat.parse(said[:cut], before=before).attempts
+        good = [attempt.arguments for attempt in attempts if attempt.status is OK]
+        assert good == [arguments for _, arguments in CALLED[: len(good)]] and len(attempts) - len(good) <= 1
+        assert all(attempt.detail for attempt in attempts if attempt.status is not OK)
+
+
+def test_a_turn_of_every_shape_is_taken_apart() -> None:
+    chat = described("muse_glimmer")
+    text = (
+        ' to=self<|message|>hm <atem:invoke name="f"></atem:invoke><|eom|><|start|>assistant'
+        ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="a"> 1\n</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=user<|message|>done<|eot|>"
+    )
+    parsed = chat.parse(chat.encode(text))
+    assert (parsed.reasoning, parsed.content) == ('hm <atem:invoke name="f"></atem:invoke>', "done")
+    assert [(a.status, a.name, a.arguments) for a in parsed.attempts] == [(OK, "f", {"a": " 1\n"})]
+    assert chat.parse(chat.encode("no header at all<|eot|>")).content == "no header at all"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
+def test_a_call_inside_thinking_is_no_call(name: str) -> None:
+    chat = described(name)
+    text = chat._decode(printed(chat)[1])
+    call = chat.encode(text[text.index("<tool_call>") : text.index("</tool_call>")] + "</tool_call>")
+    assert len(chat.parse(call).attempts) == 1
+    opening, closing = chat.encode("<think>\n"), chat.encode("\n</think>\n\n")
+    whole = chat.parse([*opening, *call, *closing, *chat.encode("done")])
+    assert (len(whole.attempts), whole.content) == (0, "done")
+    assert len(chat.parse([*opening, *closing, *call]).attempts) == 1
+    assert chat.parse(call, before=opening).attempts == ()  # opened by the prompt, and cut
+    shut = chat.parse([*call, *closing, *call], before=opening)
+    assert (len(shut.attempts), shut.reasoning) == (1, chat._decode(call))
+
+
+def test_thinking_that_only_the_prompt_opens() -> None:
+    chat = described("nemotron_3_nano")
+    parsed = chat.parse(chat.encode("hm<tool_call>\n<function=f>\n</function>\n</tool_call>\n</think>\ndone<|im_end|>"))
+    assert (parsed.content, parsed.attempts) == ("done", ())
+    assert parsed.reasoning is not None and parsed.reasoning.startswith("hm<tool_call>")
+
+
+def test_a_marker_in_letters_is_text() -> None:
+    chat = described("qwen3")
+    text = 'Write <tool_call>{"name": "f"}</tool_call>, or <think>, or <|im_end|>.'
+    parsed = chat.parse(chat.encode(Guard(chat.control).text(text)))
+    assert (parsed.content, parsed.attempts, parsed.reasoning) == (text, (), None)
+    inside = '<tool_call>{"name": "f", "arguments": {"a<think>": "</tool_call>"}}</tool_call>'
+    ids = [
+        *chat.encode("<tool_call>"),
+        *chat.encode(Guard(chat.control).text(inside[11:-12])),
+        *chat.encode("</tool_call>"),
+    ]
+    (attempt,) = chat.parse(ids).attempts
+    assert (attempt.arguments, attempt.raw) == ({"a<think>": "</tool_call>"}, inside[11:-12])
+
+
+GOOD = '{"name": "f", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "expected"),
+    [
+        ("qwen3", f"<tool_call>{GOOD}</tool_call>\n<tool_call>{{</tool_call>a", [OK, INVALID]),
+        ("qwen3", f"<tool_call>{GOOD}\n<tool_call>{GOOD}</tool_call><tool_call>", [UNCLOSED, OK, UNCLOSED]),
+        ("qwen3", "<tool_call>[]</tool_call><tool_call>{}</tool_call>", [NAMELESS, NAMELESS]),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', [BAD]),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [OK]),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [OK]),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', [INVALID]),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', [INVALID]),
+        ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', [INVALID]),
+        ("qwen3", f"<tool_call>{'[' * 9000}</tool_call>", [INVALID]),
+        ("qwen3_5_think", f"<tool_call>{GOOD}</tool_call>", [INVALID]),
+        ("qwen3_5_think", "<tool_call><function=f></function></tool_call>", [OK]),
+        ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</function></tool_call>", [INVALID]),
+        ("qwen3_5_think", "<tool_call><function=f>hm</function></tool_call>", [INVALID]),
+        ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</parameter>", [UNCLOSED]),
+        ("muse_glimmer", ' to=f<|message|><atem:invoke name="f">hm</atem:invoke>', [INVALID]),
+        ("muse_glimmer", ' to=f<|message|><atem:invoke name="f"><atem:parameter name="a">1', [UNCLOSED]),
+    ],
+)
+def test_malformed_calls_are_attempts_in_order(name: str, said: str, expected: list[AttemptStatus]) -> None:
+    chat = described(name)
+    parsed = chat.parse(chat.encode(said))
+    assert [attempt.status for attempt in parsed.attempts] == expected
+    for attempt in parsed.attempts:
+        assert attempt.raw in said and len(attempt.detail) < 600
+        assert (attempt.arguments is None) == bool(attempt.detail) == (attempt.status is not OK)
+
+
+def test_what_is_wrong_is_said_with_the_form_the_template_prints() -> None:
+    (attempt,) = described("qwen3").parse(described("qwen3").encode("<tool_call>{</tool_call>")).attempts
+    assert "Expecting property name" in attempt.detail and '{"name": "NAME", "arguments": ' in attempt.detail
+    (cut,) = described("qwen3_5_think").parse(described("qwen3").encode("<tool_call>\n<function=f>")).attempts
+    assert cut.detail == "the call was not closed with </tool_call>" and cut.name == "f"
+
+
+def test_a_pattern_that_takes_too_long_is_stopped() -> None:
+    """TRL's pattern for a parameter goes over spaces three times in each other: cubic."""
+    chat = described("qwen3_5_think")
+    call = f"<tool_call><function=f><parameter=a>{' ' * 20_000}</tool_call>"
+    first, second = chat.parse(chat.encode(call + call)).attempts
+    assert first.status is second.status is INVALID and first.name == "f"
+    assert "timed out" in first.detail and "too long" in second.detail
+
+
+def refused(spec: dict[str, Any] | None, name: str = "muse_glimmer") -> Any:
+    tokenizer = trl_tokenizer(name)
+    tokenizer.response_template = spec
+    return tokenizer
+
+
+def test_a_response_template_that_cannot_be_used_is_refused_with_a_sentence() -> None:
+    spec = trl_tokenizer("muse_glimmer").response_template
+    fields = spec["fields"]
+    without = {key: value for key, value in fields.items() if key != "tool_calls"}
+    other = {**fields, "tool_calls": {**fields["tool_calls"], "open_pattern": "<call (?P<name>.*?)>"}}
+    endless = {**fields, "content": {**fields["content"], "close": "<|end_of_turn|>"}}
+    for sentence, described_as in {
+        "its form of calls is not read yet": None,
+        "is not one: response_template must define": {"fields": fields},
+        "no family that toolgrpo supports: its form of calls is not read yet": {**spec, "fields": without},
+        "does not describe the calls that its chat template prints": {**spec, "fields": other},
+    }.items():
+        with pytest.raises(ChatFormatError, match=sentence):
+            resolve_format(refused(described_as))
+    tokenizer = refused({**spec, "fields": endless})
+    tokenizer.eos_token = "<|end_of_text|>"
+    with pytest.raises(ChatFormatError, match="prints none of them after a call"):
+        resolve_format(tokenizer)
+    lost = {**fields["tool_calls"]["transform"]["function"], "arguments": {}}
+    blind = {**fields, "tool_calls": {**fields["tool_calls"], "transform": {"type": "function", "function": lost}}}
+    with pytest.raises(ChatFormatError, match="read back as"):
+        resolve_format(refused({**spec, "fields": blind}))
+
+
+def test_a_tokenizers_response_template_comes_before_a_family_that_knows_no_tools() -> None:
+    """A ChatML template with calls of its own: without a response template it would get Hermes' words as text."""
+    qwen = template_text("qwen3").replace("tool_call>", "action>")
+    tokenizer = byte_tokenizer(
+        qwen, ["<action>", "</action>"], special=["<|im_start|>", "<|im_end|>"], eos="<|im_end|>"
+    )
+    assert resolve_format(tokenizer).name == "chatml"
+    fields = add_response_schema(trl_tokenizer("qwen3")).response_template["fields"]
+    calls = {**fields["tool_calls"], "open": "<action>", "close_pattern": r"</action>\s*"}
+    spec = {"start_anchor": "<|im_start|>assistant\n", "fields": {**fields, "tool_calls": calls}}
+    tokenizer.response_template = spec
+    chat = resolve_format(tokenizer)
+    (attempt,) = chat.parse(chat.encode(f"<action>{GOOD}</action><|im_end|>")).attempts  # type: ignore[attr-defined]
+    assert (chat.name, attempt.status) == ("response-template", OK)
+    tokenizer.response_template = {**spec, "fields": fields}  # of calls that the template does not print
+    assert resolve_format(tokenizer).name == "chatml"
+
+
+def test_trls_response_template_is_taken_where_the_tokenizer_has_none() -> None:
+    tokenizer = trl_tokenizer("qwen3")
+    found = response_template_of(tokenizer)
+    assert found is not None and found == add_response_schema(trl_tokenizer("qwen3")).response_template
+    assert getattr(tokenizer, "response_template", None) is None  # it was set on a copy
+    assert response_template_of(trl_tokenizer("cohere2")) is None
+
+
+def test_most_response_templates_are_enough() -> None:
+    assert len(READ) == 24
+
+
+@pytest.mark.parametrize("name", NOT_DESCRIBED)
+def test_what_a_response_template_leaves_out_is_refused(name: str) -> None:
+    with pytest.raises(ChatFormatError, match=NOT_DESCRIBED[name]):
+        described_format(trl_tokenizer(name))
+    assert described_format(trl_tokenizer(WITHOUT_CALLS)) is None

@@ -1,0 +1,80 @@
+"""Messages in the shape that a family's template takes; no template here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolgrpo.chat.message_shapes import one_call_each, results_inside, spelled_out, with_objects
+from toolgrpo.testing.chat_samples import LOOK_UP, calling
+
+QUESTION = {"role": "user", "content": "q"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def result(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": content, **more}
+
+
+def test_arguments_become_objects_and_reasoning_goes_where_the_template_looks() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    said = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [{"function": function}]}
+    (shaped,) = with_objects([said], "thinking")
+    assert shaped["thinking"] == "hm" and "reasoning_content" not in shaped
+    assert shaped["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert function["arguments"] == '{"a": 1}', "the row is not changed"
+
+
+def test_an_empty_list_of_calls_is_no_call_and_a_broken_quote_stays() -> None:
+    empty: dict[str, Any] = {"role": "assistant", "content": "x", "tool_calls": []}
+    assert with_objects([empty], "reasoning_content") == [{"role": "assistant", "content": "x"}]
+    broken = calling(("f", {}))
+    broken["tool_calls"][0]["function"]["arguments"] = "{"
+    assert with_objects([broken], "reasoning_content")[0]["tool_calls"][0]["function"]["arguments"] == "{"
+
+
+def test_several_calls_become_messages_each_before_its_result() -> None:
+    said = calling(("f", {}), ("g", {}), content="both")
+    apart = one_call_each([QUESTION, said, result("1"), result("2"), QUESTION])
+    assert [message["role"] for message in apart] == ["user", "assistant", "tool", "assistant", "tool", "user"]
+    assert [m["content"] for m in apart[1:5]] == ["both", "1", "", "2"]
+    assert [m["tool_calls"][0]["function"]["name"] for m in (apart[1], apart[3])] == ["f", "g"]
+
+
+def test_results_go_into_the_message_they_answer_with_the_answer_behind_them() -> None:
+    said = calling(("f", {}), ("g", {}))
+    said["tool_calls"][1]["id"] = "c2"
+    messages = [QUESTION, said, result("1", name="f"), result("2", tool_call_id="c2"), result("3")]
+    answer = {"role": "assistant", "content": "done"}
+    question, turn, following = results_inside([*messages, answer, QUESTION])
+    assert (question, following) == (QUESTION, QUESTION)
+    assert turn["content"] == "done" and turn["tool_calls"] == said["tool_calls"]
+    assert turn["tool_responses"] == [
+        {"name": "f", "response": "1"},
+        {"name": "g", "response": "2"},
+        {"name": "unknown", "response": "3"},
+    ]
+    assert "tool_responses" not in said, "the row is not changed"
+
+
+def test_a_second_round_of_calls_is_a_message_of_its_own() -> None:
+    rounds = [calling(("f", {})), result("1", name="f"), calling(("f", {})), result("2", name="f")]
+    shaped = results_inside([QUESTION, *rounds])
+    assert [message["role"] for message in shaped] == ["user", "assistant", "assistant"]
+    assert [m["tool_responses"][0]["response"] for m in shaped[1:]] == ["1", "2"]
+
+
+def test_tools_are_spelled_in_words_where_the_template_knows_none() -> None:
+    said = calling(("look_up", {"key": "ü"}), content="well")
+    spelled = spelled_out([SYSTEM, QUESTION, said, result("1"), result("2"), QUESTION], [LOOK_UP], system=True)
+    assert [message["role"] for message in spelled] == ["system", "user", "assistant", "user", "user"]
+    assert spelled[0]["content"].startswith("Be brief.\n\n# Tools") and '"look_up"' in spelled[0]["content"]
+    assert spelled[2]["content"] == ('well\n<tool_call>\n{"name": "look_up", "arguments": {"key": "ü"}}\n</tool_call>')
+    assert spelled[3]["content"] == ("<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>")
+
+
+def test_without_a_system_role_the_words_stand_before_the_first_question() -> None:
+    (only,) = spelled_out([SYSTEM, QUESTION], [LOOK_UP], system=False)
+    assert only["role"] == "user" and only["content"].startswith("Be brief.\n\n# Tools")
+    assert only["content"].endswith("\n\nq")
+    assert spelled_out([SYSTEM, QUESTION], [], system=False) == [{"role": "user", "content": "Be brief.\n\nq"}]
+    assert spelled_out([QUESTION], [], system=False) == [QUESTION]

@@ -1,0 +1,319 @@
+"""For each flag the wrong thing was tried; each mistake is one sentence that says what, what was got, and what to do.
+
+The table holds the flag, what stands behind it, and what the sentence says. The wrong files are written by `wrong_files`:
+missing, empty, a folder, a binary file, a line of 10 MB, broken or beside the point. The flags of files that come first
+are tried in every such way. Everything is loaded up to the model, which is never reached here (`test_the_model_flag` does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from trl import GRPOConfig
+
+from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.config_files import ALIASES
+from toolgrpo.commands.evaluate import EvaluationArguments, parse_evaluation_arguments
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.train import TrainingRun
+from toolgrpo.errors import ToolGRPOError
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+TEN_MB = "a" * 10_000_000
+ROW = json.dumps({"prompt": "1+1?", "answer": "2"}) + "\n"
+BINARY = bytes(range(256)) * 64
+
+FILES: dict[str, str | bytes] = {
+    **{f"empty.{kind}": "" for kind in ("py", "jsonl", "json", "csv", "parquet", "yaml")},
+    **{f"binary.{kind}": BINARY for kind in ("py", "jsonl", "json", "csv", "parquet", "yaml")},
+    "long.py": f'x = "{TEN_MB}"\n',
+    "long.yaml": f"a: {TEN_MB}\n",
+    "long.json": json.dumps({"mcpServers": {"a": {"command": TEN_MB}}}),
+    "long.jsonl": json.dumps({"prompt": TEN_MB, "answer": "1"}) + "\n",
+    "syntax.py": "def (\n",
+    "raises.py": "raise RuntimeError('boom')\n",
+    "beside.py": "x = 1\n",
+    "number.py": "reward_func = 3\nTOOL_FUNCTIONS = 3\nThing = 3\n",
+    "signature.py": "def reward_func(a, b): return []\n",
+    "good.py": "def reward_func(completions, **_): return [0.0] * len(completions)\n",
+    "needs_gold.py": "def reward_func(completions, gold): return [0.0] * len(completions)\n",
+    "blank.jsonl": "\n\n",
+    "no_rows.json": "[]",
+    "no_rows.csv": "prompt,answer\n",
+    "other_name.py": "def score(completions): return [0.0] * len(completions)\n",
+    "one.jsonl": ROW,
+    "rows.jsonl": ROW * 8,
+    "no_prompt.jsonl": json.dumps({"question": "1+1?", "answer": "2"}) + "\n",
+    "no_answer.jsonl": json.dumps({"prompt": "1+1?"}) + "\n",
+    "list.jsonl": "[1, 2]\n",
+    "tools.jsonl": json.dumps({"prompt": "1+1?", "answer": "2", "tools": [{"name": "add"}]}) + "\n",
+    "rows.txt": "hello\n",
+    "wrong_type.yaml": "training:\n  learning_rate: fast\n",
+    "list.yaml": "- a\n",
+    "heading.yaml": "modle:\n  a: 1\n",
+    "broken.json": "{",
+    "plain": "x",
+}
+
+NO_TOOLS = "No TOOL_FUNCTIONS found in"
+NO_REWARD = "has no reward_func. Write one"
+
+TABLE: list[tuple[str, str]] = [
+    # the config file
+    ("--config DIR/none.yaml", "there is no such file"),
+    ("--config DIR/folder", "is a folder; give a YAML file"),
+    ("--config DIR/empty.yaml", "is empty; it should hold lines such as"),
+    ("--config DIR/binary.yaml", "is not text"),
+    ("--config DIR/long.yaml", "that is no config file. Is it data?"),
+    ("--config DIR/wrong_type.yaml", "learning_rate must be a number, got 'fast'"),
+    ("--config DIR/list.yaml", "must hold `key: value` lines"),
+    ("--config DIR/heading.yaml", "the nearest is 'model'"),
+    # tools
+    ("--tools_script DIR/none.py", "No such file"),
+    ("--tools_script DIR/folder", "is a folder; give the file in it"),
+    ("--tools_script DIR/empty.py", NO_TOOLS),
+    ("--tools_script DIR/binary.py", "cannot contain null bytes"),
+    ("--tools_script DIR/long.py", NO_TOOLS),
+    ("--tools_script DIR/syntax.py", "line 1"),
+    ("--tools_script DIR/raises.py", "RuntimeError: boom"),
+    ("--tools_script DIR/beside.py", NO_TOOLS),
+    ("--tools_script DIR/number.py", "must be a list of functions, got a int"),
+    ("--tools_script ''", "--tools_script is given without a value"),
+    ("--tool_functions_module no_such_module", "No module named 'no_such_module'"),
+    ("--tool_functions_module json", NO_TOOLS),
+    ("--environment DIR/none.py:Thing", "No such file"),
+    ("--environment DIR/folder:Thing", "is a folder; give the file in it"),
+    ("--environment DIR/empty.py:Thing", "No Thing found in"),
+    ("--environment DIR/binary.py:Thing", "cannot contain null bytes"),
+    ("--environment DIR/long.py:Thing", "No Thing found in"),
+    ("--environment DIR/number.py", "or name the class: path.py:YourClass"),
+    ("--environment DIR/beside.py:Thing", "No Thing found in"),
+    ("--environment DIR/number.py:Thing", "must be a class, got a int"),
+    ("--mcp_config DIR/none.json", "No such file"),
+    ("--mcp_config DIR/folder", "is a folder; give the file in it"),
+    ("--mcp_config DIR/empty.json", "is not JSON"),
+    ("--mcp_config DIR/binary.json", "is not JSON"),
+    ("--mcp_config DIR/long.json", "the server 'a' cannot be reached"),
+    ("--tool_workers 0", "tool_workers must be at least 1, got 0"),
+    ("--tool_workers two", "must be a whole number, got 'two'"),
+    ("--tool_timeout 0", "tool_timeout must be a positive number of seconds"),
+    ("--tool_timeout soon", "must be a number, got 'soon'"),
+    ("--cache_tools perhaps", "must be true or false, got 'perhaps'"),
+    # rewards
+    ("--reward_fn DIR/none.py", "does not exist"),
+    ("--reward_fn DIR/folder", "is a folder; give the file in it"),
+    ("--reward_fn DIR/empty.py", NO_REWARD),
+    ("--reward_fn DIR/binary.py", "cannot contain null bytes"),
+    ("--reward_fn DIR/long.py", NO_REWARD),
+    ("--reward_fn DIR/syntax.py", "line 1 cannot be loaded: SyntaxError"),
+    ("--reward_fn DIR/raises.py", "RuntimeError: boom"),
+    ("--reward_fn DIR/number.py", "reward_func must be callable"),
+    ("--reward_fn DIR/signature.py", "it must take `completions` by name"),
+    ("--reward_fn DIR/needs_gold.py", "asks for 'gold', which the data does not have"),
+    ("--reward_fn DIR/signature.py --reward_function_name nope", "has no nope"),
+    ("--reward_fn ''", "--reward_fn is given without a value"),
+    ("--reward_fn DIR/good.py DIR/none.py", "none.py does not exist"),
+    ("--reward_fn DIR/good.py DIR/good.py", "two rewards have the name 'good.reward_func'"),
+    ("--reward_fn DIR/other_name.py", "It has score; choose one with --reward_function_name"),
+    ("--reward accuracy accuracy", "two rewards have the name 'accuracy'"),
+    ("--reward acuracy", "there is no built-in reward 'acuracy'"),
+    ("--reward_weights 0.5 0.5", "reward_weights has 2 numbers for 1 reward (accuracy)"),
+    ("--reward_weights half", "must be a number, got 'half'"),
+    ("--success_threshold high", "must be a number, got 'high'"),
+    # data
+    ("--dataset_id_or_path DIR/none.jsonl", "does not exist"),
+    ("--dataset_id_or_path DIR/folder", "holds no data files"),
+    ("--dataset_id_or_path DIR/empty.jsonl", "is empty (0 bytes)"),
+    ("--dataset_id_or_path DIR/empty.json", "is empty (0 bytes)"),
+    ("--dataset_id_or_path DIR/empty.csv", "is empty (0 bytes)"),
+    ("--dataset_id_or_path DIR/empty.parquet", "is empty (0 bytes)"),
+    ("--dataset_id_or_path DIR/empty.yaml", "tasks: Field required"),
+    ("--dataset_id_or_path DIR/binary.jsonl", "is a binary file, not text"),
+    ("--dataset_id_or_path DIR/binary.json", "is a binary file, not text"),
+    ("--dataset_id_or_path DIR/binary.csv", "is a binary file, not text"),
+    ("--dataset_id_or_path DIR/binary.parquet", "is not a Parquet file"),
+    ("--dataset_id_or_path DIR/binary.yaml", "is not valid YAML"),
+    ("--dataset_id_or_path DIR/long.jsonl", "line 1: the line has 10,000,030 bytes"),
+    ("--dataset_id_or_path DIR/blank.jsonl", "has no rows that can be used"),
+    ("--dataset_id_or_path DIR/no_rows.json", "has no rows that can be used"),
+    ("--dataset_id_or_path DIR/no_rows.csv", "has no rows that can be used"),
+    ("--dataset_id_or_path ''", "--dataset_id_or_path is missing"),
+    ("--dataset_id_or_path DIR/no_prompt.jsonl", "line 1: it has no 'prompt'; its columns are question, answer"),
+    ("--dataset_id_or_path DIR/no_answer.jsonl", "asks for 'answer', which the data does not have"),
+    ("--dataset_id_or_path DIR/list.jsonl", "a row must be an object with named columns"),
+    ("--dataset_id_or_path DIR/tools.jsonl", "the column 'tools' must be a list of names of loaded tools"),
+    ("--dataset_id_or_path DIR/rows.txt", "files of this kind are not read"),
+    ("--dataset_id_or_path gsm8k:DIR/rows.jsonl", "it has no text in 'question'"),
+    ("--dataset_id_or_path gsm8k:", "names no file; write gsm8k:PATH"),
+    ("--dataset_id_or_path reasoning_gym:gsm_symbolik", "the nearest are gsm_symbolic"),
+    ("--dataset_id_or_path nope", "there is no data named 'nope'"),
+    ("--dataset_split nope", "the arithmetic tasks have the splits train and heldout"),
+    ("--max_rows 0", "max_rows must be at least 1, got 0"),
+    ("--max_rows many", "must be a whole number, got 'many'"),
+    ("--skip_bad_rows perhaps", "must be true or false, got 'perhaps'"),
+    ("--eval_questions -1", "eval_questions must be at least 0, got -1"),
+    ("--eval_questions some", "must be a whole number, got 'some'"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/none.jsonl", "does not exist"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/folder", "holds no data files"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/binary.jsonl", "is a binary file, not text"),
+    ("--eval_questions 4 --eval_dataset_id_or_path DIR/empty.jsonl", "is empty (0 bytes)"),
+    (
+        "--eval_questions 4 --eval_dataset_id_or_path DIR/no_answer.jsonl",
+        "the held-out rows: reward accuracy (built in) asks for 'answer'",
+    ),
+    ("--dry_run perhaps", "must be true or false, got 'perhaps'"),
+    ("--system_prompt", "--system_prompt needs a value after it"),
+    ("--eval_questions 4 --dataset_id_or_path DIR/rows.jsonl", "give another file: --eval_dataset_id_or_path"),
+    ("--eval_questions 4 --eval_split nope", "the splits train and heldout, got 'nope'"),
+    # groups and batches
+    (
+        "--dataset_id_or_path DIR/one.jsonl --num_generations 4",
+        "has 1 row, but one step takes 2 different prompts",
+    ),
+    (
+        "--dataset_id_or_path DIR/rows.jsonl --num_generations 2 --per_device_train_batch_size 32",
+        "has 8 rows, but one step takes 16 different prompts",
+    ),
+    ("--num_generations 3", "(8) must be divisible by num_generations (3)"),
+    ("--num_generations 1", "num_generations must be at least 2"),
+    ("--num_generations 0", "num_generations must be at least 2"),
+    ("--per_device_train_batch_size 0", "per_device_train_batch_size must be at least 1, got 0"),
+    # episodes, engine, training
+    ("--max_completion_length 0", "max_completion_length must be at least 1, got 0"),
+    ("--max_grpo_completion_length -5", "max_completion_length must be at least 1, got -5"),
+    ("--max_turns 0", "max_turns must be at least 1, got 0"),
+    ("--max_turns 1.5", "must be a whole number, got '1.5'"),
+    ("--max_tool_calls -1", "max_tool_calls must be at least 0, got -1"),
+    ("--max_turn_tokens 0", "max_turn_tokens must be at least 1, got 0"),
+    ("--max_tool_response_tokens 0", "max_tool_response_tokens must be at least 1, got 0"),
+    ("--episode_timeout 0", "episode_timeout must be a positive number of seconds"),
+    ("--max_concurrent_episodes 0", "max_concurrent_episodes must be at least 1, got 0"),
+    ("--temperature -1", "temperature must be at least 0, got -1.0"),
+    ("--engine vlm", "must be one of 'auto', 'vllm_colocate'"),
+    ("--engine transformers --vllm_server_urls http://x", "vllm_server_urls is given, but engine is 'transformers'"),
+    ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
+    ('--chat_template_kwargs {"enable_thinking":false}', "has no effect here; use enable_thinking"),
+    ("--engine_retries -1", "engine_retries must be at least 0, got -1"),
+    ("--vllm_lora_sync both", "must be one of 'merge', 'adapter'"),
+    ("--vllm_kv_cache_gib 0", "vllm_kv_cache_gib must be at least 1, got 0"),
+    ("--vllm_kv_cache_gib half", "must be a whole number, got 'half'"),
+    ("--vllm_enforce_eager perhaps", "must be true or false, got 'perhaps'"),
+    ("--prefix_sharing maybe", "must be one of 'auto', 'on', 'off'"),
+    ("--max_tokens_per_pass 0", "max_tokens_per_pass must be a positive number"),
+    ("--learning_rate fast", "--learning_rate must be a number, got 'fast'"),
+    ("--beta -0.1", "beta must be at least 0, got -0.1"),
+    ("--enable_thinking sometimes", "must be true or false, got 'sometimes'"),
+    ("--dtype float12", "must be one of 'auto', 'bfloat16'"),
+    ("--lora_r 8", "lora_r is given, but not use_peft"),
+    ("--output_dir DIR/plain", "cannot be a folder to write to"),
+    ("--record_episodes perhaps", "must be true or false"),
+    ("--max_step 3", "the nearest known flag is --max_steps"),
+    ("--max_steps", "--max_steps needs a value after it"),
+    ("stray", "'stray' belongs to no flag"),
+]
+
+MODELS: list[tuple[str, str]] = [
+    ("--model_name_or_path ''", "--model_name_or_path is missing"),
+    ("--model_name_or_path ./no_such_model", "there is no such folder"),
+    ("--model_name_or_path DIR/folder", "is a folder without config.json"),
+    ("--model_name_or_path DIR/plain", "is a file; give the folder"),
+    ("--model_name_or_path DIR/broken_model", "no tokenizer could be loaded from"),
+]
+
+
+@pytest.fixture(scope="module")
+def wrong_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wrong")
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / "folder").mkdir()
+    (folder / "broken_model").mkdir()
+    (folder / "broken_model" / "config.json").write_text("{")
+    return folder
+
+
+def arguments(text: str, folder: Path) -> list[str]:
+    given = ["" if part == "''" else part.replace("DIR", str(folder)) for part in text.split()]
+    defaults = {
+        **{"--model_name_or_path": "nano", "--dataset_id_or_path": "arithmetic", "--reward": "accuracy"},
+        **{"--output_dir": str(folder / "out"), "--per_device_train_batch_size": "8", "--use_cpu": "true"},
+    }
+    return [*given, *(part for flag, value in defaults.items() if flag not in given for part in (flag, value))]
+
+
+def load(text: str, folder: Path) -> TrainingRun:
+    """Everything before the model."""
+    script, config, model = parse_arguments(arguments(text, folder))
+    run = TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0)
+    rows = run.parts.training_rows()
+    heldout = run.parts.heldout_rows()
+    tools = run.parts.toolbox()
+    try:
+        run.parts.check(rows, tools, run.parts.rewards(), heldout)
+    finally:
+        if tools is not None:
+            tools.close()
+    return run
+
+
+@pytest.mark.parametrize(("flags", "says"), TABLE, ids=[flags.replace("DIR/", "") for flags, _ in TABLE])
+def test_a_mistake_is_one_clear_error(wrong_files: Path, flags: str, says: str) -> None:
+    with pytest.raises(ToolGRPOError) as caught:
+        load(flags, wrong_files)
+    message = str(caught.value)
+    assert says in message
+    assert len(message) < 2000, "10 MB of somebody's file are no message"
+
+
+@pytest.mark.parametrize(("flags", "says"), MODELS, ids=[flags.replace("DIR/", "") for flags, _ in MODELS])
+def test_the_model_flag(wrong_files: Path, flags: str, says: str) -> None:
+    with pytest.raises(ToolGRPOError) as caught:
+        run = load(flags, wrong_files)
+        run.parts.trainer(
+            run.parts.model_path(str(run.parts.model.model_name_or_path)),
+            reward_funcs=run.parts.rewards(),
+            train_dataset=run.parts.training_rows(),
+        )
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--dataset_id_or_path DIR/one.jsonl",  # one row, and a group takes the whole batch
+        "--dataset_id_or_path DIR/rows.jsonl --num_generations 32 --per_device_train_batch_size 32",  # a group > the data
+        "--dataset_id_or_path DIR/no_answer.jsonl --reward tool_use",
+        "--max_rows 1",
+    ],
+)
+def test_what_only_looks_wrong_is_taken(wrong_files: Path, flags: str) -> None:
+    load(flags, wrong_files)
+
+
+EVALUATION: list[tuple[str, str]] = [
+    ("--samples 0", "samples must be at least 1, got 0"),
+    ("--samples many", "must be a whole number, got 'many'"),
+    ("--samples 4 --ks 8", "ks must lie between 1 and samples (4), got 8"),
+    ("--baseline ''", "--baseline is given without a value"),
+    ("--report DIR/folder", "is a folder; give the file to write"),
+    ("--report DIR/plain/in/a/file.json", "cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("flags", "says"), EVALUATION, ids=[flags.replace("DIR/", "") for flags, _ in EVALUATION])
+def test_the_flags_of_the_evaluation(wrong_files: Path, flags: str, says: str) -> None:
+    with pytest.raises(ToolGRPOError) as caught:
+        parse_evaluation_arguments(arguments(flags, wrong_files))
+    assert says in str(caught.value)
+
+
+def test_no_flag_of_ours_was_left_out() -> None:
+    trls = {field.name for field in dataclasses.fields(GRPOConfig)}
+    ours = {field.name for kind in (ScriptArguments, EvaluationArguments) for field in dataclasses.fields(kind)}
+    ours |= {field.name for field in dataclasses.fields(ToolGRPOConfig)} - trls
+    tried = {word[2:] for flags, _ in [*TABLE, *MODELS, *EVALUATION] for word in flags.split() if word.startswith("--")}
+    assert (ours | {"config", "model_name_or_path", "output_dir", *ALIASES}) - tried == set()

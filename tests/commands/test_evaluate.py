@@ -1,0 +1,123 @@
+"""The evaluation command on nano: two models, real tools, real episodes, no gradients."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.observe.recorder import read_episodes
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+NANO = ("--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--use_cpu", "true")
+
+
+@pytest.fixture(scope="module")
+def nano() -> Path:
+    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=1500)
+    from toolgrpo.models.nano import ensure_nano
+
+    return ensure_nano()
+
+
+@pytest.fixture(scope="module")
+def adapter(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter that spoils nano: with noise in every projection it can answer nothing."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(nano), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.mul_(20)
+    folder = tmp_path_factory.mktemp("models") / "adapter"
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(nano).save_pretrained(folder)
+    return folder
+
+
+def evaluate(folder: Path, *flags: str) -> tuple[Any, str]:
+    arguments = parse_evaluation_arguments([*NANO, "--output_dir", str(folder), *flags])
+    shown = io.StringIO()
+    comparison = EvaluationRun(*arguments, Terminal(None, shown, quiet=False)).run()
+    return comparison, shown.getvalue()
+
+
+def test_a_model_and_a_spoilt_one_side_by_side(
+    nano: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    flags = ("--eval_questions", "12", "--samples", "3", "--ks", "1", "3", "--baseline", str(adapter))
+    comparison, shown = evaluate(tmp_path, *flags)
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found == json.loads(json.dumps(comparison.as_json()))
+    assert (found["questions"], found["samples"], found["data"]) == (12, 3, "arithmetic")
+    assert found["baseline"]["pass@3"]["value"] == 0.0 < found["model"]["pass@3"]["value"]
+    assert set(found["difference"]) == {"pass@1", "pass@3", "maj@3"}
+    assert {"add", "multiply"} & set(found["model"]["tools"])
+    assert all(name in shown for name in ("pass@1", "maj@3", "difference", "calls an episode"))
+    episodes = read_episodes(tmp_path / "model" / "episodes.jsonl")
+    assert len(episodes) == 36 and {episode["mode"] for episode in episodes} == {"eval"}
+    successes = sum(episode.success for episode in comparison.model.episodes)
+    assert found["model"]["pass@1"]["value"] == pytest.approx(successes / 36)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--samples", "0"], "samples must be at least 1, got 0"),
+        (["--samples", "4", "--ks", "8"], r"ks must lie between 1 and samples \(4\), got 8"),
+        (["--baselin", "nano"], "the nearest known flag is --baseline"),
+    ],
+)
+def test_a_mistake_is_one_clear_error(tmp_path: Path, flags: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_evaluation_arguments(["--config", str(ROOT / NANO[1]), "--output_dir", str(tmp_path), *flags])
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ModelError, match=r"is a folder without config\.json"):
+        evaluate(tmp_path / "out", "--eval_questions", "2", "--model_name_or_path", str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launch_file", "more"),
+    [("cpu", ()), ("cpu_ddp", ("--ddp_backend", "gloo", "--engine", "transformers"))],
+    ids=["one process", "two processes that share 9 questions"],
+)
+def test_the_command_itself(nano: Path, tmp_path: Path, launch_file: str, more: tuple[str, ...]) -> None:
+    """From the shell, with the engine that the machine has; `python -m json.tool` reads the report."""
+    file = f"recipes/accelerate/{launch_file}.yaml"
+    launch = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", file)
+    flags = ("--eval_questions", "9", "--samples", "2", "--baseline", "nano", "--output_dir", str(tmp_path), *more)
+    done = subprocess.run(
+        [*launch, "recipes/evaluate.py", "--config", "recipes/configs/nano.yaml", *flags],
+        cwd=ROOT,
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pass@2" in done.stdout and "Warning" not in done.stdout + done.stderr
+    report = tmp_path / "evaluation.json"
+    subprocess.run([sys.executable, "-m", "json.tool", str(report), os.devnull], check=True)
+    found = json.loads(report.read_text())
+    assert found["questions"] == 9
+    assert abs(found["difference"]["pass@1"]["value"]) < 0.5, "the same model twice"

@@ -1,0 +1,34 @@
+"""Which modules LoRA adapts when the user names none: every projection of attention and MLP, in each model family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from toolgrpo.commands.parts import LORA_TARGETS
+
+SMALL = {
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "granite", "cohere2", "smollm3")},
+    **{name: {} for name in ("phi3", "glm4", "olmo2")},
+    "deepseek_v3": {
+        **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        **{"first_k_dense_replace": 1, "num_key_value_heads": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_projection_is_adapted(family: str) -> None:
+    config = AutoConfig.for_model(family, **{**SMALL, **FAMILIES[family]})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    projections = {name.rpartition(".")[2] for name in linear if ".layers." in name}
+    assert projections and projections <= set(LORA_TARGETS), projections - set(LORA_TARGETS)

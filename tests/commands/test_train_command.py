@@ -1,0 +1,151 @@
+"""The one command, as a user starts it: real accelerate, real vLLM, real nano, real tool workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.observe.recorder import read_episodes
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 1200
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S + 600)]
+SHORT = ["--max_steps", "2", "--eval_questions", "16", "--per_device_train_batch_size", "16"]
+
+# Runs in every Python process of the command: writes down each address that is not this machine.
+WATCH = """
+import os, sys
+
+def _watch(event, args):
+    if event == "socket.connect":
+        address = args[1]
+        if isinstance(address, tuple) and not str(address[0]).startswith(("127.", "::1", "localhost")):
+            open(os.environ["NETWORK_LOG"], "a").write(f"connect {address}\\n")
+    elif event == "socket.getaddrinfo" and args[0] not in (None, "", "localhost", "127.0.0.1", os.uname().nodename):
+        open(os.environ["NETWORK_LOG"], "a").write(f"look up {args[0]}\\n")
+
+sys.addaudithook(_watch)
+"""
+
+
+def command(folder: Path, *extra: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu.yaml"),
+        *("recipes/train.py", "--config", "recipes/configs/nano.yaml", "--output_dir", str(folder), *extra),
+    ]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    (folder / "watch").mkdir(parents=True, exist_ok=True)
+    (folder / "watch" / "sitecustomize.py").write_text(WATCH)
+    return {**os.environ, "PYTHONPATH": str(folder / "watch"), "NETWORK_LOG": str(folder / "network.txt")}
+
+
+def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder / "out", *extra),
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def nano() -> Path:
+    """Built once per machine, as a user's first run would: in a process of its own."""
+    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=TIMEOUT_S)
+    from toolgrpo.models.nano import ensure_nano
+
+    return ensure_nano()
+
+
+@pytest.fixture(scope="module")
+def trained(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    folder = tmp_path_factory.mktemp("train")
+    return run(folder, *SHORT), folder
+
+
+def test_it_trains_and_shows_what_a_person_wants_to_see(
+    trained: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, folder = trained
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    engine = "vllm_colocate" if vllm_available() else "transformers"
+    for text in (
+        "add(a: integer, b: integer)",
+        f"engine    {engine} (",
+        "step 2/2",
+        "held-out success",
+        "s each (rollout",
+    ):
+        assert text in shown
+    for noise in ("WARNING", "Warning", "INFO", "%|"):
+        assert noise not in shown + done.stderr, "library output belongs in the log"
+    assert (folder / "out" / "train.log").read_text().count("reward") > 0
+
+
+def test_what_it_says_it_wrote_is_there(trained: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _, folder = trained
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert summary["before"]["greedy"]["n"] == 16 and summary["steps"] == 2
+    model = AutoModelForCausalLM.from_pretrained(summary["model"])
+    assert len(AutoTokenizer.from_pretrained(summary["model"])) <= model.config.vocab_size
+    episodes = read_episodes(Path(summary["episodes"]))
+    assert len(episodes) == 32
+    assert all(len(e["ids"]) == len(e["mask"]) == len(e["logprobs"]) for e in episodes)
+    assert any(e["turns"][0]["results"] for e in episodes), "some episode called a tool"
+
+
+def test_it_talks_to_no_other_machine(trained: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    _, folder = trained
+    log = folder / "network.txt"
+    assert not log.exists(), f"the run reached out: {log.read_text()}"
+
+
+def test_a_dry_run_checks_everything_and_stops(nano: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, *SHORT, "--dry_run", "--engine", "transformers")
+    assert done.returncode == 0, done.stderr
+    assert "dry run: everything was loaded and checked" in done.stdout and "step 1/2" not in done.stdout
+    assert "engine    transformers (asked for)" in done.stdout
+
+
+def test_an_error_is_one_paragraph(tmp_path: Path) -> None:
+    done = run(tmp_path, "--max_step", "2")
+    assert done.returncode != 0
+    ours = done.stderr.split("Traceback")[0]  # what follows is accelerate's own, about its child's exit status
+    assert "ConfigError" in ours and "max_steps" in ours
+
+
+def test_a_killed_run_can_be_started_again_at_once(nano: Path, tmp_path: Path) -> None:
+    arguments = [*SHORT, "--engine", "transformers", "--max_steps", "200"]
+    first = subprocess.Popen(
+        command(tmp_path / "out", *arguments),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert first.stdout is not None
+    deadline = time.monotonic() + TIMEOUT_S
+    while "step 1/" not in (line := first.stdout.readline()):
+        assert line and time.monotonic() < deadline, "the first run never trained"
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait(timeout=120)
+    again = run(tmp_path, *SHORT, "--engine", "transformers")
+    assert again.returncode == 0, again.stderr
+    assert "step 2/2" in again.stdout

@@ -1,0 +1,128 @@
+"""What the command loads and says before the first step (every bad input is in test_bad_input.py)."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.train import TrainingRun, parse_arguments
+from toolgrpo.errors import ConfigError, DataError, RewardError
+
+TOOLS = "tools_funcs/math_tools.py"
+GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
+
+
+def load(folder: Path, *flags: str) -> str:
+    """Everything up to the trainer; what was said on the terminal."""
+    defaults = {"--model_name_or_path": "nano", "--dataset_id_or_path": "arithmetic", "--reward": "accuracy"}
+    given = set(flags)
+    base = [part for flag, value in defaults.items() if flag not in given for part in (flag, value)]
+    script, config, model = parse_arguments([*base, "--output_dir", str(folder / "out"), *flags])
+    shown = io.StringIO()
+    run = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0)
+    rows = run.parts.training_rows()
+    tools = run.parts.toolbox()
+    try:
+        run.parts.check(rows, tools, run.parts.rewards())
+    finally:
+        if tools is not None:
+            tools.close()
+    return shown.getvalue()
+
+
+def test_a_reward_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no reward is given"):
+        parse_arguments(
+            ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)]
+        )
+
+
+def test_an_environment_brings_its_own_reward(tmp_path: Path) -> None:
+    script, _, _ = parse_arguments(
+        [
+            *("--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)),
+            *("--environment", "counter.py:Counter"),
+        ]
+    )
+    assert script.reward == ["environment"]
+
+
+def test_an_unknown_key_of_a_config_file_names_the_nearest(tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("training:\n  lerning_rate: 1.0e-5\n")
+    with pytest.raises(ConfigError, match="learning_rate"):
+        load(tmp_path, "--config", str(config))
+
+
+def test_what_was_loaded_is_said(tmp_path: Path) -> None:
+    shown = load(tmp_path, "--tools_script", TOOLS)
+    assert "add(a: integer, b: integer), subtract(a: integer, b: integer)" in shown and TOOLS in shown
+
+
+def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
+    rows = tmp_path / "data.jsonl"
+    rows.write_text('{"prompt": "1+1?", "answer": "2"}\nnot json\n' + '{"prompt": "2+2?", "answer": "4"}\n' * 8)
+    with pytest.raises(DataError, match=r"data\.jsonl"):
+        load(tmp_path, "--dataset_id_or_path", str(rows))
+    assert "1 bad row was skipped" in load(tmp_path, "--dataset_id_or_path", str(rows), "--skip_bad_rows")
+
+
+def test_fewer_rows_than_one_step_needs(tmp_path: Path) -> None:
+    rows = tmp_path / "data.jsonl"
+    rows.write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    with pytest.raises(DataError, match="has 1 row, but one step takes 2 different prompts"):
+        load(
+            tmp_path,
+            *("--dataset_id_or_path", str(rows), "--per_device_train_batch_size", "8", "--num_generations", "4"),
+        )
+
+
+def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "my_reward.py").write_text(GOOD_REWARD)
+    (tmp_path / "my_tools.py").write_text(
+        'def twice(x: int) -> int:\n    """Double.\n\n    Args:\n        x: A number.\n    """\n    return 2 * x\n\n'
+        "TOOL_FUNCTIONS = [twice]\n"
+    )
+    shown = load(
+        tmp_path, "--tools_script", str(tmp_path / "my_tools.py"), "--reward_fn", str(tmp_path / "my_reward.py")
+    )
+    assert "twice(x: integer)" in shown
+    assert f"reward    accuracy: built in\nreward    reward_func: {tmp_path / 'my_reward.py'}\n" in shown
+
+
+def test_several_reward_files_have_names_of_their_own(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("style.py", "length.py")]
+    for path in paths:
+        Path(path).write_text(GOOD_REWARD)
+    shown = load(tmp_path, "--reward_fn", *paths, "--reward_weights", "1", "0.5", "0.25")
+    assert "reward    style.reward_func: " in shown and "reward    length.reward_func: " in shown
+    config = tmp_path / "one.yaml"
+    config.write_text(f"reward:\n  reward_fn: {paths[0]}\n")
+    assert "reward    reward_func: " in load(tmp_path, "--config", str(config))
+
+
+def mixture(folder: Path, *tasks: str) -> str:
+    (folder / "rows.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n' * 8)
+    path = folder / "mixture.yaml"
+    path.write_text("tasks:\n" + "".join(f"- {{data: {folder / 'rows.jsonl'}, {task}}}\n" for task in tasks))
+    return str(path)
+
+
+def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path: Path) -> None:
+    flags = ("--reward", "by_task", "--dataset_id_or_path")
+    with pytest.raises(ConfigError, match="there is no built-in reward 'gsm9k'"):
+        load(tmp_path, *flags, mixture(tmp_path, "reward: gsm9k"))
+    with pytest.raises(RewardError, match="some rows name no reward"):
+        load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "name: other"))
+    (tmp_path / "needs.py").write_text("def reward_func(completions, gold): return [0.0] * len(completions)\n")
+    with pytest.raises(RewardError, match="asks for 'gold'"):
+        load(tmp_path, *flags, mixture(tmp_path, f"reward: {tmp_path / 'needs.py'}"))
+
+
+def test_a_dry_run_checks_gold_answers_with_each_tasks_own_reward(tmp_path: Path) -> None:
+    flags = ("--dry_run", "--reward", "by_task", "--dataset_id_or_path")
+    shown = load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "reward: tool_use"))
+    assert "by_task: built in; the gold answers of 8 rows score full marks" in shown

@@ -1,0 +1,202 @@
+"""Rows from every kind of source, and what is said about bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.data import BadRows, check_gold, load_tasks
+from toolgrpo.errors import DataError
+from toolgrpo.rewards import get_reward
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED = REPOSITORY.parent / "shared" / "data"
+GOOD = {"prompt": "2+2?", "answer": "4"}
+
+
+def jsonl(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def shared(name: str) -> Path:
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"the real rows of {name} are not on this machine")
+    return path
+
+
+def test_a_row_comes_back_with_every_value_as_it_was(tmp_path: Path) -> None:
+    rows = [
+        {**GOOD, "level": 1, "tags": ["a"], "meta": {"k": 1}, "mixed": 1, "rate": 0.5, "flag": True},
+        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}], "answer": 5,
+         "level": 2, "tags": [], "meta": {"other": [1, "x"]}, "mixed": "one", "rate": 1.5, "flag": False, "late": [2**40, "x"]},
+    ]  # fmt: skip
+    first, second = load_tasks(jsonl(tmp_path / "d.jsonl", *rows))
+    assert first == {**rows[0], "prompt": [{"role": "user", "content": "2+2?"}], "late": None}
+    assert second == {**rows[1], "answer": "5"}
+
+
+def test_an_integer_that_datasets_cannot_read_back_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="an integer of more than 64 bits; write it as text"):
+        load_tasks(jsonl(tmp_path / "d.jsonl", {**GOOD, "n": 2**70}))
+    assert load_tasks(jsonl(tmp_path / "d.jsonl", {**GOOD, "n": {"k": "9" * 30}}))[0]["n"] == {"k": "9" * 30}
+
+
+def test_the_same_rows_from_every_kind_of_file(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"prompt": "a, b", "answer": "1"}, {"prompt": "c\nd", "answer": "2"}]
+    jsonl(tmp_path / "d.jsonl", *rows)
+    (tmp_path / "d.json").write_text(json.dumps(rows))
+    (tmp_path / "d.csv").write_text('prompt,answer\n"a, b",1\n"c\nd",2\n')
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    wanted = [{"prompt": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in rows]
+    for suffix in ("jsonl", "json", "csv", "parquet"):
+        assert list(load_tasks(tmp_path / f"d.{suffix}")) == wanted, suffix
+    assert load_tasks(tmp_path / "d.jsonl", limit=1).num_rows == 1
+
+
+def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", GOOD, GOOD)
+    jsonl(tmp_path / "test-00000-of-00001.jsonl", GOOD)
+    assert [len(load_tasks(tmp_path, split=split)) for split in ("train", "test")] == [2, 1]
+    with pytest.raises(DataError, match=r"no split 'heldout'.*it holds test-00000-of-00001.jsonl, train.jsonl"):
+        load_tasks(tmp_path, split="heldout")
+    with pytest.raises(DataError, match=r"is one file and has no split 'heldout'.*--eval_dataset_id_or_path"):
+        load_tasks(tmp_path / "train.jsonl", split="heldout")
+
+
+def test_a_folder_in_an_original_format(tmp_path: Path) -> None:
+    """As a clone of the hub's repository has it: a folder for each configuration."""
+    for config in ("main", "socratic"):
+        (tmp_path / config).mkdir()
+        jsonl(tmp_path / config / "train.jsonl", {"question": "1+1?", "answer": "1+1=2\n#### 2"})
+    assert load_tasks(f"gsm8k:{tmp_path / 'main'}")[0]["answer"] == "2"
+    with pytest.raises(DataError, match=r"has the split 'train' more than once, in main, socratic; give one of these"):
+        load_tasks(f"gsm8k:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("{", "it is not valid JSON: .* at column 1"),
+        ("[1]", "a row must be an object .* this is a list"),
+        ({"question": "x", "answer": "1"}, "it has no 'prompt'; its columns are question, answer"),
+        ({"prompt": "  ", "answer": "1"}, "the prompt is empty"),
+        ({"prompt": [], "answer": "1"}, "empty list of messages"),
+        ({"prompt": 3, "answer": "1"}, "must be text or a list of messages, not int '3'"),
+        ({"prompt": [{"role": "robot", "content": "x"}], "answer": "1"}, "has the role 'robot'"),
+        ({"prompt": [{"role": "user", "content": [1]}], "answer": "1"}, "must be text, not list"),
+        ({"prompt": [{"role": "assistant", "content": "x"}], "answer": "1"}, "ends with an assistant message"),
+        ({"prompt": "x", "answer": None}, "must be text or a number, not null"),
+        ({"prompt": "x", "answer": [1]}, "must be text or a number, not list"),
+        ({"prompt": "x", "answer": ""}, "the answer is empty"),
+        ({"prompt": "x"}, "it has no 'answer', although the rows before it have one"),
+        ({"prompt": "\ud800", "answer": "1"}, "lone surrogate"),
+        ({"prompt": "x", "answer": "1", "completions": 1}, "'completions' is taken by the trainer"),
+        ('{"prompt": "' + "x" * 10_000_000 + '"}', "the line has 10,000,0.. bytes"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_line_and_fault_or_counted(tmp_path: Path, row: Any, problem: str) -> None:
+    path = jsonl(tmp_path / "d.jsonl", GOOD, "", row, GOOD)
+    with pytest.raises(DataError, match=f"d.jsonl, line 3: .*{problem}.*--skip_bad_rows"):
+        load_tasks(path)
+    bad = BadRows()
+    assert len(load_tasks(path, on_bad_row=bad.add)) == 2
+    assert bad.count == 1 and "1 bad row was skipped:\n" in bad.summary() and "line 3" in bad.summary()
+
+
+def test_files_that_are_no_data(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    (tmp_path / "binary.jsonl").write_bytes(b"\x7fELF\0\0\0")
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "object.json").write_text("{}")
+    (tmp_path / "fake.parquet").write_text("x")
+    (tmp_path / "ragged.csv").write_text("prompt,answer\na\n")
+    (tmp_path / "folder").mkdir()
+    for name, problem in [
+        ("empty.jsonl", "is empty"),
+        ("blank.jsonl", "no rows that can be used"),
+        ("binary.jsonl", "is a binary file"),
+        ("notes.txt", "files of this kind are not read"),
+        ("object.json", "must hold a list of rows"),
+        ("fake.parquet", "is not a Parquet file"),
+        ("ragged.csv", "line 2: it does not have the 2 cells"),
+        ("folder", "holds no data files"),
+        ("none.jsonl", "does not exist"),
+    ]:
+        with pytest.raises(DataError, match=problem):
+            load_tasks(tmp_path / name)
+
+
+def test_specs_that_name_nothing() -> None:
+    for spec, problem in [
+        ("gsm9k", "there is no data named 'gsm9k'"),
+        ("reasoning_gym:", "write reasoning_gym:NAME"),
+        ("reasoning_gym:basic_arithmetic:many", "write reasoning_gym:NAME"),
+    ]:
+        with pytest.raises(DataError, match=problem):
+            load_tasks(spec)
+    with pytest.raises(DataError, match="has the splits train, test, heldout, got 'dev'"):
+        load_tasks("gsm8k", split="dev")
+    with pytest.raises(DataError, match="limit of rows must be at least 1"):
+        load_tasks("arithmetic", limit=0)
+
+
+def test_the_embedded_tasks() -> None:
+    assert list(load_tasks("arithmetic", limit=3)) == list(load_tasks("embedded", limit=3))
+    rows = load_tasks("arithmetic", split="heldout", limit=20)
+    assert check_gold(rows, get_reward("accuracy")) == 20
+
+
+def test_real_gsm8k_rows_and_our_own() -> None:
+    for path, n in [(shared("gsm8k_train_40.jsonl"), 40), (REPOSITORY / "recipes/data/gsm8k_30.jsonl", 30)]:
+        rows = load_tasks(f"gsm8k:{path}")
+        assert len(rows) == n and check_gold(rows, get_reward("gsm8k")) == n
+        assert all(row["answer"] == row["solution"].rpartition("####")[2].strip().replace(",", "") for row in rows)
+
+
+@pytest.mark.parametrize(("name", "n"), [("mbpp_full_10.jsonl", 10), ("mbpp_sanitized_30.jsonl", 30)])
+def test_real_mbpp_rows(name: str, n: int) -> None:
+    rows = load_tasks(f"mbpp:{shared(name)}")
+    assert len(rows) == n
+    for row in rows:
+        prompt = row["prompt"][0]["content"]
+        assert row["tests"][0].strip() in prompt and row["tests"][1] not in prompt
+        compile(row["answer"], "answer", "exec")
+
+
+def test_aime_rows_of_both_shapes(tmp_path: Path) -> None:
+    path = jsonl(
+        tmp_path / "aime.jsonl",
+        {"id": 1, "problem": "p", "solution": "s", "answer": "073", "url": "u"},
+        {"input": "q", "output": 204},
+    )
+    rows = load_tasks(f"aime:{path}")
+    assert [row["answer"] for row in rows] == ["73", "204"] and check_gold(rows, get_reward("math")) == 2
+    with pytest.raises(DataError, match=r"line 1: the answer must be an integer from 0 to 999.*'1000'"):
+        load_tasks(f"aime:{jsonl(tmp_path / 'bad.jsonl', {'problem': 'p', 'answer': 1000})}")
+
+
+def test_reasoning_gym_tasks_hold_out_other_questions() -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    train = load_tasks("reasoning_gym:basic_arithmetic:20:1")
+    heldout = load_tasks("reasoning_gym:basic_arithmetic:20:1", split="heldout")
+    assert not {str(row["prompt"]) for row in train} & {str(row["prompt"]) for row in heldout}
+    assert check_gold(train, get_reward("reasoning_gym")) == 20
+    with pytest.raises(DataError, match="no task 'basic_arithmetics'; the nearest are basic_arithmetic"):
+        load_tasks("reasoning_gym:basic_arithmetics")
+
+
+def test_an_answer_that_its_own_reward_refuses_is_found() -> None:
+    rows = [{"prompt": "x", "answer": "2 or 3/0"}, {"prompt": "x", "answer": "+"}]
+    assert check_gold(rows[:1], get_reward("gsm8k")) == 1
+    with pytest.raises(DataError, match=r"row 1: its own answer ' ' scores 0"):
+        check_gold([*rows[:1], {"prompt": "x", "answer": " "}], get_reward("exact_match"))
+    assert check_gold(rows, get_reward("tool_use")) is None

@@ -1,0 +1,380 @@
+"""The same cases over every engine: scripted, transformers, a real vLLM server, and vLLM in this process.
+
+All real ones hold `tiny_qwen3(0)` in fp32, so that what they draw can be checked against the model itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.sampling import processed_logprobs
+from toolgrpo.errors import EngineError
+from toolgrpo.testing import ScriptedEngine
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(1200)]
+MAX_MODEL_LEN = 512
+GREEDY = SamplingOptions(temperature=0.0)
+VOCABULARY = 320
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    engine: Engine
+    model: Any  # what it draws from; None for the scripted one
+    open_requests: Callable[[], int] | None  # as the thing that decodes sees them; None where only a server knows
+
+
+def _scripted(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    def script(asked: SampleRequest, number: int) -> list[int]:
+        return [(sum(asked.ids) * 31 + 7 * n) % VOCABULARY for n in range(asked.max_tokens)]
+
+    engine = ScriptedEngine(script, max_model_len=MAX_MODEL_LEN, step_s=0.004)
+    yield Subject(engine, None, lambda: engine.open_requests)
+
+
+def _transformers(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    from toolgrpo.engines.transformers import TransformersEngine
+
+    model = request.getfixturevalue("tiny_qwen3")(0)
+    engine = TransformersEngine(lambda: model, max_model_len=MAX_MODEL_LEN)
+
+    def open_requests() -> int:
+        return 0 if engine._run is None else len(engine._run._wave)
+
+    yield Subject(engine, model, open_requests)
+
+
+def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    from toolgrpo.engines.server_weights import DiskWeights
+    from toolgrpo.engines.vllm_server import VLLMServerEngine
+
+    url = request.getfixturevalue("vllm_server").url
+    folder = request.getfixturevalue("tmp_path_factory").mktemp("weights")
+    engine = VLLMServerEngine([url], weights=DiskWeights(folder))
+
+    yield Subject(engine, request.getfixturevalue("tiny_qwen3")(0), None)
+    engine.shutdown()
+
+
+def _vllm_colocate(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+    from toolgrpo.engines.vllm_seam import VLLMOptions, start_vllm
+
+    model = request.getfixturevalue("tiny_qwen3")(0)
+    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    vllm = start_vllm(config, VLLMOptions(dtype=torch.float32, max_model_len=MAX_MODEL_LEN))
+    engine = VLLMColocateEngine(vllm)
+    yield Subject(engine, model, lambda: int(vllm.has_work))
+    engine.shutdown()
+
+
+MAKERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Subject]]] = {
+    "scripted": _scripted,
+    "transformers": _transformers,
+    "vllm_colocate": _vllm_colocate,
+    "vllm_server": _vllm_server,
+}
+REAL = [
+    "transformers",
+    pytest.param("vllm_colocate", marks=pytest.mark.vllm),
+    pytest.param("vllm_server", marks=pytest.mark.vllm),
+]
+
+
+@pytest.fixture(scope="module")
+def subjects(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Subject]]:
+    """Each engine is started once, when it is first asked for."""
+    running: dict[str, tuple[Subject, Iterator[Subject]]] = {}
+
+    def get(name: str) -> Subject:
+        if name not in running:
+            if name.startswith("vllm"):
+                pytest.importorskip("vllm", reason="vLLM is not installed")
+            maker = MAKERS[name](request)
+            subject = next(maker)
+            if subject.model is not None:
+                subject.engine.load_weights(subject.model.named_parameters())
+            running[name] = subject, maker
+        return running[name][0]
+
+    yield get
+    for _, maker in running.values():
+        assert next(maker, None) is None  # runs what stands after its yield
+
+
+@pytest.fixture(params=["scripted", *REAL])
+def subject(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> Subject:
+    return subjects(request.param)
+
+
+@pytest.fixture(params=REAL)
+def real(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> Subject:
+    return subjects(request.param)
+
+
+def ask(ids=(11, 12, 13), max_tokens=12, stop_ids=(), options=GREEDY, seed=None) -> SampleRequest:
+    return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=stop_ids, options=options, seed=seed)
+
+
+def during_a_rollout(engine: Engine, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Each call is a rollout with an event loop of its own, as in training."""
+
+    async def main() -> Any:
+        await engine.open()
+        try:
+            async with asyncio.timeout(600):
+                return await work()
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def sample_all(engine: Engine, *requests: SampleRequest) -> list[Sample]:
+    async def work() -> list[Sample]:
+        return list(await asyncio.gather(*(engine.sample(request) for request in requests)))
+
+    return during_a_rollout(engine, work)
+
+
+def trainer_logprobs(model: Any, request: SampleRequest, sample: Sample) -> list[float]:
+    """What the trainer's own forward pass says of the sampled tokens."""
+    ids = [*request.ids, *sample.ids]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, len(request.ids) - 1 : -1]
+    seen = [ids[: len(request.ids) + n] for n in range(len(sample.ids))]
+    logprobs = processed_logprobs(logits.float(), request.options, seen)
+    return logprobs.gather(1, torch.tensor(sample.ids).unsqueeze(1))[:, 0].tolist()
+
+
+# What comes back
+
+
+def test_a_sample_has_as_many_logprobs_as_ids_and_ends_at_max_tokens(subject):
+    for sample in sample_all(subject.engine, ask(), ask(max_tokens=1), ask(ids=[5])):
+        assert sample.finish_reason is FinishReason.LENGTH
+        assert subject.engine.gives_logprobs
+        assert len(sample.logprobs) == len(sample.ids)
+        assert all(isinstance(token, int) and 0 <= token < VOCABULARY for token in sample.ids)
+        assert all(logprob <= 0 for logprob in sample.logprobs)
+    assert [len(sample.ids) for sample in sample_all(subject.engine, ask(), ask(max_tokens=1))] == [12, 1]
+
+
+def test_a_stop_token_ends_the_sample_and_is_its_last(subject):
+    (free,) = sample_all(subject.engine, ask())
+    stop = free.ids[4]
+    at = free.ids.index(stop)
+    stopped, at_the_limit, too_short = sample_all(
+        subject.engine,
+        ask(stop_ids=(stop, VOCABULARY - 1)),
+        ask(stop_ids=(stop,), max_tokens=at + 1),
+        ask(stop_ids=(stop,), max_tokens=at) if at else ask(max_tokens=1),
+    )
+    assert (stopped.ids, stopped.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
+    assert len(stopped.logprobs) == at + 1
+    assert (at_the_limit.ids, at_the_limit.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
+    assert too_short.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_token_in_the_prompt_stops_nothing(subject):
+    (free,) = sample_all(subject.engine, ask())
+    stop = next(token for token in range(VOCABULARY) if token not in free.ids)
+    (sample,) = sample_all(subject.engine, ask(ids=(11, 12, 13), stop_ids=(stop,)))
+    assert sample.ids == free.ids
+
+
+def test_only_the_stop_tokens_of_the_request_stop_it(real):
+    """What the model's config calls its end of sequence is drawn, and decoding goes on."""
+    (sample,) = sample_all(real.engine, ask())
+    assert real.model.config.eos_token_id in sample.ids[:-1]
+
+
+def test_greedy_is_the_same_alone_and_in_company(subject):
+    (alone,) = sample_all(subject.engine, ask())
+    others = [ask(ids=list(range(1, 2 + 7 * n)), max_tokens=3 + 5 * n) for n in range(6)]
+    assert sample_all(subject.engine, ask(), *others)[0].ids == alone.ids
+    assert sample_all(subject.engine, *others, ask())[-1].ids == alone.ids
+
+
+def test_a_seed_makes_a_draw_repeatable(real):
+    hot = SamplingOptions(temperature=2.0)
+    first = sample_all(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
+    again = sample_all(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
+    assert [sample.ids for sample in first] == [sample.ids for sample in again]
+    assert first[0].ids != first[1].ids
+
+
+def test_requests_without_a_seed_differ_from_each_other(real):
+    hot = SamplingOptions(temperature=2.0)
+    samples = sample_all(real.engine, *(ask(options=hot) for _ in range(8)))
+    assert len({sample.ids for sample in samples}) >= 6
+
+
+def test_the_request_is_not_changed(subject):
+    ids = [11, 12, 13]
+    sample_all(subject.engine, ask(ids=ids), ask(ids=ids))
+    assert ids == [11, 12, 13]
+
+
+# Log-probabilities and weights
+
+
+def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real):
+    rng = random.Random(0)
+
+    async def episode(number: int) -> list[tuple[SampleRequest, Sample]]:
+        options = SamplingOptions(temperature=(1.0, 0.7, 1.3)[number % 3])
+        ids, turns = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 60))], []
+        for _ in range(4):
+            request = ask(ids=tuple(ids), max_tokens=80, stop_ids=(3,), options=options)
+            turns.append((request, await real.engine.sample(request)))
+            ids += [*turns[-1][1].ids, *(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 25)))]
+        return turns
+
+    async def work() -> list[list[tuple[SampleRequest, Sample]]]:
+        return list(await asyncio.gather(*(episode(number) for number in range(48))))
+
+    n_tokens, worst = 0, 0.0
+    for request, sample in (turn for turns in during_a_rollout(real.engine, work) for turn in turns):
+        expected = trainer_logprobs(real.model, request, sample)
+        worst = max(worst, *(abs(a - b) for a, b in zip(sample.logprobs, expected, strict=True)))
+        n_tokens += len(sample.ids)
+    assert n_tokens >= 10_000
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        GREEDY,
+        SamplingOptions(top_k=5),
+        SamplingOptions(top_p=0.8),
+        SamplingOptions(min_p=0.1, temperature=1.5),
+        SamplingOptions(repetition_penalty=1.3),
+        SamplingOptions(temperature=0.8, top_k=20, top_p=0.9, min_p=0.05),
+    ],
+    ids=repr,
+)
+def test_logprobs_are_those_of_the_distribution_drawn_from(real, options):
+    requests = [ask(ids=[n + 1, 2, 3], max_tokens=20, options=options) for n in range(8)]
+    for request, sample in zip(requests, sample_all(real.engine, *requests), strict=True):
+        assert sample.logprobs == pytest.approx(trainer_logprobs(real.model, request, sample), abs=1e-4)
+
+
+def test_new_weights_take_effect_and_no_prefix_of_the_old_ones_is_left(real, tiny_qwen3):
+    request = ask(ids=list(range(100)), max_tokens=40)
+    (before,) = sample_all(real.engine, request)
+    own = {name: parameter.detach().clone() for name, parameter in real.model.named_parameters()}
+    other = dict(tiny_qwen3(1).named_parameters())
+    try:
+        replace_weights(real, other)
+        (after,) = sample_all(real.engine, request)
+        assert after.ids != before.ids
+        assert after.logprobs == pytest.approx(trainer_logprobs(real.model, request, after), abs=1e-4)
+    finally:
+        replace_weights(real, own)
+    (again,) = sample_all(real.engine, request)
+    assert again.ids == before.ids
+    assert again.logprobs == pytest.approx(before.logprobs, abs=1e-4)
+
+
+def replace_weights(subject: Subject, weights: dict[str, torch.Tensor]) -> None:
+    """As in training: the trainer's model changes, then the engine is told."""
+    with torch.no_grad():
+        for name, parameter in subject.model.named_parameters():
+            parameter.copy_(weights[name])
+    subject.engine.load_weights(subject.model.named_parameters())
+
+
+# Joining, leaving, limits
+
+MANY = 32
+
+
+async def started(engine: Engine, requests: list[SampleRequest]) -> list[asyncio.Task[Sample]]:
+    """Requests that the engine has begun to decode: it has answered one of a single token that came after them."""
+    tasks = [asyncio.create_task(engine.sample(request)) for request in requests]
+    await asyncio.sleep(0)  # each is handed over before the one of a single token
+    await engine.sample(ask(ids=[9, 9], max_tokens=1))
+    return tasks
+
+
+def test_a_short_request_joins_running_long_ones_and_ends_before_them(subject):
+    """With so many long ones that decoding them takes hundreds of times longer: a barrier answers the short one last."""
+
+    async def work() -> tuple[bool, list[Sample]]:
+        long = await started(subject.engine, [ask(ids=[n + 1], max_tokens=450) for n in range(MANY)])
+        return all(task.done() for task in long), await asyncio.gather(*long)
+
+    all_ended_first, samples = during_a_rollout(subject.engine, work)
+    assert not all_ended_first
+    assert [len(sample.ids) for sample in samples] == [450] * MANY
+
+
+def test_a_cancelled_request_leaves_the_engine_and_its_siblings_go_on(subject):
+    async def work() -> Sample:
+        long = [ask(ids=[n + 1], max_tokens=500) for n in range(MANY)]
+        *doomed, sibling = await started(subject.engine, [*long, ask(max_tokens=30)])
+        cancelled = [task for task in doomed if task.cancel()]
+        assert cancelled, "all had ended before the one of a single token"
+        outcomes = await asyncio.gather(*cancelled, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {asyncio.CancelledError}
+        sample = await sibling
+        await subject.engine.sample(ask(ids=[8], max_tokens=40))  # the doomed ones would still be decoding after it
+        if subject.open_requests is not None:  # that a server aborts them is shown in tests/e2e
+            assert subject.open_requests() == 0
+        return sample
+
+    sibling = during_a_rollout(subject.engine, work)
+    assert sibling.ids == sample_all(subject.engine, ask(max_tokens=30))[0].ids
+
+
+def test_closing_fails_what_is_open_and_leaves_nothing(subject):
+    async def main() -> list[Any]:
+        await subject.engine.open()
+        tasks = await started(subject.engine, [ask(ids=[n + 1], max_tokens=500) for n in range(MANY)])
+        still_open = [task for task in tasks if not task.done()]
+        await subject.engine.close()
+        async with asyncio.timeout(200):
+            return await asyncio.gather(*still_open, return_exceptions=True)
+
+    assert {type(outcome) for outcome in asyncio.run(main())} == {EngineError}
+    if subject.open_requests is not None:
+        assert subject.open_requests() == 0
+    assert len(sample_all(subject.engine, ask())[0].ids) == 12
+
+
+def test_the_context_window_can_be_filled_and_not_overfilled(subject):
+    engine = subject.engine
+    assert engine.max_model_len == MAX_MODEL_LEN
+    (sample,) = sample_all(engine, ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=4))
+    assert len(sample.ids) == 4
+    for too_long in (ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=5), ask(ids=[5] * MAX_MODEL_LEN, max_tokens=1)):
+        with pytest.raises(EngineError, match="512"):
+            sample_all(engine, too_long)
+
+
+@pytest.mark.parametrize("request_", [ask(ids=[]), ask(max_tokens=0)], ids=["no ids", "no tokens"])
+def test_an_impossible_request_is_refused(subject, request_):
+    with pytest.raises(EngineError):
+        sample_all(subject.engine, request_)
+
+
+def test_an_engine_that_is_not_open_says_so_and_one_is_opened_once(subject):
+    with pytest.raises(EngineError):
+        asyncio.run(subject.engine.sample(ask()))
+
+    async def work() -> None:
+        with pytest.raises(EngineError, match="already open"):
+            await subject.engine.open()
+
+    during_a_rollout(subject.engine, work)
+    asyncio.run(subject.engine.close())  # closing twice does no harm

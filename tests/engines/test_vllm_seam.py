@@ -1,0 +1,194 @@
+"""What `engines/vllm_seam.py` relies on in vLLM, shown on a real engine on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
+
+from toolgrpo.engines import vllm_seam  # noqa: E402
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
+from toolgrpo.errors import EngineError  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def started(tiny_qwen3: Any) -> Iterator[tuple[VLLMColocateEngine, Any, dict[str, Any]]]:
+    """The engine, its model, and what was true of torch around its start."""
+    model = tiny_qwen3(0)
+    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    around = {"function": torch.set_num_threads, "threads": torch.get_num_threads()}
+    options = vllm_seam.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
+    engine = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
+    around["threads after"], around["function after"] = torch.get_num_threads(), torch.set_num_threads
+    engine.load_weights(model.named_parameters())
+    yield engine, model, around
+    engine.shutdown()
+
+
+def ask(engine: VLLMColocateEngine, *requests: SampleRequest) -> list[Sample]:
+    async def main() -> list[Sample]:
+        await engine.open()
+        try:
+            return list(await asyncio.gather(*(engine.sample(request) for request in requests)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def request(n: int = 20, max_tokens: int = 24, **options: Any) -> SampleRequest:
+    return SampleRequest(
+        ids=list(range(5, 5 + n)), max_tokens=max_tokens, stop_ids=(256,), options=SamplingOptions(**options)
+    )
+
+
+def largest_difference(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> float:
+    worst = 0.0
+    for one, sample in zip(asked, samples, strict=True):
+        ids = torch.tensor([[*one.ids, *sample.ids]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(one.ids) - 1 : -1].float() / (one.options.temperature or 1.0)
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(sample.ids)[:, None])[:, 0]
+        worst = max(worst, (own - torch.tensor(sample.logprobs)).abs().max().item())
+    return worst
+
+
+def test_the_installed_vllm_is_a_tested_one(started: Any) -> None:
+    assert vllm_seam.vllm_version() in vllm_seam.TESTED_VERSIONS, (
+        "add it to TESTED_VERSIONS once all tests pass with it"
+    )
+
+
+def test_torchs_threads_are_put_back(started: Any) -> None:
+    around = started[2]
+    assert around["threads after"] == around["threads"], (
+        "vLLM changes torch's thread count; torch_threads_kept puts it back"
+    )
+    assert around["function after"] is around["function"], "vLLM replaces torch.set_num_threads on the CPU"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about the CPU")
+def test_a_prefix_is_found_again_in_small_blocks(started: Any) -> None:
+    engine = started[0]
+    assert engine._vllm._engine.vllm_config.cache_config.block_size == vllm_seam.CPU_BLOCK_SIZE, (
+        "vLLM no longer takes the block size it is asked for; its own on a CPU is 128 tokens"
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_trainers_distribution(started: Any, temperature: float) -> None:
+    engine, model, _ = started
+    asked = [request(n, temperature=temperature) for n in (1, 7, 40, 100)]
+    assert largest_difference(model, asked, ask(engine, *asked)) < 1e-4
+
+
+def test_every_weight_is_replaced_the_tied_head_too(started: Any, tiny_qwen3: Any) -> None:
+    """vLLM's reload leaves a stale packed copy of a tied head on the CPU; the seam packs it again."""
+    engine, model, _ = started
+    other = tiny_qwen3(1)
+    try:
+        engine.load_weights(other.named_parameters())
+        asked = [request(n) for n in (3, 30)]
+        samples = ask(engine, *asked)
+        assert largest_difference(other, asked, samples) < 1e-4
+        assert largest_difference(model, asked, samples) > 0.1, "the two models must differ for this to show anything"
+    finally:
+        engine.load_weights(model.named_parameters())
+
+
+def test_a_reload_forgets_cached_prefixes(started: Any, tiny_qwen3: Any) -> None:
+    engine, model, _ = started
+    asked = [request(120, max_tokens=4)]
+    ask(engine, *asked)  # fills the prefix cache
+    other = tiny_qwen3(2)
+    try:
+        engine.load_weights(other.named_parameters())
+        assert largest_difference(other, asked, ask(engine, *asked)) < 1e-4
+    finally:
+        engine.load_weights(model.named_parameters())
+
+
+async def decoding(engine: VLLMColocateEngine, n_requests: int) -> list[asyncio.Task[Sample]]:
+    """Long requests that vLLM has taken."""
+    tasks = [asyncio.create_task(engine.sample(request(max_tokens=200))) for _ in range(n_requests)]
+    while not engine._vllm.has_work:
+        await asyncio.sleep(0)
+    return tasks
+
+
+def test_a_cancelled_request_leaves_vllm(started: Any) -> None:
+    engine = started[0]
+
+    async def main() -> bool:
+        await engine.open()
+        (task,) = await decoding(engine, 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await engine.sample(request(max_tokens=20))  # the other would have 180 tokens to go after it
+        still = engine._vllm.has_work
+        await engine.close()
+        return bool(still)
+
+    assert asyncio.run(main()) is False
+
+
+def test_closing_drops_what_is_open(started: Any) -> None:
+    engine = started[0]
+
+    async def main() -> None:
+        await engine.open()
+        tasks = await decoding(engine, 3)
+        for task in tasks:
+            task.cancel()
+        await engine.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+    assert engine._vllm.has_work is False
+
+
+def test_a_request_that_cannot_fit_is_an_engine_error(started: Any) -> None:
+    with pytest.raises(EngineError, match="a request of 300 tokens"):
+        ask(started[0], request(300))
+
+
+def test_a_failing_step_reaches_every_request_and_the_next_one_works(
+    started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM caches a prefix when it schedules it: what the failed step did not compute must not be read by the next."""
+    engine, model, _ = started
+    executor = engine._vllm._engine.engine_core.engine_core.model_executor
+    works, failures = executor.execute_model, iter([RuntimeError("out of memory")])
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return works(*args, **kwargs)
+
+    monkeypatch.setattr(executor, "execute_model", fails_once)
+    asked = [request(n) for n in (200, 220)]  # longer than a block of the cache (128 tokens on the CPU)
+
+    async def main() -> tuple[list[Any], list[Sample]]:
+        await engine.open()
+        try:
+            lost = await asyncio.gather(*(engine.sample(one) for one in asked), return_exceptions=True)
+            return lost, list(await asyncio.gather(*(engine.sample(one) for one in asked)))
+        finally:
+            await engine.close()
+
+    lost, samples = asyncio.run(main())
+    assert [type(one) for one in lost] == [EngineError] * 2 and "out of memory" in str(lost[0])
+    assert largest_difference(model, asked, samples) < 1e-4
+    assert engine._vllm.has_work is False
+
+
+def test_another_version_of_vllm_is_said_in_one_sentence() -> None:
+    with pytest.warns(UserWarning, match=r"tested with vLLM 0\.31\.0; 9\.9\.9 is installed"):
+        vllm_seam.warn_if_untested("9.9.9", "is installed")

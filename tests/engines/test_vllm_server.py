@@ -1,0 +1,163 @@
+"""A real vLLM server on the CPU: killed in mid-rollout and started again, and left by its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
+from toolgrpo.engines.vllm_server import VLLMServerEngine
+
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
+
+TURNS = 5
+EPISODES = 12
+
+
+def ask(ids: list[int], max_tokens: int = 40) -> SampleRequest:
+    return SampleRequest(ids=tuple(ids), max_tokens=max_tokens, stop_ids=(), options=SamplingOptions())
+
+
+def largest_difference(model: Any, turns: list[tuple[SampleRequest, Sample]]) -> float:
+    """Between the engine's log-probabilities and those of the model, over all tokens."""
+    worst = 0.0
+    for request, sample in turns:
+        with torch.no_grad():
+            logits = model(torch.tensor([[*request.ids, *sample.ids]])).logits[0, len(request.ids) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(sample.ids).unsqueeze(1))[:, 0]
+        worst = max(worst, (expected - torch.tensor(sample.logprobs)).abs().max().item())
+    return worst
+
+
+def counted(url: str, name: str, label: str = "") -> float:
+    lines = httpx.get(f"{url}/metrics", timeout=120).text.splitlines()
+    found = [line for line in lines if line.startswith(name + "{") and label in line]
+    assert found, f"vLLM has renamed its metric {name}"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+
+def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server):
+    """A request that the server went on with would end by its length, as those do that nobody cancels.
+
+    64 requests of 500 tokens are cancelled as soon as one of a single token, sent after them, is answered. The server may
+    count later than it answers, so it is asked until it has counted all that were to end by their length.
+    """
+    engine = VLLMServerEngine([vllm_server.url])
+
+    def ended_by_length() -> float:
+        return counted(vllm_server.url, "vllm:request_success_total", 'finished_reason="length"')
+
+    def wait_for(expected: float) -> None:
+        deadline = time.monotonic() + 240
+        while (found := ended_by_length()) < expected:
+            assert time.monotonic() < deadline, f"{found} requests have ended by their length, {expected} were expected"
+            time.sleep(0.05)
+        assert found == expected
+
+    async def cancel_many() -> int:
+        await engine.open()
+        tasks = [asyncio.create_task(engine.sample(ask([n, 1], max_tokens=500))) for n in range(64)]
+        await asyncio.sleep(0)
+        await engine.sample(ask([7, 1], max_tokens=1))
+        cancelled = [task for task in tasks if task.cancel()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await engine.sample(ask([7, 1], max_tokens=500))  # as long as any of the cancelled ones would have taken
+        await engine.close()
+        return len(cancelled)
+
+    ended_before = ended_by_length()
+    n_cancelled = asyncio.run(cancel_many())
+    assert n_cancelled > 0
+    wait_for(ended_before + (64 - n_cancelled) + 2)
+
+
+def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(vllm_server, tiny_qwen3, tmp_path):
+    """Every turn of every episode is completed, and each token is drawn from the weights that were pushed."""
+    trained = tiny_qwen3(1)  # the server itself starts from tiny_qwen3(0)
+    engine = VLLMServerEngine([vllm_server.url], weights=DiskWeights(tmp_path), retry_for_s=900)
+    engine.load_weights(trained.named_parameters())
+    done: list[tuple[SampleRequest, Sample]] = []
+    turns_done_at_crash: list[int] = []
+    all_are_in_turn_2 = asyncio.Barrier(EPISODES)
+
+    def crash_and_come_back() -> None:
+        time.sleep(1)  # requests arrive at the frozen server meanwhile
+        vllm_server.kill()
+        turns_done_at_crash.append(len(done))
+        vllm_server.start()
+
+    crash = threading.Thread(target=crash_and_come_back)
+
+    async def episode(number: int) -> None:
+        rng = random.Random(number)
+        ids = [rng.randrange(320) for _ in range(20)]
+        for turn in range(TURNS):
+            request = ask(ids)
+            if turn == 2:
+                if all_are_in_turn_2.n_waiting == EPISODES - 1:
+                    vllm_server.freeze()  # no request of this turn is answered before the crash
+                    crash.start()
+                await all_are_in_turn_2.wait()
+            sample = await engine.sample(request)
+            done.append((request, sample))
+            ids = [*ids, *sample.ids, rng.randrange(320)]
+
+    async def main() -> None:
+        await engine.open()
+        async with asyncio.TaskGroup() as group:
+            for number in range(EPISODES):
+                group.create_task(episode(number))
+        await engine.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        if crash.ident is not None:
+            crash.join()
+    assert len(done) == EPISODES * TURNS
+    assert turns_done_at_crash == [2 * EPISODES]
+    assert largest_difference(trained, done) < 1e-4
+    engine.shutdown()
+
+
+@pytest.mark.slow
+def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from toolgrpo.testing.vllm_process import VLLMServerProcess
+
+    base: Path = tmp_path / "base"
+    tiny_qwen3(0).save_pretrained(base)
+    with VLLMServerProcess(
+        base, max_model_len=128, ready_timeout_s=900, extra_args=["--enable-lora", "--max-lora-rank", "8"]
+    ) as server:
+        model = get_peft_model(tiny_qwen3(0), LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
+        engine = VLLMServerEngine([server.url], weights=LoraWeights(tmp_path / "adapters", model.save_pretrained))
+        drawn: list[tuple[int, ...]] = []
+        for step in range(3):
+            torch.manual_seed(step)
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.data.normal_(std=0.3)
+            engine.load_weights(model.named_parameters())
+
+            async def main() -> list[tuple[SampleRequest, Sample]]:
+                await engine.open()
+                turns = [(one, await engine.sample(one)) for one in [ask([5, 6, 7]), ask(list(range(60)))]]
+                await engine.close()
+                return turns
+
+            turns = asyncio.run(main())
+            assert largest_difference(model, turns) < 1e-4
+            drawn.append(turns[0][1].ids)
+        assert len(set(drawn)) == 3
+        engine.shutdown()

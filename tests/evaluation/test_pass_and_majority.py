@@ -1,0 +1,126 @@
+"""pass@k, maj@k, differences, and the report made of them, against counting by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import combinations
+
+import pytest
+from rich.console import Console
+
+from toolgrpo.evaluation.measures import Answered, Difference, Share, given_answer, majority_at_k, pass_at_k, succeeded
+from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport, ToolCallFacts
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(n: int) -> None:
+    for good in range(n + 1):
+        for k in range(1, n + 1):
+            subsets = list(combinations([True] * good + [False] * (n - good), k))
+            assert pass_at_k(good, n, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_k_beyond_the_episodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="k=3, n=2"):
+        pass_at_k(1, 2, 3)
+    with pytest.raises(ValueError, match="k=3, n=2"):
+        majority_at_k([Answered("1", True)] * 2, 3)
+
+
+def votes(text: str) -> list[Answered]:
+    """`a` to `z`: a vote for that answer, a capital letter if it succeeded; `-`: no answer."""
+    return [Answered(None if c == "-" else c.lower(), c.isupper()) for c in text]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "k", "value"),
+    [
+        ("AAb", 3, 1.0),  # the majority is right
+        ("Abb", 3, 0.0),  # and wrong
+        ("Ab", 2, 0.5),  # a tie is worth the mean of the winners
+        ("A---", 4, 1.0),  # no answer, no vote
+        ("---", 3, 0.0),
+        ("AaB", 3, 0.5),  # the same answer once with and once without success (a reward that also looks at tools)
+        ("AAbbbA", 3, 0.5),  # two sets of three: AAb is right, bbA wrong
+        ("AAbb", 3, 1.0),  # one set of three; what is left over does not count
+    ],
+)
+def test_majority(episodes: str, k: int, value: float) -> None:
+    assert majority_at_k(votes(episodes), k) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("It is 1,234.50 dollars.", "2469/2"),
+        (r"So \boxed{7} and not 8", "7"),
+        ("the  Red   one", "the red one"),
+        ("", None),
+    ],
+)
+def test_answers_are_compared_by_what_they_mean(said: str, answer: str | None) -> None:
+    assert given_answer([{"role": "assistant", "content": said}]) == answer
+
+
+def test_a_difference_has_newcombes_interval() -> None:
+    difference = Difference(Share(48 / 80, 80), Share(56 / 70, 70))  # Newcombe 1998b, table II (a), method 10
+    assert difference.value == pytest.approx(0.2)
+    assert difference.interval == pytest.approx((0.0524, 0.3339), abs=1e-4)
+
+
+def test_the_embedded_task_is_judged_more_strictly_than_by_its_reward() -> None:
+    assert succeeded([], [], [1.0], spec="data.jsonl", threshold=1.0) == [True]
+    assert succeeded([], [], [0.9], spec="data.jsonl", threshold=1.0) == [False]
+
+
+def episode(question: int, success: bool, *calls: ToolCallFacts) -> EpisodeFacts:
+    return EpisodeFacts(question, float(success), success, str(int(success)), 2, 10, "finished", calls)
+
+
+def report(name: str, pattern: str) -> ModelReport:
+    add, bad = ToolCallFacts("add", None, 0.5), ToolCallFacts("sub", "timeout", 1.5)
+    episodes = [
+        episode(question, mark == "+", add, *([bad] if mark == "-" else []))
+        for question, marks in enumerate(pattern.split())
+        for mark in marks
+    ]
+    return ModelReport(name, tuple(episodes), samples=4, ks=(1, 4), seconds=3.0)
+
+
+def test_a_report_counts_by_question() -> None:
+    shares = report("m", "++++ +--- ----").shares()
+    assert list(shares) == ["pass@1", "pass@4", "maj@4"]
+    assert (shares["pass@1"].value, shares["pass@1"].n) == (pytest.approx(5 / 12), 3)
+    assert (shares["pass@4"].value, shares["maj@4"].value) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+
+
+def test_the_tools_of_a_report() -> None:
+    tools = report("m", "++-- ++++").tools()
+    assert list(tools) == ["add", "sub"]
+    assert tools["add"] == {
+        **{"calls": 8, "calls_per_episode": 1.0, "episodes_using_it": 1.0, "failures": 0},
+        **{"failures_by_cause": {}, "seconds_p50": 0.5},
+    }
+    assert (tools["sub"]["failures"], tools["sub"]["failures_by_cause"]) == (2, {"timeout": 2})
+
+
+def test_two_models_side_by_side_as_json_and_as_a_table() -> None:
+    comparison = Comparison("d.jsonl", 1.0, report("after", "++++ ++++"), report("before", "---- +---"))
+    found = json.loads(json.dumps(comparison.as_json(), allow_nan=False))
+    assert (found["questions"], found["samples"]) == (2, 4)
+    assert found["model"]["pass@1"]["value"] == 1.0 and found["baseline"]["pass@1"]["value"] == 0.125
+    assert found["difference"]["pass@1"]["value"] == pytest.approx(0.875)
+    shown = io.StringIO()
+    for table in comparison.tables():
+        Console(file=shown, width=160).print(table)
+    lines = shown.getvalue().split("\n")
+    assert any("before" in line and "after" in line and "difference" in line for line in lines)
+    assert any("pass@1" in line and "+0.875" in line for line in lines)
+    assert any("sub" in line and "0.88 (1.00)" in line and " - " in line for line in lines)
+
+
+def test_one_model_alone() -> None:
+    comparison = Comparison("d.jsonl", 1.0, report("m", "++++"))
+    assert comparison.as_json()["baseline"] is None and comparison.as_json()["difference"] == {}
+    assert len(comparison.tables()) == 2

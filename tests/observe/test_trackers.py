@@ -1,0 +1,145 @@
+"""W&B (online and offline), TensorBoard and trackio in real runs: what reaches them, and that none of them can stop a training."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+SCRIPT = Path(__file__).parents[1] / "fixtures" / "scale" / "train_tiny.py"
+
+
+@pytest.fixture
+def train(train_tiny: Any, tiny_model: Path, tmp_path: Path) -> Any:
+    """Two steps of the tiny run, with these options; its result."""
+
+    def run(**config: Any) -> dict[str, Any]:
+        options = {"max_steps": 2, "use_cpu": True, "log_completions": True, **config}
+        job = train_tiny.Job(out=str(tmp_path / "out"), model=str(tiny_model), config=options)
+        result: dict[str, Any] = train_tiny.run(job)
+        return result
+
+    return run
+
+
+def texts(folder: Path) -> dict[str, list[str]]:
+    """Everything TensorBoard was told in words, by tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: dict[str, list[str]] = {}
+    for file in folder.rglob("events.out.tfevents.*"):
+        events = EventAccumulator(str(file)).Reload()
+        for tag in events.Tags()["tensors"]:
+            found[tag] = [event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)]
+        if "train/loss" in events.Tags()["scalars"]:
+            found["scalars"] = events.Tags()["scalars"]
+    return found
+
+
+def test_tensorboard_has_scalars_config_versions_and_rollouts(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    train(report_to="tensorboard")
+    found = texts(tmp_path / "tb")
+    assert {"train/loss", "train/reward", "train/rollout/turns", "train/tools/add/calls"} <= set(found["scalars"])
+    assert '"max_turns": 3' in found["args/text_summary"][0]
+    assert "* trl 1." in found["versions/text_summary"][0] and "* torch 2." in found["versions/text_summary"][0]
+    assert len(found["rollouts/text_summary"]) == 2, "one table for each log"
+    assert "add(a=1, b=2) -> 3" in found["rollouts/text_summary"][0]
+
+
+def test_wandb_offline_has_them_too(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="W&B is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    try:
+        train(report_to="wandb")
+        config = dict(wandb.run.config)
+        folder = Path(wandb.run.dir)  # wandb may keep the WANDB_DIR of an earlier run of this process
+    finally:
+        wandb.finish()
+    assert config["max_turns"] == 3 and config["versions"]["trl"].startswith("1.")
+    tables = sorted(folder.rglob("rollouts_*.table.json"))
+    assert len(tables) == 2
+    table = json.loads(tables[0].read_text())
+    (first, *_) = table["data"]
+    row = dict(zip(table["columns"], first, strict=True))
+    assert len(table["data"]) == 4 and row["tools"] == "add(a=1, b=2) -> 3" and row["turns"] == 2
+    assert row["rewards"] == f"checked_reward {row['reward']:g}"
+
+
+def test_wandb_online_sends_them(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in_wandb: Any
+) -> None:
+    """The real client and its real protocol, against a small server on this machine."""
+    wandb = pytest.importorskip("wandb", reason="W&B is not installed")
+    with stand_in_wandb.StandInWandb() as server:
+        wandb.teardown()  # it reads its environment once in a process
+        for name, value in {
+            **{"MODE": "online", "BASE_URL": server.url, "API_KEY": "x" * 40, "DIR": str(tmp_path)},
+            **{"SILENT": "true", "PROJECT": "tiny", "INIT_TIMEOUT": "240"},
+        }.items():
+            monkeypatch.setenv(f"WANDB_{name}", value)
+        try:
+            train(report_to="wandb")
+        finally:
+            wandb.finish()
+            wandb.teardown()
+    assert server.finished
+    assert server.config["max_turns"] == 3 and server.config["versions"]["trl"].startswith("1.")
+    losses = [row for row in server.history if "train/loss" in row]
+    assert len(losses) == 2 and all("train/reward" in row and "train/tools/add/calls" in row for row in losses)
+    tables = [json.loads(content) for path, content in server.files.items() if "rollouts" in path]
+    assert len(tables) == 2 and "add(a=1, b=2) -> 3" in tables[0]["data"][0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_trackio_has_them_too(tiny_qwen3: Any, tmp_path: Path) -> None:
+    """In a process of its own: trackio reads its folder from the environment when it is first imported."""
+    tiny_qwen3(0).save_pretrained(tmp_path / "model")
+    config = {"max_steps": 2, "use_cpu": True, "log_completions": True, "report_to": "trackio", "project": "tiny"}
+    job = {"out": str(tmp_path / "out"), "model": str(tmp_path / "model"), "config": config}
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")}
+    subprocess.run([sys.executable, str(SCRIPT), json.dumps(job)], env=environment, check=True, timeout=600)
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
+    assert b"rollouts" in stored and b"versions" in stored and b"add(a=1, b=2)" in stored
+
+
+@pytest.mark.parametrize("broken", ["tensorboard", "wandb"])
+def test_a_tracker_that_fails_stops_nothing(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    module = pytest.importorskip(broken, reason=f"{broken} is not installed")
+    if broken == "wandb":
+        module.teardown()  # it reads its environment once in a process
+    blocked = tmp_path / "a file"
+    blocked.write_text("where a folder should be")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(blocked / "tb"))
+    monkeypatch.setenv("WANDB_MODE", "no such mode")
+    with caplog.at_level(logging.WARNING):
+        assert train(report_to=broken)["steps"] == 2
+    warnings = [r.getMessage() for r in caplog.records if "failed and is switched off" in r.getMessage()]
+    assert len(warnings) == 1 and "the run goes on" in warnings[0]
+
+
+@pytest.mark.parametrize("missing", ["wandb", "trackio", "clearml"])
+def test_a_tracker_that_is_not_installed_is_left_out(
+    train: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)  # Python's own way to say that there is no such module
+    with caplog.at_level(logging.WARNING):
+        assert train(report_to=missing, max_steps=1)["steps"] == 1
+    (said,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
+    assert said.startswith(f"report_to: {missing} is left out, and the run goes on without it: ")
+    assert "install" in said, "and what to do"

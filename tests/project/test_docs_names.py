@@ -1,0 +1,138 @@
+"""The guides name only flags, metrics and files that exist, and the table of flags is the code's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import trl.trainer.grpo_trainer
+from trl import GRPOConfig, ModelConfig
+
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.config_files import ALIASES
+from toolgrpo.commands.evaluate import EvaluationArguments
+from toolgrpo.observe.group_spread import reward_spread
+from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.rewards import get_reward
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trajectory import AttemptStatus as Status
+from toolgrpo.trajectory import CallAttempt, Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+
+ROOT = Path(__file__).parents[2]
+GUIDES = ("training_issues.md", "multi_turn.md", "coming_from.md", "rewards.md", "data.md", "evaluation.md")
+TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
+KEYS = ("prompts", "completions", "completion_ids", "trajectories")
+NOT_OURS = {"--dtype", "--help"}  # of `vllm serve` (it is ours too), of argparse
+
+
+def own_fields() -> list[dataclasses.Field[object]]:
+    trls = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    ours = [f for f in dataclasses.fields(ToolGRPOConfig) if trls.get(f.name, dataclasses.MISSING) != f.default]
+    return [*dataclasses.fields(ScriptArguments), *(f for f in ours if f.default is not dataclasses.MISSING)]
+
+
+def flag_table() -> list[str]:
+    return [
+        f"| `--{field.name}` | {'' if field.default is None else f'`{field.default}`'} | {field.metadata['help']} |"
+        for field in own_fields()
+        if "help" in field.metadata
+    ]
+
+
+def episode() -> Trajectory:
+    """One of everything that a metric is named after."""
+    ledger = Ledger([1])
+    ledger.sampled([2], [-0.5])
+    results = (*(ToolResult("x", "NAME", kind) for kind in ToolErrorKind), ToolResult("x", "NAME"))
+    attempts = tuple(CallAttempt(Status.OK, "raw", "NAME", {}) for _ in results)
+    ledger.turn(Turn(start=0, end=1, content="", reasoning=None, attempts=attempts, results=results))
+    return ledger.finish(StopReason.FINISHED)
+
+
+def known_metrics() -> set[str]:
+    found: set[str] = {"step_time", "success", "rewards/NAME/mean", "rewards/NAME/std", "reward_of_task/NAME"}
+    found |= set(rollout_metrics([episode()], duration_s=1.0, engine_idle_s=0.5)) | {"tools/error/CAUSE"}
+    found |= set(reward_spread([0.0, 1.0], 2))
+    found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))
+    parts: dict[str, float] = {}
+    get_reward("tool_use")(
+        completions=[[]], prompts=[""], trajectories=[episode()], completion_ids=[[2]], log_metric=parts.__setitem__
+    )
+    return found | set(parts) | {"tool_use/PART"}
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_flag_exists(guide: str) -> None:
+    text = (ROOT / "docs" / guide).read_text()
+    types = (ScriptArguments, ToolGRPOConfig, ModelConfig, EvaluationArguments)
+    known = {f"--{field.name}" for kind in types for field in dataclasses.fields(kind)} | {"--config"} | NOT_OURS
+    known |= {f"--{alias}" for alias in ALIASES}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_]*", text))
+    assert named, "the guide names flags"
+    assert named <= known, sorted(named - known)
+
+
+def test_every_metric_exists() -> None:
+    known = known_metrics()
+    text = (ROOT / "docs" / "training_issues.md").read_text()
+    heads = {name.split("/")[0] for name in known if "/" in name}
+    named = {n for n in re.findall(r"`([a-z_]+(?:/[A-Za-z0-9_]+)+)`", text) if n.split("/")[0] in heads}
+    files = {name for name in named if (ROOT / name).exists() or (ROOT / f"{name}.py").exists()}
+    assert len(named) > 30
+    assert named - files <= known, sorted(named - files - known)
+    table = re.findall(r"^\| (`[^|]*) \|", text.partition("## Low rewards")[0], re.MULTILINE)
+    plain = {name for cell in table for name in re.findall(r"`([a-z_/A-Z0-9]+)`", cell)}
+    assert plain <= known, sorted(plain - known)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_file_and_section_exists(guide: str) -> None:
+    text = (ROOT / "docs" / guide).read_text()
+    for name in re.findall(r"\b((?:recipes|rewards|tools_funcs|toolgrpo|benchmarks)/[\w./]+\.\w+)", text):
+        assert (ROOT / name).exists() or "CONFIG" in name, name
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        file, _, section = target.partition("#")
+        page = (ROOT / "docs" / (file or guide)).read_text()
+        heads = {
+            re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", page, re.M)
+        }
+        assert not section or section in heads, target
+
+
+SYMPTOMS = (
+    *("Low rewards throughout", "The model does not call tools", "Reward collapse", "Length and truncation"),
+    *("Sparse and dense rewards", "Entropy collapse", "vLLM and the trainer disagree", "Chat templates"),
+    *("Slow tools", "Out of memory"),
+)
+PAGES = ("tools", "rewards", "data", "multi_turn", "scaling", "coming_from", "training_issues", "evaluation", "engines")
+
+
+def test_every_trouble_has_its_symptom_its_cause_and_what_to_do() -> None:
+    text = (ROOT / "docs" / "training_issues.md").read_text()
+    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    for symptom in SYMPTOMS:
+        section = sections[symptom]
+        if symptom != "Out of memory":  # a table of where and what
+            assert "**Symptom" in section and ("**Cause and fix.**" in section or "**Fix.**" in section), symptom
+        assert re.search(r"`(--)?[a-z_]+(/[A-Za-z_]+)*", section), f"{symptom} names metrics or flags"
+
+
+def test_the_readme_leads_to_every_guide_and_compares_with_trl_first() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [page for page in PAGES if f"docs/{page}.md" not in text] == []
+    heads = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert any("TRL" in head for head in heads[:3])
+    coming = (ROOT / "docs" / "coming_from.md").read_text()
+    assert re.findall(r"^## From (.+)$", coming, re.MULTILINE) == [
+        *("TRL's own `tools=`", "a GRPO loop written by hand", "scripts with a tools file and a reward file"),
+    ]
+
+
+def test_the_table_of_flags_is_the_codes_own() -> None:
+    """To renew it: paste what this test prints."""
+    table = flag_table()
+    text = (ROOT / "docs" / "coming_from.md").read_text()
+    missing = [line for line in table if line not in text]
+    assert not missing, "\n" + "\n".join(table)

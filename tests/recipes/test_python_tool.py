@@ -1,0 +1,81 @@
+"""The python tool through real tool workers and the real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from toolgrpo.errors import SandboxError
+from toolgrpo.sandbox import Sandbox
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.tools.call_input import parse_call
+
+pytestmark = pytest.mark.e2e
+
+FILE = "tools_funcs/python_tools.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_a_sandbox() -> Iterator[None]:
+    try:
+        Sandbox(workers=1).close()
+    except SandboxError as error:
+        pytest.skip(f"this machine cannot hold the sandbox: {error}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOOLGRPO_PYTHON_TIMEOUT", "60")
+        yield
+
+
+@pytest.fixture(scope="module")
+def toolbox() -> Iterator[Toolbox]:
+    with load_tools(FILE, workers=1, tool_timeout_s=240) as loaded:
+        yield loaded
+
+
+def ask(toolbox: Toolbox, code: str) -> Any:
+    return run_tool(toolbox, {"name": "python", "arguments": {"code": code}})
+
+
+def test_what_is_printed_and_the_last_value_come_back(toolbox: Toolbox) -> None:
+    assert ask(toolbox, "print('hello')\n6 * 7").content == "hello\n42"
+    assert "no output" in ask(toolbox, "x = 1").content
+
+
+def test_an_error_is_text_that_the_model_can_read(toolbox: Toolbox) -> None:
+    assert "ZeroDivisionError" in ask(toolbox, "1 / 0").content
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('/etc/passwd').read()",
+        "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
+        "import os; os.fork()",
+        "import subprocess; subprocess.run(['id'])",
+    ],
+)
+def test_it_reaches_nothing_outside(toolbox: Toolbox, code: str) -> None:
+    assert "Error" in ask(toolbox, code).content
+    assert ask(toolbox, "1 + 1").content == "2"
+
+
+def test_nothing_is_kept_between_calls(toolbox: Toolbox) -> None:
+    ask(toolbox, "kept = 1")
+    assert "NameError" in ask(toolbox, "kept").content
+
+
+def test_a_session_keeps_its_variables_and_episodes_do_not_share_them() -> None:
+    async def episode(toolbox: Toolbox, value: int) -> list[str]:
+        async with toolbox.session({}) as session:
+            (first,) = await session.call([parse_call({"name": "python", "arguments": {"code": f"x = {value}"}})])
+            (second,) = await session.call([parse_call({"name": "python", "arguments": {"code": "x * 2"}})])
+            return [first.content, second.content]
+
+    async def both(toolbox: Toolbox) -> list[list[str]]:
+        return await asyncio.gather(episode(toolbox, 1), episode(toolbox, 50))
+
+    with load_tools(environment=f"{FILE}:PythonSession", tool_timeout_s=240) as toolbox:
+        assert [second for _, second in asyncio.run(both(toolbox))] == ["2", "100"]

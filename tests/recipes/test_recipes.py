@@ -1,0 +1,286 @@
+"""Every file in recipes/configs is loaded, checked and run for two steps, so that none can rot.
+
+What is replaced: the model (nano, with room for long prompts), the length of episodes, hub data (rows in the same original
+format from disk), and the engine (transformers). All else is the recipe's own: tools, rewards, LoRA, loss. By default the
+batch is smaller too; `-m slow` runs each recipe with its own batch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import yaml
+from safetensors import safe_open
+
+from toolgrpo.commands.arguments import parse_arguments
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.train import TrainingRun
+from toolgrpo.errors import ToolGRPOError
+from toolgrpo.observe.recorder import read_episodes
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "recipes" / "configs").glob("*.yaml"))
+REAL = ROOT.parent / "shared" / "data"
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+ON_A_CPU = ("--bf16", "false", "--use_cpu", "true")
+PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+# What the recipes promise; a number here changes only together with its file.
+PROMISED: dict[str, dict[str, Any]] = {
+    "nano": {"model_name_or_path": "nano", "dataset_id_or_path": "arithmetic"},
+    "gsm8k_qwen3_1.7b": {
+        **{"lora_r": 16, "lora_alpha": 32, "learning_rate": 1e-5, "num_generations": 4, "beta": 0.1},
+        **{"enable_thinking": True, "tools_script": "tools_funcs/calculator_tools.py", "reward": ["gsm8k"]},
+    },
+    "mbpp_qwen3_1.7b": {"tools_script": "tools_funcs/python_tools.py", "reward": ["code_exec"]},
+    "aime_qwen2.5_0.5b": {
+        **{"lora_r": 128, "engine": "vllm_colocate", "report_to": "wandb"},
+        **{"tools_script": "tools_funcs/python_tools.py", "reward": ["math", "tool_use"]},
+    },
+    "financial_qwen2.5_0.5b": {
+        **{"learning_rate": 5e-7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
+        **{"num_train_epochs": 3, "tools_script": "tools_funcs/financial_tools_complex.py"},
+    },
+    "multi_tool": {
+        **{"dataset_id_or_path": "recipes/data/multi_tool_mixture.yaml", "tools_script": "tools_funcs/multi_tools.py"},
+        **{"reward": ["by_task", "tool_use"]},
+    },
+    "smollm2_135m": {
+        **{"model_name_or_path": "smollm2", "dataset_id_or_path": "recipes/data/arithmetic_with_examples.yaml"},
+    },
+}
+
+
+def flat(path: Path) -> dict[str, Any]:
+    return {key: value for heading in yaml.safe_load(path.read_text()).values() for key, value in heading.items()}
+
+
+def offline_data(spec: str) -> str:
+    """The same format from disk, for a recipe that would ask the hub."""
+    ours = {"gsm8k": "gsm8k_30", "mbpp": "mbpp_10", "aime": "aime_10"}
+    real = {"gsm8k": REAL / "gsm8k_train_40.jsonl", "mbpp": REAL / "mbpp_sanitized_30.jsonl"}
+    if spec not in ours:
+        return spec
+    file = real.get(spec)
+    return f"{spec}:{file if file is not None and file.exists() else f'recipes/data/{ours[spec]}.jsonl'}"
+
+
+@pytest.fixture(autouse=True)
+def wandb_runs_end() -> Iterator[None]:
+    """A run that a recipe opened must not be the one that the next test writes to."""
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+
+
+@pytest.fixture(scope="module")
+def roomy_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """nano with a longer context: its vocabulary is small, so the schemas of eight tools fill 2,048 tokens."""
+    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=1500)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from toolgrpo.models.nano import ensure_nano
+
+    folder = tmp_path_factory.mktemp("models") / "roomy-nano"
+    model = AutoModelForCausalLM.from_pretrained(ensure_nano())
+    model.config.max_position_embeddings = 16384
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ensure_nano()).save_pretrained(folder)
+    return folder
+
+
+def test_each_recipe_has_its_promise() -> None:
+    assert {path.stem for path in CONFIGS} == set(PROMISED)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_recipe_keeps_its_promise(path: Path, tmp_path: Path) -> None:
+    recipe = flat(path)
+    for key, value in PROMISED[path.stem].items():
+        assert recipe[key] == pytest.approx(value) if isinstance(value, float) else recipe[key] == value, key
+    _, config, _ = parse_arguments(["--config", str(path), *ON_A_CPU, "--output_dir", str(tmp_path)])
+    tasks = config.generation_batch_size // config.num_generations
+    if path.stem == "gsm8k_qwen3_1.7b":
+        assert (tasks, config.num_generations) == (4, 4), "4 tasks x 4 episodes a step"
+    assert tasks >= 2
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_recipe_trains(path: Path, roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "1", "--num_generations", "2")
+    train(path, roomy_nano, tmp_path, monkeypatch, *batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_recipe_trains_with_its_own_batch(
+    path: Path, roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(path, roomy_nano, tmp_path, monkeypatch)
+
+
+def train(path: Path, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    recipe, out = flat(path), tmp_path / "out"
+    shown = io.StringIO()
+    script, config, model = parse_arguments(
+        [
+            *("--config", str(path), "--model_name_or_path", str(model_path), "--output_dir", str(out)),
+            *("--dataset_id_or_path", offline_data(recipe["dataset_id_or_path"]), "--eval_questions", "0"),
+            *("--max_steps", "2", "--max_completion_length", "40", "--engine", "transformers"),
+            *(*ON_A_CPU, "--dtype", "float32", "--save_strategy", "no", *flags),
+        ]
+    )
+    summary = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0).run()
+    assert summary is not None and summary["steps"] == 2
+    logs = [log for log in json.loads((out / "trainer_state.json").read_text())["log_history"] if "reward" in log]
+    episodes = read_episodes(Path(summary["episodes"]))
+    assert len(logs) == 2 and len(episodes) == 2 * config.generation_batch_size
+    for step, log in enumerate(logs):
+        check_spread(log, [e["reward_given"] for e in episodes if e["step"] == step], config.num_generations)
+    if recipe.get("use_peft"):
+        adapter = json.loads((out / "adapter_config.json").read_text())
+        assert (adapter["r"], adapter["lora_alpha"]) == (recipe["lora_r"], recipe["lora_alpha"])
+        with safe_open(out / "adapter_model.safetensors", "pt") as weights:
+            assert {name.split(".")[-3] for name in weights.keys()} == PROJECTIONS  # noqa: SIM118  # it is no dict
+    for text in ("tools     ", "reward    ", "model     ", "data      "):
+        assert text in shown.getvalue()
+    if path.stem == "financial_qwen2.5_0.5b":
+        assert shown.getvalue().split("\n")[0].count("(") == 8, "eight financial tools"
+
+
+def check_spread(log: dict[str, Any], rewards: list[float], group: int) -> None:
+    """What is logged about a batch's rewards is what its episodes were given."""
+    groups = [rewards[start : start + group] for start in range(0, len(rewards), group)]
+    alike = sum(max(rewards) - min(rewards) < 1e-6 for rewards in groups)
+    assert log["reward"] == pytest.approx(fmean(rewards), abs=1e-6)
+    assert (log["reward/min"], log["reward/max"]) == pytest.approx((min(rewards), max(rewards)))
+    assert log["reward/groups_without_spread"] == pytest.approx(alike / len(groups))
+    assert log["reward_std"] >= 0.0
+
+
+def test_a_tracker_that_is_missing_is_said_on_the_terminal(
+    roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is no such module
+    shown = io.StringIO()
+    run = ("--model_name_or_path", str(roomy_nano), "--output_dir", str(tmp_path / "out"), "--engine", "transformers")
+    script, config, model = parse_arguments(
+        [
+            "--config",
+            "recipes/configs/nano.yaml",
+            *run,
+            *ON_A_CPU,
+            "--eval_questions",
+            "0",
+            "--report_to",
+            "wandb",
+            "--dry_run",
+        ]
+    )
+    TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0).run()
+    assert "trackers  wandb cannot be used here, and the run goes on without it" in shown.getvalue()
+
+
+def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
+    """With an `accelerate` of our own on PATH, which writes down what it is given."""
+    (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
+    (tmp_path / "accelerate").chmod(0o755)
+    for name in ("recipes", "rewards"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "recipes").mkdir()
+    (tmp_path / "copy" / "recipes" / "accelerate").symlink_to(ROOT / "recipes" / "accelerate")
+    script = tmp_path / "copy" / "recipes" / "launch.sh"
+    script.write_text((ROOT / "recipes" / "launch.sh").read_text())
+
+    def launch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(
+            ["bash", str(script), *arguments], env={**path, **environment}, capture_output=True, text=True, check=False
+        )
+
+    done = launch("--config", "my file.yaml", "--max_steps", "2", LAUNCH="zero2", PROCESSES="3")
+    assert done.stdout.split("\n")[:-1] == [
+        *("launch", "--config_file", "recipes/accelerate/zero2.yaml", "--num_processes", "3"),
+        *("recipes/train.py", "--config", "my file.yaml", "--max_steps", "2"),
+    ]
+    cpu = launch(LAUNCH="cpu", SCRIPT="recipes/evaluate.py").stdout.split()
+    assert cpu == ["launch", "--config_file", "recipes/accelerate/cpu.yaml", "recipes/evaluate.py"]
+    wrong = launch(LAUNCH="gpu")
+    assert wrong.returncode == 2 and "there is no recipes/accelerate/gpu.yaml" in wrong.stderr
+    for name in ("cpu", "single_gpu", "multi_gpu", "zero3"):
+        assert f"LAUNCH={name}" in script.read_text()
+
+
+def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    from toolgrpo.data import check_gold, load_tasks
+    from toolgrpo.rewards import get_reward
+
+    for spec, reward, n in (
+        ("gsm8k:recipes/data/gsm8k_30.jsonl", "gsm8k", 30),
+        ("aime:recipes/data/aime_10.jsonl", "math", 10),
+        ("mbpp:recipes/data/mbpp_10.jsonl", "code_exec", 10),
+    ):
+        assert check_gold(load_tasks(spec), get_reward(reward)) == n
+    rows = load_tasks("recipes/data/multi_tool_mixture.yaml")
+    assert Counter(row["task"] for row in rows) == {"finance": 45, "word_problems": 30, "competition": 7, "programs": 7}
+    assert {row["task"]: row["tools"] for row in rows}["word_problems"] == ["calculator"]
+
+
+def test_a_recipe_with_a_wrong_tool_name_stops_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text("tasks:\n- {data: arithmetic, tools: [add, subtrackt]}\n")
+    script, config, model = parse_arguments(
+        [
+            *("--model_name_or_path", "/no/such/model", "--dataset_id_or_path", str(mixture), "--reward", "accuracy"),
+            *("--tools_script", "tools_funcs/math_tools.py", "--output_dir", str(tmp_path / "out")),
+        ]
+    )
+    with pytest.raises(ToolGRPOError, match=r"names the tool 'subtrackt'.* the nearest is 'subtract'"):
+        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0).run()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--use_peft", "--lora_target_modules", "nope"], "Target modules nope not found"),
+        (["--use_peft", "--lora_r", "0"], "`r` should be a positive integer"),
+        (["--attn_implementation", "nope"], "is not supported"),
+        (["--report_to", "nope"], "nope is not supported, only"),
+        (["--resume_from_checkpoint", "no/such/folder"], "there is no such folder"),
+        (
+            ["--reward", "gsm8k", "--reward_weights", "1", "--dataset_id_or_path", "BAD", "--dry_run"],
+            "the answer of row 0 holds no number: 'no number'",
+        ),
+    ],
+)
+def test_what_libraries_and_checks_say_against_a_run_is_one_error(
+    flags: list[str], says: str, roomy_nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "q", "answer": "no number"}\n' * 8)
+    flags = [str(tmp_path / "bad.jsonl") if flag == "BAD" else flag for flag in flags]
+    run = ("--model_name_or_path", str(roomy_nano), "--output_dir", str(tmp_path / "out"), "--engine", "transformers")
+    script, config, model = parse_arguments(
+        ["--config", "recipes/configs/nano.yaml", *run, *ON_A_CPU, "--eval_questions", "0", *flags]
+    )
+    with pytest.raises(ToolGRPOError) as caught:
+        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0).run()
+    assert says in str(caught.value)

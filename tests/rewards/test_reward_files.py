@@ -1,0 +1,98 @@
+"""The reward files that are shipped, and that the example data has the answers its tools give."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.data import load_tasks
+from toolgrpo.rewards import load_reward
+from toolgrpo.tools import load_tools, run_tool
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def episode(*calls: tuple[str, str, bool]) -> Trajectory:
+    turns = tuple(
+        Turn(
+            start=0,
+            end=0,
+            content="",
+            reasoning=None,
+            attempts=(CallAttempt(AttemptStatus.OK, "", name, {}),),
+            results=(ToolResult(text, name, None if ok else ToolErrorKind.RAISED),),
+        )
+        for name, text, ok in calls
+    )
+    return Trajectory((1,), (), (), (), (), turns, StopReason.FINISHED)
+
+
+def score(name: str, text: str, trajectory: Trajectory, **columns: Any) -> float:
+    reward = load_reward(REPOSITORY / "rewards" / name)
+    columns = {key: [value] for key, value in columns.items()}
+    (value,) = reward(completions=[[{"role": "assistant", "content": text}]], trajectories=[trajectory], **columns)
+    return value
+
+
+def test_math_reward() -> None:
+    worked, failed = episode(("calculator", "8", True)), episode(("calculator", "Error", False))
+    assert score("math_reward.py", "It is **1,000**.", episode(), answer="1000") == 1.0
+    assert score("math_reward.py", "It is 7.", worked, answer="8") == 0.2
+    assert score("math_reward.py", "", failed, answer="8") == 0.05
+    assert score("math_reward.py", "no number", episode(), answer="8") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "expected"),
+    [
+        ("It is 358.12.", [], 0.0),
+        ("It is 358.12.", [("npv_irr", "x", True)], 0.1),
+        ("", [("loan_amortization", "Error", False)], 0.25),
+        ("", [("loan_amortization", "payment 99", True)], 0.5),
+        ("It is 99", [("loan_amortization", "payment 358.12", True)], 0.75),
+        ("About 358.1", [("loan_amortization", "payment 358.12", True)], 1.0),
+        ("About 358.1", [("npv_irr", "x", True), ("loan_amortization", "payment 358.12", True)], 0.95),
+    ],
+)
+def test_financial_tools_reward(text: str, calls: list[tuple[str, str, bool]], expected: float) -> None:
+    columns = {"answer": "358.12", "expected_tools": ["loan_amortization"]}
+    assert score("financial_tools_reward.py", text, episode(*calls), **columns) == pytest.approx(expected)
+
+
+def test_the_finance_questions_have_the_answers_that_their_tools_give() -> None:
+    rows = load_tasks(REPOSITORY / "recipes/data/financial_60.jsonl")
+    assert len(rows) == len({row["prompt"][0]["content"] for row in rows}) == 60
+    with load_tools(str(REPOSITORY / "tools_funcs/financial_tools_complex.py")) as toolbox:
+        assert {row["expected_tools"][0] for row in rows} == set(toolbox.names)
+        for row in rows:
+            call = json.loads(row["call"])
+            result = run_tool(toolbox, call)
+            found = re.search(re.escape(row["label"]) + r"\s*(-?\d+(?:\.\d+)?)", result.content)
+            assert result.ok and found is not None and found[1] == row["answer"], (row, result.content)
+            assert [call["name"]] == row["expected_tools"]
+
+
+def test_the_word_problems_are_right_in_every_step() -> None:
+    rows = load_tasks(f"gsm8k:{REPOSITORY / 'recipes/data/gsm8k_30.jsonl'}")
+    for row in rows:
+        steps = re.findall(r"<<([\d*/+\-]+)=(\d+)>>", row["solution"])
+        assert steps and steps[-1][1] == row["answer"]
+        for expression, result in steps:
+            assert _left_to_right(expression) == int(result), row["solution"]
+
+
+def _left_to_right(expression: str) -> int:
+    """The value of a step; none of the steps mixes + or - with * or /."""
+    first, *rest = re.findall(r"\d+|[*/+\-]", expression)
+    value = int(first)
+    for sign, text in zip(rest[::2], rest[1::2], strict=True):
+        number = int(text)
+        if sign == "/":
+            assert value % number == 0
+        value = {"+": value + number, "-": value - number, "*": value * number, "/": value // number}[sign]
+    return value

@@ -1,0 +1,304 @@
+"""The behaviour of an episode, locked: the order of its checks and the boundary of every limit.
+
+If a change breaks a test here, it changes what users' runs do; change the test only if that is meant, and say so in the
+changelog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.errors import EngineError, PluginError
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+from toolgrpo.rollout.truncation import Cut, TokenCutter
+from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
+from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory
+
+pytestmark = pytest.mark.lock
+
+CALL = 'call add {"a": 1, "b": 2}'
+PROMPT = ByteChat().prompt([{"role": "user", "content": "q"}], [{"function": {"name": "add"}}])
+BRIDGE = len(ByteChat().bridge([ByteChat.end], [{"role": "tool", "content": "3"}]))
+
+
+def run(
+    turns: Sequence[Any] | Callable[[SampleRequest, int], Any],
+    *,
+    tools: ScriptedTools | None = None,
+    max_model_len: int = 4096,
+    engine_retries: int = 0,
+    clock: FakeClock | None = None,
+    cut: Callable[[str], Cut] = lambda text: Cut(text, False),
+    **limits: Any,
+) -> tuple[Trajectory, ScriptedEngine]:
+    script = turns if callable(turns) else [ByteChat.say(t) if isinstance(t, str) else t for t in turns]
+    engine = ScriptedEngine(script, max_model_len=max_model_len)
+    clock = clock or FakeClock()
+    runner = EpisodeRunner(
+        engine=engine,
+        chat=ByteChat(),
+        limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
+        options=SamplingOptions(),
+        cut=cut,
+        tools=tools if tools is not None else ScriptedTools({"add": lambda a, b: str(a + b)}),
+        engine_retries=engine_retries,
+        clock=clock,
+    )
+
+    async def main() -> Trajectory:
+        await engine.open()
+        try:
+            return await runner(Episode(messages=({"role": "user", "content": "q"},)))
+        finally:
+            await engine.close()
+
+    return clock.run(main()), engine
+
+
+def test_a_turn_without_calls_finishes() -> None:
+    trajectory, _ = run(["3"])
+    assert trajectory.stop_reason is StopReason.FINISHED
+    assert ByteChat.text(trajectory.ids) == "3|"
+    assert trajectory.mask == (1, 1)
+
+
+def test_the_engine_is_asked_for_exactly_the_ledger() -> None:
+    trajectory, engine = run([CALL, "3"])
+    first, second = engine.requests
+    assert list(first.ids) == PROMPT
+    assert tuple(second.ids) == trajectory.prompt_ids + trajectory.ids[: len(second.ids) - len(PROMPT)]
+    assert ByteChat.text(trajectory.ids) == f"{CALL}|>tool:3|>3|"
+    sampled = len(CALL) + 1
+    assert trajectory.mask == (1,) * sampled + (0,) * BRIDGE + (1, 1)
+
+
+def test_every_request_asks_for_what_is_left() -> None:
+    _, engine = run([CALL, "3"], max_completion_length=100)
+    assert [r.max_tokens for r in engine.requests] == [100, 100 - (len(CALL) + 1) - BRIDGE]
+
+
+def test_the_turn_cap_bounds_a_request() -> None:
+    _, engine = run([CALL, "3"], max_turn_tokens=40)
+    assert [r.max_tokens for r in engine.requests] == [40, 40]
+
+
+def test_the_context_window_bounds_a_request() -> None:
+    _, engine = run(["3"], max_model_len=len(PROMPT) + 7)
+    assert engine.requests[0].max_tokens == 7
+
+
+@pytest.mark.parametrize("over", [0, 1, 50])
+def test_a_prompt_that_fills_the_window_samples_nothing(over: int) -> None:
+    trajectory, engine = run([], max_model_len=len(PROMPT) - over)
+    assert trajectory.stop_reason is StopReason.CONTEXT_FULL
+    assert trajectory.ids == () and engine.requests == []
+
+
+def test_cut_by_the_completion_length() -> None:
+    trajectory, _ = run(["12345"], max_completion_length=3)
+    assert trajectory.stop_reason is StopReason.LENGTH
+    assert ByteChat.text(trajectory.ids) == "123"
+    assert trajectory.turns[0].closed is False
+
+
+def test_exactly_as_long_as_allowed_is_not_cut() -> None:
+    trajectory, _ = run(["12"], max_completion_length=3)
+    assert trajectory.stop_reason is StopReason.FINISHED
+
+
+def test_cut_by_the_window_where_it_is_the_tighter_bound() -> None:
+    trajectory, _ = run(["12345"], max_model_len=len(PROMPT) + 3)
+    assert trajectory.stop_reason is StopReason.CONTEXT_FULL
+
+
+def test_equal_bounds_count_as_length() -> None:
+    trajectory, _ = run(["12345"], max_completion_length=3, max_model_len=len(PROMPT) + 3)
+    assert trajectory.stop_reason is StopReason.LENGTH
+
+
+def test_calls_of_a_turn_that_was_cut_for_good_are_not_run() -> None:
+    tools = ScriptedTools({"add": lambda a, b: "3"})
+    trajectory, _ = run([ByteChat.say(f"{CALL}\nmore")], tools=tools, max_completion_length=len(CALL) + 2)
+    assert trajectory.stop_reason is StopReason.LENGTH
+    assert len(trajectory.attempts) == 1 and tools.calls == []
+
+
+def test_a_turn_cut_by_its_cap_goes_on_if_it_holds_a_call() -> None:
+    cut = ByteChat.say(f"{CALL}\nand a lot more")
+    trajectory, _ = run([cut, "3"], max_turn_tokens=len(CALL) + 2)
+    assert trajectory.stop_reason is StopReason.FINISHED
+    assert ByteChat.text(trajectory.ids) == f"{CALL}\na|>tool:3|>3|"
+    closing = len(CALL) + 2
+    assert trajectory.mask[closing] == 0, "the close that was synthesised is context"
+
+
+def test_a_turn_cut_by_its_cap_without_a_call_ends_the_episode() -> None:
+    trajectory, _ = run(["12345"], max_turn_tokens=3)
+    assert trajectory.stop_reason is StopReason.LENGTH
+
+
+def test_a_turn_exactly_as_long_as_its_cap_is_not_cut() -> None:
+    trajectory, _ = run(["12"], max_turn_tokens=3)
+    assert trajectory.stop_reason is StopReason.FINISHED and trajectory.turns[0].closed
+
+
+def test_a_cap_as_large_as_what_is_left_does_not_count_as_the_cap() -> None:
+    """Then nothing is left for another turn: the episode ends, with its call not run."""
+    tools = ScriptedTools({"add": lambda a, b: "3"})
+    bound = len(CALL) + 2
+    trajectory, _ = run([f"{CALL}\nmore"], tools=tools, max_turn_tokens=bound, max_completion_length=bound)
+    assert trajectory.stop_reason is StopReason.LENGTH and tools.calls == []
+
+
+@pytest.mark.parametrize("max_turns", [1, 2, 3])
+def test_the_last_turn_may_answer_but_its_calls_are_not_run(max_turns: int) -> None:
+    tools = ScriptedTools({"add": lambda a, b: "3"})
+    trajectory, _ = run([CALL] * max_turns, tools=tools, max_turns=max_turns)
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert len(trajectory.turns) == max_turns
+    assert len(tools.calls) == max_turns - 1
+
+
+def test_an_answer_in_the_last_turn_finishes() -> None:
+    trajectory, _ = run([CALL, "3"], max_turns=2)
+    assert trajectory.stop_reason is StopReason.FINISHED
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2])
+def test_calls_over_the_budget_are_answered_with_an_error(budget: int) -> None:
+    tools = ScriptedTools({"add": lambda a, b: "3"})
+    trajectory, _ = run([f"{CALL}\n{CALL}\n{CALL}", "3"], tools=tools, max_tool_calls=budget)
+    assert len(tools.calls) == budget
+    assert [r.error for r in trajectory.results] == [None] * budget + [ToolErrorKind.LIMIT] * (3 - budget)
+    assert trajectory.stop_reason is StopReason.FINISHED
+
+
+def test_the_budget_of_calls_is_the_whole_episodes() -> None:
+    tools = ScriptedTools({"add": lambda a, b: "3"})
+    trajectory, _ = run([CALL, CALL, CALL, "3"], tools=tools, max_tool_calls=2)
+    assert [r.error for r in trajectory.results] == [None, None, ToolErrorKind.LIMIT]
+    assert len(tools.calls) == 2
+
+
+class Bytes:
+    """A tokenizer with a token for every byte."""
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
+
+
+@pytest.mark.parametrize(("max_tokens", "content"), [(6, "123456"), (5, "123\n[... 1 characters left out ...]\n56")])
+def test_a_tool_result_is_cut_beyond_its_limit_not_at_it(max_tokens: int, content: str) -> None:
+    tools = ScriptedTools({"add": lambda a, b: "123456"})
+    trajectory, _ = run([CALL, "3"], tools=tools, cut=TokenCutter(Bytes(), max_tokens))
+    assert trajectory.results[0].truncated is (content != "123456")
+    assert trajectory.messages[1]["content"] == content
+
+
+def test_results_stand_in_call_order_malformed_ones_included() -> None:
+    trajectory, _ = run(['call add {"a": 1, "b": 2}\ncall\ncall nope {}\ncall add {"a": 5, "b": 5}', "done"])
+    assert [r.error for r in trajectory.results] == [
+        None,
+        ToolErrorKind.MISSING_NAME,
+        ToolErrorKind.UNKNOWN_TOOL,
+        None,
+    ]
+    assert [m["role"] for m in trajectory.messages] == ["assistant", "tool", "tool", "tool", "tool", "assistant"]
+
+
+def test_a_stop_tool_ends_the_episode_after_its_result() -> None:
+    tools = ScriptedTools({"submit": lambda **_: ToolResult("taken", "submit", ends_episode=True)})
+    trajectory, engine = run(["call submit {}"], tools=tools)
+    assert trajectory.stop_reason is StopReason.STOP_TOOL
+    assert trajectory.messages[-1]["content"] == "taken"
+    assert len(engine.requests) == 1
+
+
+def test_a_bridge_that_leaves_no_room_is_not_added() -> None:
+    turn = len(CALL) + 1
+    trajectory, engine = run([CALL, "3"], max_completion_length=turn + BRIDGE)
+    assert trajectory.stop_reason is StopReason.LENGTH
+    assert len(trajectory.ids) == turn and len(engine.requests) == 1
+    assert trajectory.results[0].content == "3"
+
+
+def test_a_bridge_that_leaves_one_token_is_added() -> None:
+    turn = len(CALL) + 1
+    trajectory, engine = run([CALL, "3"], max_completion_length=turn + BRIDGE + 1)
+    assert engine.requests[1].max_tokens == 1
+    assert trajectory.stop_reason is StopReason.LENGTH
+    assert len(trajectory.ids) == turn + BRIDGE + 1
+
+
+def test_the_deadline_passes_while_sampling() -> None:
+    trajectory, engine = run([ScriptedReply(ByteChat.say("3"), delay_s=10.0)], deadline_s=9.0)
+    assert trajectory.stop_reason is StopReason.DEADLINE
+    assert trajectory.ids == () and engine.cancelled == 1
+
+
+def test_the_deadline_passes_while_a_tool_runs() -> None:
+    tools = ScriptedTools({"add": lambda a, b: "3"}, delay_s=10.0)
+    trajectory, engine = run([CALL], tools=tools, deadline_s=9.0)
+    assert trajectory.stop_reason is StopReason.DEADLINE
+    assert len(trajectory.turns) == 1 and trajectory.results == ()
+    assert tools.open_sessions == 0 and engine.open_requests == 0
+
+
+def test_nothing_is_late_at_the_deadline_itself() -> None:
+    trajectory, _ = run([ScriptedReply(ByteChat.say("3"), delay_s=8.9)], deadline_s=9.0)
+    assert trajectory.stop_reason is StopReason.FINISHED
+
+
+def test_a_failed_request_is_tried_again_on_the_same_ledger() -> None:
+    trajectory, engine = run([CALL, EngineError("gone"), EngineError("gone"), "3"], engine_retries=2)
+    assert trajectory.stop_reason is StopReason.FINISHED
+    assert engine.requests[1] == engine.requests[2] == engine.requests[3]
+
+
+def test_an_engine_that_stays_gone_loses_the_episode_not_its_tokens() -> None:
+    trajectory, _ = run([CALL, EngineError("gone"), EngineError("gone")], engine_retries=1)
+    assert trajectory.stop_reason is StopReason.ENGINE_FAILURE
+    assert trajectory.failure == "EngineError: gone"
+    assert ByteChat.text(trajectory.ids) == f"{CALL}|>tool:3|>"
+
+
+def test_a_bug_in_a_plugin_is_not_a_stop_reason() -> None:
+    def broken(**_: Any) -> str:
+        raise PluginError("a bug")
+
+    with pytest.raises(PluginError, match="a bug"):
+        run([CALL], tools=ScriptedTools({"add": broken}))
+
+
+def test_an_environment_speaks_first_and_gives_the_reward() -> None:
+    tools = ScriptedTools({"add": lambda a, b: "3"}, observation=lambda row: " (seen)", reward=lambda row: 0.5)
+    trajectory, _ = run(["3"], tools=tools)
+    assert "user:q (seen)" in ByteChat.text(trajectory.prompt_ids)
+    assert trajectory.reward == 0.5
+
+
+def test_without_tools_a_call_is_only_text() -> None:
+    engine = ScriptedEngine([ByteChat.say(CALL)])
+    runner = EpisodeRunner(
+        engine=engine,
+        chat=ByteChat(),
+        limits=EpisodeLimits(max_completion_length=100),
+        options=SamplingOptions(),
+        cut=lambda text: Cut(text, False),
+    )
+    clock = FakeClock()
+
+    async def main() -> Trajectory:
+        await engine.open()
+        return await replace(runner, clock=clock)(Episode(messages=({"role": "user", "content": "q"},)))
+
+    trajectory = clock.run(main())
+    assert trajectory.stop_reason is StopReason.FINISHED and trajectory.attempts == ()

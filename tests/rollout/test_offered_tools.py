@@ -1,0 +1,87 @@
+"""Per-row tools: only what a row names is shown and can be called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.errors import DataError
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+from toolgrpo.rollout.row_tools import check_tool_names, offered_tools
+from toolgrpo.rollout.truncation import Cut
+from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools
+from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
+
+BOTH = 'call add {"a": 1, "b": 2}\ncall sub {"a": 1, "b": 2}\ncall add {"a": 3, "b": 4}'
+
+
+def run(row: dict[str, Any], turns: list[str]) -> tuple[Trajectory, ScriptedTools]:
+    tools = ScriptedTools({"add": lambda a, b: str(a + b), "sub": lambda a, b: str(a - b)})
+    engine = ScriptedEngine([ByteChat.say(turn) for turn in turns], max_model_len=4096)
+    clock = FakeClock()
+    runner = EpisodeRunner(
+        engine=engine,
+        chat=ByteChat(),
+        limits=EpisodeLimits(max_completion_length=1000),
+        options=SamplingOptions(),
+        cut=lambda text: Cut(text, False),
+        tools=tools,
+        clock=clock,
+    )
+
+    async def main() -> Trajectory:
+        await engine.open()
+        try:
+            return await runner(Episode(messages=({"role": "user", "content": "q"},), row=row))
+        finally:
+            await engine.close()
+
+    return clock.run(main()), tools
+
+
+def shown(trajectory: Trajectory) -> str:
+    return ByteChat.text(trajectory.prompt_ids).partition(">")[0]
+
+
+@pytest.mark.parametrize("row", [{}, {"tools": None}])
+def test_a_row_without_names_has_all_tools(row: dict[str, Any]) -> None:
+    trajectory, _ = run(row, [BOTH, "7"])
+    assert shown(trajectory) == "tools:add,sub"
+    assert [r.content for r in trajectory.results] == ["3", "-1", "7"]
+
+
+def test_a_row_sees_and_calls_only_the_tools_it_names() -> None:
+    trajectory, tools = run({"tools": ["add"]}, [BOTH, "7"])
+    assert shown(trajectory) == "tools:add"
+    assert [r.error for r in trajectory.results] == [None, ToolErrorKind.UNKNOWN_TOOL, None], "in call order"
+    assert [r.content for r in trajectory.results][::2] == ["3", "7"]
+    assert "no tool named 'sub'. The tools are: add." in trajectory.results[1].content
+    assert [name for name, _ in tools.calls] == ["add", "add"], "the hidden tool is never reached"
+    assert tools.closed_sessions == 1 and tools.open_sessions == 0
+
+
+def test_a_row_can_have_no_tool_at_all() -> None:
+    trajectory, tools = run({"tools": []}, ['call add {"a": 1, "b": 2}', "3"])
+    assert shown(trajectory) == "tools:"
+    assert "There are no tools for this question" in trajectory.results[0].content
+    assert tools.calls == [] and trajectory.stop_reason is StopReason.FINISHED
+
+
+def test_the_order_is_the_toolboxes() -> None:
+    trajectory, _ = run({"tools": ["sub", "add"]}, ["7"])
+    assert shown(trajectory) == "tools:add,sub"
+
+
+def test_a_malformed_call_is_explained_by_the_tools_themselves() -> None:
+    trajectory, _ = run({"tools": ["add"]}, ["call sub {", "7"])
+    assert trajectory.results[0].error is ToolErrorKind.INVALID_JSON
+
+
+def test_a_name_that_no_tool_has_is_an_error_with_the_nearest() -> None:
+    with pytest.raises(DataError, match=r"names the tool 'ad' .* the nearest is 'add'"):
+        run({"tools": ["ad"]}, ["7"])
+    with pytest.raises(DataError, match="no tools were loaded"):
+        offered_tools(None, {"tools": ["add"]})
+    check_tool_names(None, [])

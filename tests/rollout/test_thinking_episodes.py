@@ -1,0 +1,102 @@
+"""Thinking through whole episodes, for every family that thinks: what was thought stays in the ledger, whatever the
+template would hide from later turns, and `enable_thinking` of the row reaches the prompt and every bridge."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.chat import resolve_format, tool_message
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+from toolgrpo.rollout.truncation import Cut
+from toolgrpo.testing import ScriptedEngine, ScriptedTools, trl_tokenizer
+from toolgrpo.testing.chat_samples import calling, printed_turn, thinking_markers
+from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
+from toolgrpo.trajectory import StopReason, Trajectory
+
+pytestmark = pytest.mark.contract
+
+SHARED = Path(__file__).parents[3] / "shared" / "tokenizers"
+NAMES = ("real-qwen3", "qwen3", "qwen3_5_think", "qwen3_8", "glm4moe", "nemotron_3_ultra", "gemma4_v5", "lfm2_2_5")
+QUESTION = {"role": "user", "content": "q"}
+THOUGHTS = ("first I look", "then I look again", "now I know")
+
+
+@cache
+def load(name: str) -> tuple[Any, TemplateFormat]:
+    try:
+        tokenizer = real_tokenizer(name, SHARED) if name in REAL_TOKENIZERS else trl_tokenizer(name)
+    except NotAtHand as missing:
+        pytest.skip(str(missing))
+    chat = resolve_format(tokenizer)
+    assert isinstance(chat, TemplateFormat)
+    return tokenizer, chat
+
+
+def says(chat: TemplateFormat, turn: int, request: SampleRequest) -> list[int]:
+    """A turn that thinks and then calls, or answers in the end; thinking that the prompt has opened is only closed."""
+    opening, closing = thinking_markers(chat)
+    opened = chat.parse(chat.encode("x"), before=request.ids).reasoning == "x"
+    thought = chat.encode(("" if opened else opening) + THOUGHTS[turn] + closing)
+    if turn == 2:
+        return [*thought, *chat.encode("done"), chat.stop_ids[-2 if chat.family.end_opens_results else 0]]
+    called = calling(("look_up", {"key": f"k{turn}"}))
+    printed = printed_turn(chat, [QUESTION], called, [tool_message("look_up", "r")], []).said
+    opens = chat.encode(chat.family.form.call.opening[0])[0]
+    return [*thought, *printed[printed.index(opens) :]]
+
+
+def play(chat: TemplateFormat, enable_thinking: bool | None) -> tuple[Trajectory, list[list[int]]]:
+    engine = ScriptedEngine(lambda request, number: says(chat, number, request), max_model_len=100_000)
+
+    async def run() -> Trajectory:
+        runner = EpisodeRunner(
+            engine=engine,
+            chat=chat,
+            limits=EpisodeLimits(max_completion_length=50_000),
+            options=SamplingOptions(),
+            cut=lambda text: Cut(text, False),
+            tools=ScriptedTools({"look_up": lambda key: f"found {key}"}),
+        )
+        await engine.open()
+        try:
+            return await runner(Episode(messages=(QUESTION,), enable_thinking=enable_thinking))
+        finally:
+            await engine.close()
+
+    return asyncio.run(run()), [list(request.ids) for request in engine.requests]
+
+
+@pytest.mark.parametrize("value", [None, False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_thought_stays(name: str, value: bool | None) -> None:
+    tokenizer, chat = load(name)
+    trajectory, asked = play(chat, value)
+    assert trajectory.stop_reason is StopReason.FINISHED
+    assert [turn.reasoning for turn in trajectory.turns] == list(THOUGHTS)
+    assert [attempt.arguments for attempt in trajectory.attempts] == [{"key": "k0"}, {"key": "k1"}]
+    whole = [*trajectory.prompt_ids, *trajectory.ids]
+    for ids, turn in zip(asked, trajectory.turns, strict=True):
+        assert whole[: len(ids)] == ids, "what the engine was asked is the ledger"
+        assert len(trajectory.prompt_ids) + turn.start == len(ids)
+        assert set(trajectory.mask[turn.start : turn.end]) == {1}
+    text = tokenizer.decode(whole, skip_special_tokens=False)
+    assert all(text.count(thought) == 1 for thought in THOUGHTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rows_choice_reaches_the_prompt_and_every_bridge(name: str) -> None:
+    _, chat = load(name)
+    for value in (None, False, True):
+        trajectory, asked = play(chat, value)
+        assert asked[0] == chat.prompt([QUESTION], ScriptedTools({"look_up": str}).schemas, enable_thinking=value)
+        for turn, following in zip(trajectory.turns, asked[1:], strict=False):
+            result = [tool_message("look_up", turn.results[0].content)]
+            end = len(trajectory.prompt_ids) + turn.end
+            assert following[end:] == chat.bridge(following[:end], result, enable_thinking=value)

@@ -1,0 +1,122 @@
+"""Grading: honest solutions pass, and no program that does not solve its task scores anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.data import load_tasks
+from toolgrpo.errors import DataError, RewardError
+from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.code_exec import program_of
+from toolgrpo.sandbox import Sandbox
+from toolgrpo.sandbox.grading import grade
+from toolgrpo.sandbox.grading.split_plan import Suite
+
+ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0", "assert not add(0, 0)"))
+CHECK = Suite(
+    tests=(
+        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate([1, 2], k=1) == [2], 'msg'\n"
+        "    assert abs(candidate([0.5], k=0)[0] - 0.5) < 1e-6\n",
+    ),
+    entry_point="tail",
+)
+LOOP = Suite(
+    tests=(
+        "def check(candidate):\n    import random\n    for _ in range(5):\n        n = random.randint(1, 9)\n"
+        "        assert candidate(n) == n * n\n    try:\n        candidate('x')\n        assert False\n"
+        "    except Exception:\n        pass\n",
+    ),
+    entry_point="square",
+)
+NODES = Suite(
+    tests=("assert depth(root) == 2",),
+    setup="root = Node(1)\nroot.left = Node(2)",
+)
+TREE = """
+class Node:
+    def __init__(self, value):
+        self.value, self.left, self.right = value, None, None
+def depth(node):
+    return 0 if node is None else 1 + max(depth(node.left), depth(node.right))
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(workers=1) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("program", "suite"),
+    [
+        ("def add(a, b):\n    return a + b", ADD),
+        ("import numpy\ndef add(a, b):\n    return numpy.int64(a + b)", ADD),
+        ("def add(a, b):\n    print('noise')\n    return a + b\nif __name__ == '__main__':\n    add(1, 1)", ADD),
+        ("def tail(items, k):\n    return items[k:]", CHECK),
+        ("def square(n):\n    return n ** 2", LOOP),
+        (TREE, NODES),
+        ("def f(x):\n    return float('nan') if x else float('inf')", Suite(("assert f(1) != f(1)", "assert f(0) > 1e300"))),
+        ("def f(g):\n    return g(3)", Suite(("assert f(lambda x: x + 1) == 4",))),
+        ("def enc(s):\n    return s[::-1]\ndef dec(s):\n    return s[::-1]", Suite(("assert dec(enc('abc')) == 'abc'",))),
+    ],
+)  # fmt: skip
+def test_an_honest_solution_passes(sandbox: Sandbox, program: str, suite: Suite) -> None:
+    result = grade(sandbox, program, suite)
+    assert result.all_passed, result
+
+
+def test_only_suites_that_need_objects_of_the_solution_are_forgeable(sandbox: Sandbox) -> None:
+    assert not grade(sandbox, "def square(n):\n    return n ** 2", LOOP).forgeable
+    assert grade(sandbox, TREE, NODES).forgeable
+
+
+def test_what_forgeable_means(sandbox: Sandbox) -> None:
+    """Stated so that the docs stay true: a compared value is safe there too, a bare expression is not."""
+    compared = Suite(("assert depth(root) == 2",), setup=NODES.setup)
+    liar = (
+        "class Node:\n    pass\n    def __init__(self, v): pass\nclass L(int):\n    def __eq__(self, o): return True\n"
+    )
+    assert not grade(sandbox, liar + "def depth(n): return L(7)", compared).all_passed
+    bare = Suite(("assert depth(root) in (2,)",), setup=NODES.setup)
+    assert grade(sandbox, liar + "def depth(n): return L(7)", bare).forgeable
+
+
+def test_bad_tests_are_an_error_of_the_data(sandbox: Sandbox) -> None:
+    with pytest.raises(DataError, match="no Python"):
+        grade(sandbox, "x = 1", Suite(("assert (",)))
+    with pytest.raises(DataError, match="no_such_library"):
+        grade(sandbox, "x = int", Suite(("assert x() == 0",), setup="import no_such_library"))
+    with pytest.raises(DataError, match="at least one test"):
+        Suite(())
+
+
+def test_the_program_of_a_response() -> None:
+    assert program_of("```python\na\n```\ntext\n```py\nb = 1\n```\n```text\nout\n```") == "b = 1\n"
+    assert program_of("x = 1\n") == "x = 1\n"
+    assert program_of("I do not know how.") is None
+    assert program_of("") is None
+
+
+def test_rows_without_tests_are_refused() -> None:
+    with pytest.raises(RewardError, match="row 1"):
+        get_reward("code_exec")(
+            completions=[[{"role": "assistant", "content": "x = 1"}]] * 2, tests=[["assert x == 1"], []]
+        )
+
+
+@pytest.mark.parametrize("name", ["mbpp_full_10", "mbpp_sanitized_30"])
+def test_every_reference_solution_passes_and_no_empty_one(name: str) -> None:
+    file = Path(__file__).parents[2].parent / "shared" / "data" / f"{name}.jsonl"
+    if not file.exists():
+        pytest.skip("the MBPP rows that this test reads are not beside the repository")
+    rows = list(load_tasks(f"mbpp:{file}"))
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    reward = get_reward("code_exec")
+    gold = [[{"role": "assistant", "content": f"Here:\n```python\n{row['answer']}\n```"}] for row in rows]
+    assert reward(completions=gold, **columns) == [1.0] * len(rows)
+    empty = [[{"role": "assistant", "content": "```python\nimport sys; sys.exit(0)\n```"}]] * len(rows)
+    assert reward(completions=empty, **columns) == [0.0] * len(rows)

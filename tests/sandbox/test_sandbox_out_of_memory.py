@@ -1,0 +1,145 @@
+"""A run that the kernel kills for want of memory is the machine's failure; one that kills itself is its own.
+
+The kernel's counter of such kills is a file of ours here; no machine runs out of memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from toolgrpo.errors import SandboxError
+from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.code_exec import _Shared
+from toolgrpo.sandbox import RunStatus, Sandbox
+from toolgrpo.sandbox.client import host_process
+
+KILLS_ITSELF = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+event = (ctypes.c_int * 16)(0, 0, 9, 0)  # when the timer is due: signal 9
+timer = ctypes.c_void_p()
+assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
+assert libc.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, 1000)), None) == 0
+time.sleep(5)
+"""
+
+
+def rest() -> str:
+    """The beginning of a program that has not ended within the next five seconds, however often it is run in them."""
+    return f"import time\ntime.sleep(max(0.0, {time.time() + 5.0} - time.time()))\n"
+
+
+class Counter:
+    """The file in which the kernel counts."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._kills = file, 2
+        self.count()
+
+    def count(self) -> None:
+        self._kills += 1
+        self._file.write_text(f"nr_free_pages 5\noom_kill {self._kills}\npgfault 9\n")
+
+
+@pytest.fixture
+def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter:
+    monkeypatch.setattr(host_process, "VMSTAT", tmp_path / "vmstat")
+    return Counter(tmp_path / "vmstat")
+
+
+def confined(sandbox: Sandbox) -> list[psutil.Process]:
+    """The processes that run code or wait for it: those without a child."""
+    family = psutil.Process(sandbox._mother.pid).children(recursive=True)
+    return [process for process in family if process.is_running() and not process.children()]
+
+
+def wait_until_it_runs(sandbox: Sandbox, workers: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(sandbox._resting) == workers:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.1)
+
+
+def test_a_session_killed_by_the_kernel_is_an_error(counter: Counter) -> None:
+    with Sandbox(workers=1, preload=[]) as sandbox:
+        with sandbox.session() as session:
+            session.run("x = 1")
+            (process,) = confined(sandbox)
+            counter.count()
+            process.kill()
+            with pytest.raises(SandboxError, match="lost"):
+                session.run("x")
+        assert sandbox.run("6 * 7").value == 42
+
+
+def test_a_session_killed_for_another_reason_is_a_killed_run(counter: Counter) -> None:
+    with Sandbox(workers=1, preload=[]) as sandbox, sandbox.session() as session:
+        session.run("x = 1")
+        (process,) = confined(sandbox)
+        process.kill()
+        lost = session.run("x")
+        assert lost.status is RunStatus.KILLED and lost.state_lost
+        assert session.run("6 * 7").value == 42
+
+
+def test_a_run_killed_by_the_kernel_is_run_once_more(counter: Counter) -> None:
+    answers = []
+    with Sandbox(workers=1, preload=[]) as sandbox:
+        before = {process.pid for process in psutil.Process(sandbox._mother.pid).children()}
+        thread = threading.Thread(target=lambda: answers.append(sandbox.run(f"{rest()}42", timeout=60.0)))
+        thread.start()
+        wait_until_it_runs(sandbox, 1)
+        counter.count()
+        for process in confined(sandbox):
+            process.kill()
+        thread.join()
+        assert answers[0].value == 42
+        after = {process.pid for process in psutil.Process(sandbox._mother.pid).children()}
+        assert not before & after, "another worker ran it"
+
+
+def test_a_run_that_kills_itself_is_killed_whatever_the_kernel_did_meanwhile(counter: Counter) -> None:
+    with Sandbox(workers=1, preload=[]) as sandbox:
+        assert sandbox.run(KILLS_ITSELF).status is RunStatus.KILLED
+        counter.count()  # another program of this machine was killed; the run is tried again, and is the same
+        assert sandbox.run(KILLS_ITSELF).status is RunStatus.KILLED
+        assert sandbox.run("6 * 7").value == 42
+
+
+def test_code_exec_scores_no_program_that_the_kernel_killed(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Shared, "_sandbox", None)
+    program = f"{rest()}def twice(x):\n    return 2 * x"
+    completion = [{"role": "assistant", "content": f"```python\n{program}\n```"}]
+    scores: list[float] = []
+
+    def score() -> None:
+        scores.extend(get_reward("code_exec")(completions=[completion], tests=[["assert twice(2) == 4"]]))
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    deadline = time.monotonic() + 120
+    while _Shared._sandbox is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first = _Shared._sandbox
+    wait_until_it_runs(first, first._workers)
+    counter.count()
+    for process in confined(first):
+        process.kill()
+    thread.join()
+    assert scores == [1.0]
+    assert _Shared._sandbox is not first, "scored by a second sandbox"
+    first.close()
+    _Shared._sandbox.close()
+
+
+def test_where_nothing_counts_a_killed_run_is_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_process, "VMSTAT", tmp_path / "absent")
+    with Sandbox(workers=1, preload=[]) as sandbox:
+        assert sandbox.run(KILLS_ITSELF).status is RunStatus.KILLED

@@ -1,0 +1,81 @@
+"""`recipes/sft.py` from the command line to a model that has learnt, on a miniature of nano."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from toolgrpo.models.nano.build import build_nano
+from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
+from toolgrpo.models.nano.recipe import NanoRecipe, Phase
+from toolgrpo.models.nano.toolsets import CANONICAL
+from toolgrpo.sft.batches import collate
+from toolgrpo.sft.encoder import ConversationEncoder
+from toolgrpo.sft.loss import SupervisedLoss
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+MINI = NanoRecipe(
+    hidden_size=64,
+    intermediate_size=128,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    phases=(Phase(name="mini", steps=1, calls={1: 1.0}, canonical=1.0),),
+    toolsets_per_step=1,
+    examples_per_toolset=2,
+)
+
+
+def _sft(*flags):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "recipes" / "sft.py"), *flags]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sft")
+    build_nano(MINI, folder / "model")
+    rng = random.Random(0)
+    rows = [demonstrate(draw_training_problem(rng, 1), CANONICAL, rng, None) for _ in range(24)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return folder
+
+
+def test_a_chat_model_learns_conversations_and_can_be_loaded(base):
+    done = _sft(
+        *("--model_name_or_path", str(base / "model"), "--dataset_id_or_path", str(base / "rows.jsonl")),
+        *("--tools_script", "tools_funcs/math_tools.py", "--output_dir", str(base / "out")),
+        *("--max_steps", "12", "--batch_size", "8", "--micro_batch_size", "4", "--learning_rate", "0.01"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "24 conversations" in done.stderr and "step 12 of 12" in done.stderr
+    rows = [json.loads(line)["messages"] for line in (base / "rows.jsonl").read_text().splitlines()]
+    losses = []
+    for name in ("model", "out"):
+        tokenizer = AutoTokenizer.from_pretrained(base / name)
+        examples = [ConversationEncoder(tokenizer)(row, [tool.schema for tool in CANONICAL]) for row in rows]
+        model = AutoModelForCausalLM.from_pretrained(base / name)
+        losses.append(SupervisedLoss(model)(collate(examples, tokenizer.pad_token_id)).item())
+    assert losses[1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model_name_or_path", "{base}/model", "--dataset_id_or_path", "{base}/nothing.jsonl"), "nothing.jsonl"),
+        (("--model_name_or_path", "{base}/model", "--dataset_id_or_path", "nano"), "from scratch"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(base, flags, message):
+    done = _sft(*(flag.format(base=base) for flag in flags), "--output_dir", str(base / "bad"))
+    assert done.returncode == 1
+    assert message in done.stderr and "Traceback" not in done.stderr

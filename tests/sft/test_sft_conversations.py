@@ -1,0 +1,109 @@
+"""Conversations as tokens: the mask is on what the assistant says, whatever the template can tell."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from toolgrpo.errors import ChatFormatError, DataError
+from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem, render, render_tools
+from toolgrpo.models.nano.tokenizer import build_tokenizer
+from toolgrpo.models.nano.toolsets import CANONICAL
+from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
+
+SCHEMAS = [tool.schema for tool in CANONICAL]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _conversations(n):
+    rng = random.Random(0)
+    return [demonstrate(draw_training_problem(rng, rng.randint(1, 3)), CANONICAL, rng, None) for _ in range(n)]
+
+
+@pytest.fixture
+def tokenizer():
+    return build_tokenizer([render_tools(CANONICAL) + render(messages) for messages in _conversations(40)], 640)
+
+
+def _learnt(tokenizer, example):
+    """The texts of the masked stretches."""
+    stretches, previous = [], 0
+    for token, bit in zip(example.ids, example.mask, strict=True):
+        if bit and not previous:
+            stretches.append([])
+        if bit:
+            stretches[-1].append(token)
+        previous = bit
+    return [tokenizer.decode(ids) for ids in stretches]
+
+
+def test_with_markers_exactly_the_assistant_turns_are_learnt(tokenizer):
+    encode = ConversationEncoder(tokenizer)
+    for messages in _conversations(10):
+        example = encode(messages, SCHEMAS)
+        assert tokenizer.decode(list(example.ids)) == render_tools(CANONICAL) + render(messages)
+        header = "<|im_start|>assistant\n"
+        turns = [render([m]).removeprefix(header).removesuffix("\n") for m in messages if m["role"] == "assistant"]
+        assert _learnt(tokenizer, example) == turns
+
+
+def test_without_markers_the_turns_are_told_apart_by_rendering(tokenizer):
+    tokenizer.chat_template = CHATML
+    messages = [
+        {"role": "user", "content": "What is 3 plus 4?"},
+        {"role": "assistant", "content": "The answer is 7."},
+        {"role": "user", "content": "What is 1 plus 1?"},
+        {"role": "assistant", "content": "The answer is 2."},
+        {"role": "user", "content": "Add 1 and 2."},
+    ]
+    example = ConversationEncoder(tokenizer)(messages)
+    assert _learnt(tokenizer, example) == ["The answer is 7.<|im_end|>", "The answer is 2.<|im_end|>"]
+
+
+def test_a_template_that_rewrites_history_is_refused(tokenizer):
+    tokenizer.chat_template = "{{ messages | length }}" + CHATML
+    with pytest.raises(ChatFormatError, match="generation markers"):
+        ConversationEncoder(tokenizer)([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+
+
+def test_a_tokenizer_without_a_template_is_refused(tokenizer):
+    tokenizer.chat_template = None
+    with pytest.raises(ChatFormatError, match="no chat template"):
+        ConversationEncoder(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"messages": [{"role": "user", "content": "a"}]}', "line 2: no assistant message"),
+        ('{"text": "a"}', "line 2: no conversation"),
+        ('{"messages": "hello"}', "line 2: no conversation"),
+        ("{", "line 2"),
+    ],
+)
+def test_a_bad_row_says_where_it_stands(tmp_path, line, message):
+    good = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    file = tmp_path / "rows.jsonl"
+    file.write_text(good + "\n" + line + "\n")
+    with pytest.raises(DataError, match=message):
+        read_conversations(file)
+
+
+def test_prompt_and_completion_are_a_conversation_too(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    row = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
+    file.write_text(json.dumps(row) + "\n")
+    assert [m["role"] for m in read_conversations(file)[0]["messages"]] == ["user", "assistant"]
+
+
+def test_missing_and_empty_files_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
+        read_conversations(tmp_path / "nowhere.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"empty\.jsonl"):
+        read_conversations(tmp_path / "empty.jsonl")

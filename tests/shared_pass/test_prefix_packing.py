@@ -1,0 +1,138 @@
+"""Whatever the rows: a packing spells each of them, scores each place once, and is never longer than they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolgrpo.shared_pass.group_order import keep_groups_together, order_by_group
+from toolgrpo.shared_pass.packing import Packing, Row, cut_into_passes, pack, rows_of_batch
+
+pytestmark = pytest.mark.property
+
+tokens = st.integers(0, 2)  # few kinds, so that common beginnings happen by themselves
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ids, attention mask (padding on either side), scored mask (anything)."""
+    n_rows, width = draw(st.integers(1, 6)), draw(st.integers(1, 12))
+    shape = st.lists(st.lists(tokens, min_size=width, max_size=width), min_size=n_rows, max_size=n_rows)
+    ids = torch.tensor(draw(shape))
+    mask = torch.zeros_like(ids)
+    for row in mask:
+        start = draw(st.integers(0, width))
+        row[start : draw(st.integers(start, width))] = 1
+    bits = st.lists(st.lists(st.integers(0, 1), min_size=width, max_size=width), min_size=n_rows, max_size=n_rows)
+    scored = torch.tensor(draw(bits))
+    return ids, mask, scored
+
+
+def spelled(packing: Packing, leaf: int) -> list[tuple[int, int]]:
+    """(token, position) of the row that ends in this segment."""
+    segment = packing.segments[leaf]
+    places = [p for start, end in (*segment.ancestors, (segment.start, segment.end)) for p in range(start, end)]
+    return [(packing.tokens[p], packing.positions[p]) for p in places]
+
+
+@given(batches(), st.integers(1, 4))
+def test_a_packing_spells_its_rows_and_scores_each_place_once(
+    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], min_shared: int
+) -> None:
+    rows = rows_of_batch(*batch)
+    if not rows:
+        return
+    packing = pack(rows, min_shared=min_shared)
+    assert packing.n_tokens <= sum(len(row.tokens) for row in rows)
+    assert [place for s in packing.segments for place in range(s.start, s.end)] == list(range(packing.n_tokens))
+    owners = {place: (packing.rows[i], packing.columns[i]) for i, place in enumerate(packing.scored)}
+    expected = {(row.index, c) for row in rows for c, label in zip(row.columns, row.labels, strict=True) if label >= 0}
+    assert len(owners) == len(packing.scored) and set(owners.values()) == expected
+    by_index = {row.index: row for row in rows}
+    for number, segment in enumerate(packing.segments):
+        scored = {owners[place][0] for place in range(segment.start, segment.end) if place in owners}
+        assert len(scored) <= 1, "a shared token is scored for a row"
+        for index in scored:
+            assert spelled(packing, number) == [(t, i) for i, t in enumerate(by_index[index].tokens)]
+
+
+@given(batches())
+def test_labels_are_the_tokens_that_follow(batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    ids, mask, scored = batch
+    found = {
+        (row.index, c): label
+        for row in rows_of_batch(ids, mask, scored)
+        for c, label in zip(row.columns, row.labels, strict=True)
+    }
+    for (index, column), label in found.items():
+        assert label == (int(ids[index, column]) if scored[index, column] else -100)
+    wanted = {
+        (i, c)
+        for i in range(len(ids))
+        for c in range(ids.shape[1])
+        if scored[i, c] and mask[i, c] and mask[i, :c].any()
+    }
+    assert wanted == {place for place, label in found.items() if label >= 0}
+
+
+@given(batches(), st.integers(1, 30))
+def test_passes_hold_every_row_once_and_keep_to_the_budget(
+    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], max_tokens: int
+) -> None:
+    rows = rows_of_batch(*batch)
+    passes = cut_into_passes(rows, max_tokens, min_shared=2)
+    assert sorted(row.index for part in passes for row in part) == sorted(row.index for row in rows)
+    for part in passes:
+        assert len(part) == 1 or pack(part, min_shared=2).n_tokens <= max_tokens
+
+
+def test_a_common_beginning_is_laid_out_once() -> None:
+    prompt = tuple(range(20))
+    rows = [Row(i, (*prompt, 50 + i), (*[-100] * 20, 7), tuple(range(1, 22))) for i in range(3)]
+    packing = pack(rows)
+    assert packing.n_tokens == 20 + 3
+    assert [segment.ancestors for segment in packing.segments] == [(), *[((0, 20),)] * 3]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=24), st.sampled_from([1, 2, 3, 4, 6]))
+def test_an_order_is_a_permutation(groups: list[int], size: int) -> None:
+    groups = groups[: len(groups) // size * size]
+    if groups:
+        assert sorted(order_by_group(groups, size)) == list(range(len(groups)))
+
+
+@given(st.permutations([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4), st.sampled_from([4, 8]))
+def test_whole_groups_that_fit_stay_whole(groups: list[int], size: int) -> None:
+    order = order_by_group(groups, size)
+    for start in range(0, 16, size):
+        assert len({groups[i] for i in order[start : start + size]}) == size // 4
+
+
+@given(st.permutations(range(12)), st.sampled_from([1, 2, 3, 4, 6]))
+def test_every_optimizer_step_keeps_its_samples(samples: list[int], accumulation_steps: int) -> None:
+    size = 2
+    batches = [
+        {
+            "prompt_ids": torch.tensor([[0, s % 3] for s in samples[start : start + size]]),
+            "prompt_mask": torch.tensor([[0, 1]] * size),
+            "sample": list(samples[start : start + size]),
+            "advantages": torch.tensor(samples[start : start + size]),
+            "num_items_in_batch": torch.tensor(7),
+            "absent": None,
+        }
+        for start in range(0, 12, size)
+    ]
+    ordered = keep_groups_together(batches, accumulation_steps)
+    assert len(ordered) == len(batches)
+    for start in range(0, len(batches), accumulation_steps):
+        step = slice(start, start + accumulation_steps)
+        assert sorted(s for b in ordered[step] for s in b["sample"]) == sorted(
+            s for b in batches[step] for s in b["sample"]
+        )
+    for b in ordered:
+        assert b["advantages"].tolist() == b["sample"] and b["prompt_ids"][:, 1].tolist() == [
+            s % 3 for s in b["sample"]
+        ]
+        assert b["num_items_in_batch"] == 7 and b["absent"] is None

@@ -1,0 +1,340 @@
+"""The prefix-shared pass against the padded pass of TRL's fused head: values and gradients, model family by family."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from trl.trainer.utils import add_fused_lm_head
+
+from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.shared_pass.attention import NAME, shared_attention
+from toolgrpo.shared_pass.scoring import SharedPass, unsupported
+from toolgrpo.trainer import trl_seam
+
+VOCABULARY = 97
+COLUMNS = 20
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "qwen3": lambda **kw: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE, head_dim=16, **kw)),
+    "qwen2": lambda **kw: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE, **kw)),
+    "llama": lambda **kw: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, **kw)),
+    "mistral": lambda **kw: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**SHAPE, head_dim=16, sliding_window=9, **kw)
+    ),
+    "gemma3": lambda **kw: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=12, layer_types=SLIDING, **kw)
+    ),
+    "qwen3_moe": lambda **kw: transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **kw
+        )
+    ),
+}
+
+
+def make(family: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    model = FAMILIES[family](**changes).float()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 1.0, 0.1)
+    add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
+    return model.train()
+
+
+class Batch(NamedTuple):
+    """TRL's shape: prompts left padded, completions right padded."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+    @property
+    def weights(self) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(5)
+        return torch.randn(len(self.ids), COLUMNS, generator=generator) * self.mask[:, -COLUMNS:]
+
+
+def batch(prompts: list[int], group: int = 4, *, lengths: list[int] | None = None, seed: int = 1) -> Batch:
+    """A group of completions for each prompt length; a length of 0 is a completion without a token."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(prompts)
+    ids = torch.zeros(len(prompts) * group, width + COLUMNS, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for number, n_prompt in enumerate(prompts):
+        prompt = torch.randint(0, VOCABULARY, (n_prompt,), generator=generator)
+        for member in range(group):
+            row = number * group + member
+            n_own = lengths[row] if lengths else int(torch.randint(1, COLUMNS + 1, (), generator=generator))
+            ids[row, width - n_prompt : width] = prompt
+            ids[row, width : width + n_own] = torch.randint(0, VOCABULARY, (n_own,), generator=generator)
+            mask[row, width - n_prompt : width + n_own] = 1
+    return Batch(ids, mask)
+
+
+class Result(NamedTuple):
+    logps: torch.Tensor
+    entropies: torch.Tensor
+    gradient: torch.Tensor
+
+
+def with_gradient(model: Any, rows: Batch, score: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> Result:
+    model.zero_grad()
+    logps, entropies = score()
+    ((logps + 0.3 * entropies) * rows.weights).sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return Result(logps.detach(), entropies.detach(), gradient)
+
+
+def padded(model: Any, rows: Batch) -> Result:
+    def score() -> tuple[torch.Tensor, torch.Tensor]:
+        labels = rows.ids.masked_fill(rows.mask == 0, -100)
+        labels[:, :-COLUMNS] = -100
+        output = model(input_ids=rows.ids, attention_mask=rows.mask, labels=labels, fused_lm_head=True)
+        return output.log_probs[:, -COLUMNS:], output.entropy[:, -COLUMNS:]
+
+    return with_gradient(model, rows, score)
+
+
+def shared(model: Any, rows: Batch, **options: Any) -> Result:
+    def score() -> tuple[torch.Tensor, torch.Tensor]:
+        result = SharedPass(mode="on", **options).score_completions(
+            model, rows.ids, rows.mask, COLUMNS, unwrapped=model, compute_entropy=True
+        )
+        assert result is not None and result.entropies is not None
+        return result.logps, result.entropies
+
+    return with_gradient(model, rows, score)
+
+
+def assert_equal(ours: Result, theirs: Result) -> None:
+    assert theirs.gradient.norm() > 0.1, "a comparison of zeros would show nothing"
+    torch.testing.assert_close(ours.logps, theirs.logps, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.entropies, theirs.entropies, atol=1e-5, rtol=0)
+    assert (ours.gradient - theirs.gradient).norm() < 1e-5 * theirs.gradient.norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("max_tokens", [None, 60])
+def test_values_and_gradients_are_the_padded_ones(family: str, max_tokens: int | None) -> None:
+    model, rows = make(family), batch([31, 23])
+    assert_equal(shared(model, rows, max_tokens=max_tokens), padded(model, rows))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant: bool) -> None:
+    model, rows = make("qwen3"), batch([31, 23])
+    expected = padded(model, rows)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    calls = []
+    model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(model.config._attn_implementation))
+    assert_equal(shared(model, rows), expected)
+    assert calls == [NAME, NAME], "the layer was not computed again in the backward pass, with the shared attention"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_lora_and_its_reference() -> None:
+    rows = batch([31, 23])
+    model = get_peft_model(make("qwen3"), LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    assert_equal(shared(model, rows), padded(model, rows))
+    with model.disable_adapter():
+        reference = SharedPass(mode="on").score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
+        theirs = padded_logps(model, rows)
+    assert reference is not None
+    torch.testing.assert_close(reference.logps, theirs, atol=1e-5, rtol=0)
+
+
+def padded_logps(model: Any, rows: Batch) -> torch.Tensor:
+    labels = rows.ids.masked_fill(rows.mask == 0, -100)
+    labels[:, :-COLUMNS] = -100
+    output = model(input_ids=rows.ids, attention_mask=rows.mask, labels=labels, fused_lm_head=True)
+    return output.log_probs[:, -COLUMNS:]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "group", "lengths"),
+    [
+        ([1], 4, [20, 3, 1, 7]),  # a prompt of one token
+        ([30, 12, 25], 1, None),  # groups of one
+        ([20], 4, [0, 5, 0, 20]),  # completions without a token
+        ([40, 2, 17, 17], 2, [20] * 8),
+    ],
+)
+def test_odd_shapes(prompts: list[int], group: int, lengths: list[int] | None) -> None:
+    model, rows = make("qwen3"), batch(prompts, group, lengths=lengths)
+    assert_equal(shared(model, rows), padded(model, rows))
+
+
+def test_a_batch_with_nothing_to_score_gives_zeros_that_can_be_differentiated() -> None:
+    model, rows = make("qwen3"), batch([20], 2, lengths=[0, 0])
+    result = shared(model, rows)
+    assert not result.logps.any() and not result.gradient.any() and len(result.gradient)
+
+
+def test_prompts_of_different_groups_share_what_they_have_in_common() -> None:
+    """Two questions under one system prompt: the system prompt is computed once."""
+    rows = batch([60, 60], 2)
+    rows.ids[2:, :40] = rows.ids[:1, :40]
+    seen = []
+    model = make("qwen3")
+    model.model.register_forward_pre_hook(lambda _, __, kw: seen.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    ours = shared(model, rows)
+    n_completion = int(rows.mask[:, 60:].sum())
+    # The last token of a prompt stands once per completion: each predicts another first token.
+    assert seen == [40 + 19 + 19 + n_completion]
+    assert_equal(ours, padded(model, rows))
+
+
+def test_dropout_is_applied_in_training_and_not_in_evaluation() -> None:
+    model, rows = make("qwen3", attention_dropout=0.5), batch([31])
+    one, two = (shared(model, rows).logps for _ in range(2))
+    assert (one - two).abs().max() > 1e-3
+    model.eval()
+    assert_equal(shared(model, rows), padded(model, rows))
+
+
+def test_autocast_in_bf16_is_as_near_to_fp32_as_the_padded_pass() -> None:
+    model, rows = make("qwen3"), batch([31, 23])
+    exact = padded(model, rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = shared(model, rows), padded(model, rows)
+    assert ours.logps.dtype == theirs.logps.dtype
+    error = (ours.logps - exact.logps).abs().mean()
+    assert 1e-5 < error < 2 * (theirs.logps - exact.logps).abs().mean()
+
+
+def test_a_long_group_is_cut_and_only_one_pass_is_held_at_a_time() -> None:
+    model, rows = make("qwen3"), batch([31], 8, lengths=[20] * 8)
+    lengths: list[int] = []
+    model.model.register_forward_pre_hook(lambda _, __, kw: lengths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    shared(model, rows, max_tokens=80)
+    forward, again = lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :]
+    assert len(forward) == 4 and max(forward) <= 80
+    assert sorted(forward) == sorted(again), "each pass is computed again in the backward pass, none is kept"
+
+
+def test_the_pass_of_the_old_policy_takes_no_more_tokens_at_a_time_than_the_padded_one() -> None:
+    model, rows = make("qwen3"), batch([31, 31, 31, 31], 2)
+    lengths: list[int] = []
+    model.model.register_forward_pre_hook(lambda _, __, kw: lengths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    with torch.no_grad():
+        SharedPass().score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model, batch_size=2)
+    assert len(lengths) > 1 and max(lengths) <= 2 * rows.ids.shape[1]
+
+
+UNSUPPORTED = {
+    "gpt2": (transformers.GPT2Config(), "rotary"),
+    "gpt_oss": (transformers.GptOssConfig(), "sinks"),
+    "gemma2": (transformers.Gemma2Config(), "caps"),
+    "qwen3_next": (transformers.Qwen3NextConfig(), "linear_attention"),
+    "qwen3_vl": (transformers.Qwen3VLConfig(), "images"),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_cannot_be_shared_says_why(name: str) -> None:
+    config, word = UNSUPPORTED[name]
+    assert word in (unsupported(config) or "")
+
+
+def test_auto_falls_back_with_one_line_and_on_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    model, rows = make("qwen3"), batch([31])
+    model = get_peft_model(
+        model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, token_dim=64, num_layers=3)
+    )
+    auto = SharedPass()
+    with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
+        for _ in range(3):
+            assert auto.score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model) is None
+    assert [record.message.count("before every row") for record in caplog.records if "sharing" in record.message] == [1]
+    with pytest.raises(ModelError, match=r"before every row.*set prefix_sharing"):
+        SharedPass(mode="on").score_completions(model, rows.ids, rows.mask, COLUMNS, unwrapped=model)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [({"compute_aux_loss": True}, "load-balancing"), ({"pixel_values": torch.ones(1)}, "pixel_values")],
+)
+def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
+    asked: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, rows = make("qwen3"), batch([31])
+    auto = SharedPass()
+    with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
+        for _ in range(2):
+            assert trl_seam.shared_logps(None, auto, model, rows.ids, rows.mask, COLUMNS, **asked) is None
+    assert [why in record.message for record in caplog.records if "sharing" in record.message] == [True]
+    with pytest.raises(ModelError, match=why):
+        trl_seam.shared_logps(None, SharedPass(mode="on"), model, rows.ids, rows.mask, COLUMNS, **asked)
+
+
+def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = make("qwen3")
+    alone, auto = batch([30, 30], 1, lengths=[20, 20]), SharedPass()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert auto.score_completions(model, alone.ids, alone.mask, COLUMNS, unwrapped=model) is None
+    assert ["too little in common" in record.message for record in caplog.records] == [True]
+    together = batch([30], 2, lengths=[20, 20])
+    assert SharedPass().score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model) is not None
+    assert (
+        SharedPass(mode="off").score_completions(model, together.ids, together.mask, COLUMNS, unwrapped=model) is None
+    )
+
+
+def test_a_budget_holds_where_nothing_is_shared_too() -> None:
+    """Without it `auto` would run these rows padded, in one pass of 100 tokens."""
+    model, rows = make("qwen3"), batch([30, 30], 1, lengths=[20, 20])
+    expected = padded(model, rows)
+    lengths: list[int] = []
+    model.model.register_forward_pre_hook(lambda _, __, kw: lengths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+
+    def score() -> tuple[torch.Tensor, torch.Tensor]:
+        result = SharedPass(max_tokens=60).score_completions(
+            model, rows.ids, rows.mask, COLUMNS, unwrapped=model, compute_entropy=True
+        )
+        assert result is not None and result.entropies is not None
+        return result.logps, result.entropies
+
+    assert_equal(with_gradient(model, rows, score), expected)
+    assert max(lengths) <= 60
+
+
+def test_the_attention_is_put_back_when_the_pass_fails() -> None:
+    model = make("qwen3")
+    with pytest.raises(RuntimeError, match="broken"), shared_attention(model.config):
+        assert model.config._attn_implementation == NAME
+        raise RuntimeError("broken")
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_drops_the_layout_is_an_error_not_a_wrong_number() -> None:
+    model, rows = make("qwen3"), batch([31])
+    with shared_attention(model.config), pytest.raises(ModelError, match="prefix_layout"):
+        model(input_ids=rows.ids)
+
+
+@pytest.mark.parametrize("options", [{"mode": "yes"}, {"max_tokens": 0}])
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="got"):
+        SharedPass(**options)

@@ -1,0 +1,45 @@
+"""What `toolgrpo.shared_pass.tree_attention` takes from PyTorch and PyTorch does not promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from toolgrpo.shared_pass import tree_attention as used
+
+pytestmark = pytest.mark.contract
+
+SCALE = 0.3
+
+
+@pytest.fixture
+def states() -> list[torch.Tensor]:
+    """Queries of 7 tokens, keys and values of 12."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 2, n, 8, generator=generator, dtype=torch.float64) for n in (7, 12, 12)]
+
+
+def test_the_forward_kernel_gives_the_log_sum_exp_of_the_scaled_scores(states):
+    query, key, value = states
+    output, log_sum = used._forward(query, key, value, 0.0, False, scale=SCALE)
+    scores = SCALE * query @ key.transpose(-1, -2)
+    torch.testing.assert_close(log_sum, scores.logsumexp(-1))
+    torch.testing.assert_close(output, scores.softmax(-1) @ value)
+
+
+def test_the_backward_kernel_takes_a_joined_output_and_log_sum_exp(states):
+    """Given those of all keys, it answers for some keys with their share of the whole gradients."""
+    query, key, value = (state.requires_grad_() for state in states)
+    whole = F.scaled_dot_product_attention(query, key, value, scale=SCALE)
+    upstream = torch.randn_like(whole)
+    expected = torch.autograd.grad(whole, (query, key, value), upstream)
+    with torch.no_grad():
+        output, log_sum = used._forward(query, key, value, 0.0, False, scale=SCALE)
+        parts = [
+            used._backward(upstream, query, key[:, :, k], value[:, :, k], output, log_sum, 0.0, False, scale=SCALE)
+            for k in (slice(0, 5), slice(5, 12))
+        ]
+    torch.testing.assert_close(parts[0][0] + parts[1][0], expected[0])
+    for i in (1, 2):
+        torch.testing.assert_close(torch.cat([part[i] for part in parts], 2), expected[i])

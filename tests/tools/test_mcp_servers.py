@@ -1,0 +1,186 @@
+"""MCP servers over both transports: one from PyPI, one of our own, dying and freezing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.errors import ConfigError, PluginError
+from toolgrpo.testing.ports import free_port
+from toolgrpo.testing.tools import attempt, call_all
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.tools.mcp.config_file import read_mcp_config
+from toolgrpo.trajectory import ToolErrorKind
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
+SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "mcp_server.py")
+STDIO = {"command": sys.executable, "args": [SERVER, "stdio"]}
+
+
+def answered_again(toolbox: Toolbox, timeout_s: float = 240.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if run_tool(toolbox, {"name": "add", "arguments": {"a": 1, "b": 1}}).content == "2":
+            return True
+    return False
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def http_server(port: int) -> Iterator[None]:
+    server = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 240
+        while not answers(port):
+            assert server.poll() is None and time.monotonic() < deadline, "the server did not come up"
+            time.sleep(0.05)
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def http_url() -> Iterator[str]:
+    port = free_port()
+    with http_server(port):
+        yield f"http://127.0.0.1:{port}/mcp"
+
+
+@pytest.fixture(scope="module", params=["stdio", "http"])
+def toolbox(request: pytest.FixtureRequest) -> Iterator[Toolbox]:
+    entry = STDIO if request.param == "stdio" else {"url": request.getfixturevalue("http_url"), "headers": {"X-A": "b"}}
+    with load_tools(mcp_config={"mcpServers": {"fixture": entry}}, tool_timeout_s=120, max_result_chars=50) as box:
+        yield box
+
+
+def test_calls_of_several_loops_share_a_session(toolbox: Toolbox) -> None:
+    assert toolbox.names[:3] == ["add", "note", "fail"]
+    for i in range(3):
+        results = call_all(
+            toolbox, attempt("add", a=i, b="1"), attempt("add", a="x", b=1), attempt("fail", reason="so")
+        )
+        assert results[0].content == str(i + 1)
+        assert results[1].error is ToolErrorKind.BAD_ARGUMENTS
+        assert results[2].error is ToolErrorKind.RAISED and "so" in results[2].content
+
+
+def test_a_call_that_overruns_is_answered_at_its_deadline(toolbox: Toolbox) -> None:
+    schema = next(s for s in toolbox.schemas if s["function"]["name"] == "nap")
+    assert schema["function"]["description"] == "Sleep."
+    with load_tools(mcp_config={"mcpServers": {"fixture": STDIO}}, tool_timeout_s=5) as hasty:
+        slow, quick = call_all(hasty, attempt("nap", seconds=1000), attempt("add", a=1, b=1))
+        assert slow.error is ToolErrorKind.TIMEOUT
+        assert quick.content == "2"
+        assert run_tool(hasty, {"name": "add", "arguments": {"a": 2, "b": 2}}).content == "4"
+
+
+def test_long_results_are_cut(toolbox: Toolbox) -> None:
+    result = run_tool(toolbox, {"name": "note", "arguments": {"text": "x" * 200}})
+    assert result.truncated and "characters left out]" in result.content
+
+
+def test_a_server_that_dies_is_started_again() -> None:
+    with load_tools(mcp_config={"mcpServers": {"fixture": STDIO}}, tool_timeout_s=120) as box:
+        before = run_tool(box, {"name": "process_id"}).content
+        lost = run_tool(box, {"name": "die"})
+        assert lost.error is ToolErrorKind.DIED and "started again" in lost.content
+        assert answered_again(box)
+        assert run_tool(box, {"name": "process_id"}).content != before
+
+
+def test_a_server_at_a_url_that_went_away_is_found_again() -> None:
+    port = free_port()
+    entry = {"url": f"http://127.0.0.1:{port}/mcp"}
+    with ExitStack() as stack:
+        with http_server(port):
+            box = stack.enter_context(load_tools(mcp_config={"mcpServers": {"fixture": entry}}, tool_timeout_s=20))
+            assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}}).content == "2"
+        gone = run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}})
+        assert gone.error in (ToolErrorKind.DIED, ToolErrorKind.TIMEOUT)
+        with http_server(port):
+            assert answered_again(box)
+
+
+def test_a_server_that_freezes_is_replaced() -> None:
+    with load_tools(mcp_config={"mcpServers": {"fixture": STDIO}}, tool_timeout_s=4) as box:
+        before = run_tool(box, {"name": "process_id"}).content
+        assert run_tool(box, {"name": "freeze_loop"}).error is ToolErrorKind.TIMEOUT
+        assert answered_again(box)
+        assert run_tool(box, {"name": "process_id"}).content != before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(before), 0)
+
+
+def test_one_session_per_trajectory_by_choice() -> None:
+    async def two(box: Toolbox) -> list[str]:
+        async with box.session({}) as one, box.session({}) as other:
+            await one.call([attempt("note", text="a")])
+            results = await one.call([attempt("note", text="b")]) + await other.call([attempt("note", text="c")])
+            return [result.content for result in results]
+
+    with load_tools(mcp_config={"mcpServers": {"fixture": {**STDIO, "session": "trajectory"}}}) as box:
+        assert asyncio.run(two(box)) == ["a, b", "c"]
+
+
+def test_a_server_from_pypi(tmp_path: Path) -> None:
+    command = shutil.which("mcp-server-time", path=str(Path(sys.executable).parent)) or shutil.which("mcp-server-time")
+    if command is None:
+        pytest.skip("mcp-server-time is not installed")
+    config = tmp_path / "mcp.json"
+    entry = {"command": command, "args": ["--local-timezone=UTC"], "prefix": "clock_", "tools": ["convert_time"]}
+    config.write_text(json.dumps({"mcpServers": {"time": entry, "off": {"command": "nothing", "disabled": True}}}))
+    arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+    with load_tools(mcp_config=config) as box:
+        assert box.names == ["clock_convert_time"]
+        result = run_tool(box, {"name": "clock_convert_time", "arguments": arguments})
+        assert result.ok and json.loads(result.content)["time_difference"] == "+9.0h"
+        wrong = run_tool(box, {"name": "clock_convert_time", "arguments": {**arguments, "time": "noon"}})
+        assert wrong.error is ToolErrorKind.RAISED and "time" in wrong.content
+
+
+def test_a_server_that_cannot_be_started_is_named() -> None:
+    with pytest.raises(PluginError, match=r"the server 'gone' cannot be reached: .*Check its command or URL"):
+        load_tools(mcp_config={"mcpServers": {"gone": {"command": "/no/such/command"}}})
+
+
+def test_two_servers_with_one_tool_need_a_prefix() -> None:
+    with pytest.raises(PluginError, match=r"two MCP servers have a tool named 'add'.*\"prefix\""):
+        load_tools(mcp_config={"mcpServers": {"one": STDIO, "two": STDIO}})
+    with pytest.raises(PluginError, match="has no tool 'nope'; it has add"):
+        load_tools(mcp_config={"mcpServers": {"one": {**STDIO, "tools": ["nope"]}}})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "must have the form"),
+        ('{"mcpServers": {"a": {}}}', "server 'a' needs either a \"command\""),
+        ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "needs either"),
+        ('{"mcpServers": {"a": {"url": "y", "type": "sse"}}}', "only stdio and streamable HTTP"),
+        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', '"args" must be a list'),
+        ('{"mcpServers": {"a": {"command": "x", "session": "day"}}}', 'must be "run" or "trajectory"'),
+    ],
+)
+def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "mcp.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        read_mcp_config(path)
+    assert says in str(caught.value) and "mcp.json" in str(caught.value)

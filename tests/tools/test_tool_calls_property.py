@@ -1,0 +1,107 @@
+"""Whatever a model writes: one result, no exception, a bounded text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.tools.arguments import ArgumentChecker
+from toolgrpo.tools.render import cut, render_result
+from toolgrpo.tools.wire import FrameReader, pack
+
+pytestmark = pytest.mark.property
+
+MATH = Path(__file__).parents[2] / "tools_funcs" / "math_tools.py"
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(["add", "divide", "ad", "", "add "]) | st.text()
+CALLS = (
+    st.text()
+    | JSON
+    | st.fixed_dictionaries({"name": NAMES, "arguments": JSON})
+    | st.fixed_dictionaries(
+        {"name": NAMES, "arguments": st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON, max_size=3)}
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def toolbox() -> Iterator[Toolbox]:
+    with load_tools(MATH, workers=1) as box:
+        yield box
+
+
+@settings(max_examples=200, deadline=None)
+@given(call=CALLS, as_text=st.booleans())
+def test_run_tool_never_raises(toolbox: Toolbox, call: Any, as_text: bool) -> None:
+    result = run_tool(toolbox, json.dumps(call) if as_text else call)
+    assert isinstance(result.content, str) and len(result.content) <= 20_100
+    result.content.encode("utf-8")  # a tokenizer can read it
+    assert result.ok or result.content.startswith("Error: ")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "i": {"type": "integer"},
+        "x": {"type": "number"},
+        "b": {"type": "boolean"},
+        "s": {"type": "string"},
+        "l": {"type": "array", "items": {"type": "integer"}},
+    },
+}
+
+
+@given(arguments=st.dictionaries(st.sampled_from(list("ixbsl")), JSON))
+def test_coercion_loses_nothing_and_is_stable(arguments: dict[str, Any]) -> None:
+    checker = ArgumentChecker("f", SCHEMA)
+    checked = checker.check(arguments)
+    if checked.complaint is not None:
+        assert checked.arguments == {}
+        return
+    assert checker.check(checked.arguments) == checked or any(v != v for v in checked.arguments.values())
+    for name, value in checked.arguments.items():
+        given_value = arguments[name]
+        if name in "ix" and isinstance(given_value, str):
+            assert float(given_value) == float(value)
+        elif name == "s" and isinstance(given_value, int):
+            assert int(value) == given_value
+        elif name in "ix":
+            assert value == given_value or math.isnan(value)
+
+
+@given(text=st.text(), limit=st.integers(1, 50))
+def test_a_cut_keeps_the_beginning(text: str, limit: int) -> None:
+    rendered = cut(text, limit)
+    kept = text[:limit].encode("utf-8", "replace").decode()
+    assert rendered.text.startswith(kept)
+    assert rendered.truncated == (len(text) > limit)
+
+
+@given(value=JSON)
+def test_every_json_value_has_a_text(value: Any) -> None:
+    text = render_result(value, 10**6).text
+    if not isinstance(value, str):
+        json.loads(text)
+
+
+@given(messages=st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=4), cuts=st.lists(st.integers(1, 20)))
+def test_frames_survive_any_cutting(messages: list[dict[str, Any]], cuts: list[int]) -> None:
+    stream = b"".join(pack(message) for message in messages)
+    reader, read, position = FrameReader(), [], 0
+    for size in [*cuts, len(stream)]:
+        read += list(reader.feed(stream[position : position + size]))
+        position += size
+    assert json.dumps(read) == json.dumps([json.loads(json.dumps(message)) for message in messages])

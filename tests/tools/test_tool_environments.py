@@ -1,0 +1,136 @@
+"""Stateful tools: one instance an episode, contained, always closed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.errors import PluginError
+from toolgrpo.testing.tools import attempt
+from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.tools.toolbox import Session
+from toolgrpo.trajectory import CallAttempt, ToolErrorKind
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
+
+
+@pytest.fixture(scope="module")
+def toolbox():
+    with load_tools(FIXTURES / "counter_environment.py", workers=1) as box:
+        yield box
+
+
+async def say(session: Session, *attempts: CallAttempt) -> list[str]:
+    return [result.content for result in await session.call(attempts)]
+
+
+def test_its_public_methods_are_the_tools(toolbox: Toolbox) -> None:
+    assert toolbox.names == ["bump", "die", "hang", "look", "process_id"]
+
+
+def test_each_episode_has_an_instance_and_a_process_of_its_own(toolbox: Toolbox) -> None:
+    async def episode(goal: int) -> tuple[Any, ...]:
+        async with toolbox.session({"goal": goal, "prompt": [{"role": "user", "content": "x"}]}) as session:
+            first = await say(session, attempt("bump"), attempt("bump", by="2"), attempt("look"))
+            return session.observation, first, await session.reward(), (await say(session, attempt("process_id")))[0]
+
+    async def both() -> list[tuple[Any, ...]]:
+        return await asyncio.gather(episode(6), episode(12))
+
+    one, two = asyncio.run(both())
+    assert one[:3] == ("count to 6", ["1", "3", "3 of 6"], 0.5)
+    assert two[:3] == ("count to 12", ["1", "3", "3 of 12"], 0.25)
+    assert one[3] != two[3]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("hang", ToolErrorKind.TIMEOUT), ("die", ToolErrorKind.DIED)])
+def test_one_that_hangs_or_dies_costs_its_own_episode(toolbox: Toolbox, name: str, kind: ToolErrorKind) -> None:
+    async def lost() -> tuple[Any, ...]:
+        async with toolbox.session({"goal": 5}) as session:
+            results = await session.call([attempt("bump"), attempt(name), attempt("bump")])
+            return [result.error for result in results], results[2].content, await session.reward()
+
+    async def kept() -> list[str]:
+        async with toolbox.session({"goal": 5}) as session:
+            before = await say(session, attempt("bump"))
+            await asyncio.sleep(0.5)
+            return before + await say(session, attempt("bump"))
+
+    async def both() -> tuple[tuple[Any, ...], list[str]]:
+        return await asyncio.gather(lost(), kept())
+
+    (errors, content, reward), others = asyncio.run(both())
+    assert errors == [None, kind, ToolErrorKind.DIED]
+    assert "the environment is gone" in content
+    assert reward is None  # not 0
+    assert others == ["1", "2"]
+
+
+def test_close_always_runs(toolbox: Toolbox, tmp_path: Path) -> None:
+    marker = tmp_path / "closed"
+
+    async def fails() -> None:
+        async with toolbox.session({"marker": str(marker)}) as session:
+            await say(session, attempt("bump", by=4))
+            raise KeyError("the episode failed")
+
+    with pytest.raises(KeyError):
+        asyncio.run(fails())
+    assert marker.read_text() == "4"
+
+
+def test_a_reset_that_raises_is_the_plugins_error(toolbox: Toolbox) -> None:
+    async def run() -> None:
+        async with toolbox.session({"goal": "bad"}):
+            pass
+
+    with pytest.raises(PluginError, match=r"Counter: reset raised .*\['goal'\].*this goal is bad"):
+        asyncio.run(run())
+
+
+def test_answers_of_an_environment_are_never_cached(tmp_path: Path) -> None:
+    async def two() -> list[str]:
+        async with box.session({"goal": 5}) as session:
+            return await say(session, attempt("bump"), attempt("bump"))
+
+    with load_tools(FIXTURES / "counter_environment.py", cache_tools=True, workers=1) as box:
+        assert asyncio.run(two()) == ["1", "2"]
+    path = tmp_path / "cached_environment.py"
+    path.write_text(
+        "from toolgrpo.tools import tool\n"
+        "class E:\n    def reset(self, **row): ...\n"
+        "    @tool(cache=True)\n    def go(self) -> str:\n        '''Go.'''\n"
+        "ENVIRONMENT = E\n"
+    )
+    with pytest.raises(PluginError, match=r"method 'go' cannot be in_process or cached"):
+        load_tools(path)
+
+
+def test_a_class_written_for_trl_works_unchanged() -> None:
+    async def play(guess: int) -> tuple[Any, ...]:
+        async with box.session({"prompt": "guess", "answer": 7}) as session:
+            return session.observation, await say(session, attempt("guess", number=guess)), await session.reward()
+
+    with load_tools(environment=f"{FIXTURES / 'trl_environment.py'}:Guess", workers=1) as box:
+        assert box.names == ["guess"]
+        assert asyncio.run(play(7)) == (None, ["right"], 1.0)
+        assert asyncio.run(play(8)) == (None, ["wrong"], 0.0)
+
+
+def test_trl_finds_the_same_tools_in_it() -> None:
+    """TRL takes every public method that is not reset or get_reward; so do we."""
+    import inspect
+
+    from toolgrpo.tools.plugin.plugin_file import import_file
+
+    guess = import_file(FIXTURES / "trl_environment.py").Guess
+    theirs = [
+        name
+        for name, _ in inspect.getmembers(guess, predicate=inspect.isfunction)
+        if name not in ("reset", "get_reward") and not name.startswith("_")
+    ]
+    with load_tools(environment=guess, workers=1) as box:
+        assert box.names == theirs

@@ -1,0 +1,78 @@
+"""The flags of a run that name tools, from the command line to a toolbox that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.commands.arguments import parse_arguments
+from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.testing.tools import attempt
+from toolgrpo.tools import Toolbox, run_tool
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "tools"
+
+
+def toolbox(folder: Path, *flags: str) -> Toolbox:
+    """What `recipes/train.py` makes of these flags."""
+    always = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward", "accuracy"]
+    arguments = parse_arguments([*always, "--output_dir", str(folder), *flags])
+    box = RunParts(*arguments, Terminal(None, io.StringIO(), quiet=False)).toolbox()
+    assert box is not None
+    return box
+
+
+def in_episode(box: Toolbox, row: dict[str, object], *names: str) -> list[ToolResult]:
+    async def run() -> list[ToolResult]:
+        async with box.session(row) as session:
+            return [(await session.call([attempt(name)]))[0] for name in names]
+
+    return asyncio.run(run())
+
+
+def test_a_script_with_a_timeout_and_a_cache(tmp_path: Path) -> None:
+    hostile = str(FIXTURES / "hostile_tools.py")
+    with toolbox(tmp_path, "--tools_script", hostile, "--tool_timeout", "0.5", "--cache_tools", "true") as box:
+        assert "no answer within 0.5 s" in run_tool(box, {"name": "sleep_forever"}).content
+        call = {"name": "nap", "arguments": {"seconds": 0.7}}  # its own timeout is longer than the run's
+        assert [(result.content, result.cached) for result in (run_tool(box, call), run_tool(box, call))] == [
+            ("slept 0.7", False),
+            ("slept 0.7", True),
+        ]
+
+
+def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with toolbox(tmp_path, "--tool_functions_module", "tools_funcs.math_tools") as box:
+        assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 2}}).content == "3"
+
+
+def test_an_environment(tmp_path: Path) -> None:
+    with toolbox(tmp_path, "--environment", f"{FIXTURES / 'counter_environment.py'}:Counter") as box:
+        results = in_episode(box, {"goal": 4}, "bump", "bump", "look")
+        assert [result.content for result in results] == ["1", "2", "2 of 4"]
+
+
+def test_servers_beside_functions_and_an_environment(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    server = {"command": sys.executable, "args": [str(FIXTURES / "mcp_server.py"), "stdio"], "prefix": "far_"}
+    config.write_text(json.dumps({"mcpServers": {"fixture": server}}))
+    with toolbox(
+        tmp_path,
+        *("--tools_script", str(ROOT / "tools_funcs" / "math_tools.py")),
+        *("--environment", f"{FIXTURES / 'counter_environment.py'}:Counter"),
+        *("--mcp_config", str(config)),
+    ) as box:
+        assert {"add", "bump", "far_add"} <= set(box.names)
+        for name in ("add", "far_add"):
+            assert run_tool(box, {"name": name, "arguments": {"a": 1, "b": 2}}).content == "3"
+        lost, kept = in_episode(box, {}, "die", "add")
+        assert lost.error is ToolErrorKind.DIED and kept.error is ToolErrorKind.BAD_ARGUMENTS

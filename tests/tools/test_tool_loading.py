@@ -1,0 +1,179 @@
+"""Loading plugins: what works, and errors in the users' words, each naming the file and what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.errors import PluginError
+from toolgrpo.tools.plugin.loaded_plugin import load_plugin
+from toolgrpo.tools.plugin.plugin_file import Source, load_functions
+from toolgrpo.tools.plugin.tool_source import environment_source, source_of
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
+
+GOOD = '''
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: A.
+        b: B.
+    """
+    return a + b
+'''
+
+
+def write(folder: Path, text: str, name: str = "my_tools.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def load(path: Path) -> list[str]:
+    return [tool.spec.name for tool in load_functions(Source(path=str(path)))]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD, ("No TOOL_FUNCTIONS found in", "my_tools.py", "TOOL_FUNCTIONS = [")),
+        (GOOD + "TOOL_FUNCTIONS = add", ("must be a list of functions, got a function", "my_tools.py")),
+        (GOOD + "TOOL_FUNCTIONS = []", ("is empty", "my_tools.py")),
+        (
+            GOOD + "TOOL_FUNCTIONS = [add, 'add']",
+            ("TOOL_FUNCTIONS[1]", "not callable", "'add' (a str)", "without quotes"),
+        ),
+        (GOOD + "TOOL_FUNCTIONS = [add, add]", ("Two tools are named 'add'", "my_tools.py:2", "Rename one")),
+        (GOOD + "TOOL_FUNCTIONS = [lambda x: x]", ("'<lambda>' cannot be called", "my_tools.py")),
+        (
+            "def f(a):\n    '''F.\n\n    Args:\n        a: A.\n    '''\nTOOL_FUNCTIONS = [f]",
+            ("my_tools.py:1: tool 'f'", "parameter 'a' has no annotation", "`a: int`"),
+        ),
+        ("def f(a: int): ...\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "no docstring")),
+        ("import no_such_module_here", ("cannot be imported", "my_tools.py", "line 1", "ModuleNotFoundError")),
+        ("def broken(:", ("cannot be imported", "SyntaxError", "my_tools.py")),
+        ("raise SystemExit(3)", ("cannot be imported", "SystemExit: 3")),
+        ("1 / 0", ("cannot be imported", "line 1", "1 / 0", "ZeroDivisionError")),
+    ],
+)
+def test_errors_name_the_file_and_what_to_do(tmp_path: Path, text: str, says: tuple[str, ...]) -> None:
+    path = tmp_path / "my_tools.py"
+    path.write_text(text)
+    with pytest.raises(PluginError) as caught:
+        load(path)
+    for part in says:
+        assert part in str(caught.value)
+    assert "importlib" not in str(caught.value) and "toolgrpo/tools/loading" not in str(caught.value)
+
+
+def test_a_path_that_does_not_exist_or_is_no_python_file(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="No such file"):
+        load(tmp_path / "nothing.py")
+    with pytest.raises(PluginError, match=r"must end with \.py"):
+        load(write(tmp_path, "x", "tools.txt"))
+
+
+def test_a_module_that_does_not_exist() -> None:
+    with pytest.raises(PluginError, match=r"No module named 'no_such_module_anywhere'.*check the spelling"):
+        load_functions(Source(module="no_such_module_anywhere"))
+
+
+def test_two_files_of_one_name_and_imports_beside_them() -> None:
+    first = load_functions(Source(path=str(FIXTURES / "first" / "same_name_tools.py")))
+    second = load_functions(Source(path=str(FIXTURES / "second" / "same_name_tools.py")))
+    assert (first[0].function(), second[0].function()) == ("first", "second")
+
+
+def test_the_decorator_says_more(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+        from toolgrpo.tools import tool
+
+        @tool(name="stop", ends_episode=True, timeout=3, cache=False, isolate=True)
+        def finish() -> str:
+            '''End.'''
+            return ""
+
+        @tool(schema={"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
+        async def free(**arguments):
+            '''Take what the schema says.'''
+            return arguments
+
+        TOOL_FUNCTIONS = [finish, free]
+        """,
+    )
+    stop, free = (tool.spec for tool in load_functions(Source(path=str(path))))
+    assert (stop.name, stop.ends_episode, stop.timeout_s, stop.cache, stop.isolate) == ("stop", True, 3, False, True)
+    assert free.is_async and free.parameters["required"] == ["x"]
+    assert type(stop).from_json(stop.to_json()) == stop
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"in_process": True, "isolate": True}])
+def test_impossible_options_are_refused_where_they_are_written(options: dict) -> None:
+    from toolgrpo.tools import tool
+
+    with pytest.raises(PluginError):
+        tool(**options)
+
+
+def test_sources_of_what_a_user_gives(tmp_path: Path) -> None:
+    import json as a_module
+
+    assert source_of("tools.py") == Source(path="tools.py")
+    assert source_of(Path("a/b.py")) == Source(path="a/b.py")
+    assert source_of("package.tools") == Source(module="package.tools")
+    assert source_of(a_module) == Source(module="json")
+    assert source_of([len]).callables is not None
+    assert environment_source("a/b.py:Maze") == Source(path="a/b.py", attribute="Maze")
+    assert environment_source("pkg.mod:Maze") == Source(module="pkg.mod", attribute="Maze")
+    assert environment_source("a/b.py") == Source(path="a/b.py")
+    with pytest.raises(PluginError, match=r"tools\[1\] is not callable"):
+        source_of([len, 3])
+    with pytest.raises(PluginError, match="got a int"):
+        source_of(3)  # type: ignore[arg-type]  # the point of the case
+
+
+def test_what_cannot_travel_is_refused_with_a_way_out() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def held() -> str:
+        """Hold a lock."""
+        return str(lock)
+
+    with pytest.raises(PluginError, match=r"cannot be sent to a tool worker.*held.*in_process"):
+        source_of([held])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class E:\n    def go(self) -> str:\n        '''Go.'''", "has no reset method"),
+        ("class E:\n    def reset(self, **row): ...", "no public methods besides reset"),
+        ("class E:\n    def reset(self): ...\n    def go(self, a): '''Go.'''", "parameter 'a' has no annotation"),
+        ("E = 3", "must be a class, got a int"),
+        ("", "No E found in"),
+    ],
+)
+def test_environment_errors(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path, text, "my_environment.py")
+    with pytest.raises(PluginError) as caught:
+        load_plugin(None, Source(path=str(path), attribute="E"))
+    assert says in str(caught.value)
+    assert "my_environment.py" in str(caught.value)
+
+
+def test_a_file_may_export_both(tmp_path: Path) -> None:
+    body = "class E:\n    def reset(self): ...\n    def go(self) -> str:\n        '''Go.'''\n        return ''\nENVIRONMENT = E\n"
+    spec = load_plugin(Source(path=str(write(tmp_path, GOOD + body + "TOOL_FUNCTIONS = [add]"))), None).spec
+    assert [tool.name for tool in spec.functions] == ["add"]
+    assert spec.environment is not None and [tool.name for tool in spec.environment.tools] == ["go"]
+    assert type(spec).from_json(spec.to_json()) == spec
+    clash = body.replace("def go", "def add") + "TOOL_FUNCTIONS = [add]"
+    with pytest.raises(PluginError, match="one function and one method"):
+        load_plugin(Source(path=str(write(tmp_path, GOOD + clash, "clash.py"))), None)

@@ -1,0 +1,284 @@
+"""Schemas: equal to transformers' for what both know, richer beyond, and errors in the users' words."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Optional, TypedDict, Union
+
+import jsonschema
+import pydantic
+import pytest
+
+from toolgrpo.errors import PluginError
+from toolgrpo.tools.plugin.schema import (
+    function_schema,
+    modern_hint,
+    parse_docstring,
+    type_schema,
+    wrap_explicit_schema,
+)
+
+
+def plain(a: int, b: float, c: str = "x", d: bool = False) -> float:
+    """Do something plain.
+
+    It has a second paragraph,
+    over two lines.
+
+    Args:
+        a: The first.
+        b: The second, described
+            over two lines.
+        c: The third (choices: ["x", "y"])
+        d: The fourth.
+
+    Returns:
+        A number: not the first.
+    """
+    return a + b
+
+
+def containers(a: list[int], b: dict[str, float], c: list[list[str]], d: tuple[int, str], e: Any) -> list[str]:
+    """Take containers.
+
+    Args:
+        a: A.
+        b: B.
+        c: C.
+        d: D.
+        e: E.
+    """
+    return []
+
+
+def unions(a: Optional[int], b: int | str, c: Union[float, str], d: str | None = None) -> str | None:  # noqa: UP007, UP045
+    """Take unions.
+
+    Args:
+        a: A.
+        b: B.
+        c: C.
+        d: D.
+
+    Returns:
+        Perhaps text.
+    """
+    return None
+
+
+def literals(a: Literal["x", "y"], b: Literal[1, 2]) -> None:
+    """Take literals.
+
+    Args:
+        a: A.
+        b: B.
+    """
+
+
+def nothing() -> str:
+    """Take nothing."""
+    return ""
+
+
+@pytest.mark.parametrize("function", [plain, containers, unions, literals, nothing])
+def test_equals_what_transformers_makes(function: Any) -> None:
+    transformers_utils = pytest.importorskip("transformers.utils")
+    theirs = transformers_utils.get_json_schema(function)
+    theirs["function"].pop("return", None)  # servers drop it
+    assert function_schema(function, function.__name__, "here") == theirs
+
+
+def test_rest_and_numpy_docstrings_say_the_same_as_google() -> None:
+    google = "Add.\n\nArgs:\n    a: First.\n    b: Second.\n\nReturns:\n    The sum."
+    numpy = "Add.\n\nParameters\n----------\na : int\n    First.\nb : int\n    Second.\n\nReturns\n-------\nint\n    The sum."
+    rest = "Add.\n\n:param a: First.\n:param b: Second.\n:returns: The sum."
+    for text in (google, numpy, rest):
+        doc = parse_docstring(text)
+        assert (doc.description, dict(doc.parameters)) == ("Add.", {"a": "First.", "b": "Second."})
+
+
+def _google(a: int, b: str = "x") -> str:
+    """Take two.
+
+    Args:
+        a: The first,
+            over two lines.
+        b: The second.
+
+    Returns:
+        Something.
+    """
+    return ""
+
+
+def _numpy(a: int, b: str = "x") -> str:
+    """Take two.
+
+    Parameters
+    ----------
+    a : int
+        The first,
+        over two lines.
+    b : str, optional
+        The second.
+
+    Returns
+    -------
+    str
+        Something.
+    """
+    return ""
+
+
+def _rest(a: int, b: str = "x") -> str:
+    """Take two.
+
+    :param a: The first,
+        over two lines.
+    :param b: The second.
+    :returns: Something.
+    """
+    return ""
+
+
+@pytest.mark.parametrize("function", [_numpy, _rest])
+def test_a_function_has_the_same_schema_in_every_docstring_style(function: Any) -> None:
+    assert function_schema(function, "take", "here") == function_schema(_google, "take", "here")
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Options(TypedDict, total=False):
+    loud: bool
+
+
+class Nested(pydantic.BaseModel):
+    points: list[Point]
+    colour: Colour = Colour.RED
+    title: str = pydantic.Field(default="", description="A field that is called title.")
+
+
+@pytest.mark.parametrize(
+    ("hint", "good", "bad"),
+    [
+        (Colour, "red", "green"),
+        (Point, {"x": 1}, {"y": 1}),
+        (Options, {"loud": True}, {"loud": "very"}),
+        (Nested, {"points": [{"x": 1}], "title": "t"}, {"points": [{"x": "left"}]}),
+        (list[Point], [{"x": 1, "y": 2}], [{}]),
+        (dict[str, Colour], {"a": "blue"}, {"a": "green"}),
+        (datetime.date, "2024-01-31", 5),
+        (Annotated[int, pydantic.Field(ge=1)], 1, 0),
+        (set[int], [1, 2], "12"),
+        (list, [1, "a"], {}),
+        (list[Options] | str, [{"loud": False}], [{"loud": 1}]),
+    ],
+)
+def test_rich_types_have_schemas_that_stand_alone(hint: Any, good: Any, bad: Any) -> None:
+    schema = type_schema(modern_hint(hint), "here")
+    assert "$ref" not in str(schema) and "$defs" not in schema
+    validator = jsonschema.Draft202012Validator(schema)
+    assert validator.is_valid(good)
+    assert not validator.is_valid(bad)
+
+
+def test_a_property_called_title_survives() -> None:
+    assert "title" in type_schema(Nested, "here")["properties"]
+
+
+class Tree(pydantic.BaseModel):
+    children: list[Tree]
+
+
+def _no_docstring(a: int) -> int:
+    return a
+
+
+def _no_annotation(a) -> int:  # type: ignore[no-untyped-def]  # the point of the case
+    """Do.
+
+    Args:
+        a: A.
+    """
+    return 1
+
+
+def _undescribed(a: int) -> int:
+    """Do."""
+    return a
+
+
+def _recursive(a: Tree) -> int:
+    """Do.
+
+    Args:
+        a: A.
+    """
+    return 1
+
+
+def _variadic(*a: int) -> int:
+    """Do.
+
+    Args:
+        a: A.
+    """
+    return 1
+
+
+def _unresolvable(a: Missing) -> int:  # type: ignore[name-defined]  # noqa: F821
+    """Do.
+
+    Args:
+        a: A.
+    """
+    return 1
+
+
+def _bad_choices(a: str) -> int:
+    """Do.
+
+    Args:
+        a: A. (choices: tea, coffee)
+    """
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (_no_docstring, "no docstring"),
+        (_no_annotation, "parameter 'a' has no annotation. Write its type, as in `a: int`"),
+        (_undescribed, "the docstring says nothing about parameter 'a'"),
+        (_recursive, "Tree refers to itself"),
+        (_variadic, "'*a: 'int'' has no fixed form"),
+        (_unresolvable, "NameError: name 'Missing' is not defined"),
+        (_bad_choices, "must be a JSON list"),
+    ],
+)
+def test_errors_say_where_and_what_to_do(function: Any, says: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        function_schema(function, "do", "file.py:7: tool 'do'")
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("file.py:7: tool 'do'")
+
+
+def test_an_explicit_schema_is_taken_in_each_of_its_forms() -> None:
+    parameters = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "required": ["x"]}
+    whole = {"type": "function", "function": {"name": "other", "description": "Said.", "parameters": parameters}}
+    assert wrap_explicit_schema(parameters, plain, "plain", "h")["function"]["parameters"] == parameters
+    assert wrap_explicit_schema(parameters, nothing, "n", "h")["function"]["description"] == "Take nothing."
+    assert wrap_explicit_schema(whole, plain, "plain", "h") == whole
+    with pytest.raises(PluginError, match="must describe an object"):
+        wrap_explicit_schema({"type": "string"}, plain, "plain", "h")

@@ -1,0 +1,69 @@
+"""Every kind of annotation, from the schema over the check to what the function is really given in its worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.trajectory import ToolErrorKind
+
+FILE = Path(__file__).parents[1] / "fixtures" / "tools" / "typed_tools.py"
+
+# tool: (what the model writes, what the function is given, what no model may write)
+CASES: dict[str, tuple[Any, str, Any]] = {
+    "an_int": (3, "int 3", "three"),
+    "a_float": (2, "float 2.0", "two"),
+    "a_bool": ("true", "bool True", "yes"),
+    "a_str": ("a", "str 'a'", [1]),
+    "a_list": ([1, "2"], "list [1, 2]", [1, "b"]),
+    "a_dict": ({"a": 1}, "dict {'a': 1.0}", {"a": "b"}),
+    "a_literal": ("x", "str 'x'", "z"),
+    "an_enum": ("blue", "Colour <Colour.BLUE: 'blue'>", "green"),
+    "an_optional": (None, "NoneType None", "none at all"),
+    "a_union": (["a"], "list ['a']", [1]),
+    "a_default": (8, "int 8", "eight"),
+    "a_dataclass": ({"x": 1}, "Point Point(x=1, y=0)", {"y": 1}),
+    "a_typeddict": ({"loud": True}, "dict {'loud': True}", {"loud": "very"}),
+    "a_model": ({"corners": [{"x": 1}]}, "Shape Shape(corners=[Point(x=1, y=0)], colour=<Colour.RED: 'red'>)", {}),
+    "a_nested_list": ([{"x": 1, "y": 2}], "list [Point(x=1, y=2)]", [{"x": "left"}]),
+    "a_nested_dict": ({"a": ["red"]}, "dict {'a': [<Colour.RED: 'red'>]}", {"a": ["green"]}),
+}
+
+
+@pytest.fixture(scope="module")
+def toolbox() -> Iterator[Toolbox]:
+    with load_tools(FILE, workers=1) as box:
+        yield box
+
+
+def test_every_tool_of_the_file_has_a_case(toolbox: Toolbox) -> None:
+    assert toolbox.names == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_schema_stands_alone_and_takes_what_the_type_takes(toolbox: Toolbox, name: str) -> None:
+    parameters = next(s["function"]["parameters"] for s in toolbox.schemas if s["function"]["name"] == name)
+    assert "$ref" not in str(parameters)
+    jsonschema.Draft202012Validator.check_schema(parameters)
+    assert parameters.get("required", []) == ([] if name == "a_default" else ["value"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_function_is_given_the_real_object(toolbox: Toolbox, name: str) -> None:
+    written, given, _ = CASES[name]
+    assert run_tool(toolbox, {"name": name, "arguments": {"value": written}}).content == given
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_does_not_fit_is_answered_with_the_parameters_name(toolbox: Toolbox, name: str) -> None:
+    result = run_tool(toolbox, {"name": name, "arguments": {"value": CASES[name][2]}})
+    assert result.error is ToolErrorKind.BAD_ARGUMENTS and "value" in result.content, result.content
+
+
+def test_a_default_need_not_be_given(toolbox: Toolbox) -> None:
+    assert run_tool(toolbox, {"name": "a_default"}).content == "int 7"

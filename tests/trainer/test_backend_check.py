@@ -1,0 +1,37 @@
+"""A launch that would train on another backend than the one asked for is refused. Real launches: tests/e2e/test_scale_*."""
+
+from __future__ import annotations
+
+import pytest
+from accelerate import Accelerator
+
+from toolgrpo.errors import ConfigError
+from toolgrpo.trainer.backend_check import Backend, check_backend
+
+
+def test_one_plain_process_is_what_it_is() -> None:
+    backend = check_backend(Accelerator(cpu=True), {})
+    assert backend == Backend(kind="NO", n_processes=1)
+    assert str(backend) == "one process" and not backend.splits_parameters
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, "asked for FSDP"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "asked for DeepSpeed"),
+        ({"WORLD_SIZE": "2"}, "started 2 processes, but accelerate set up one process"),
+    ],
+)
+def test_a_silent_fallback_is_an_error(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_backend(Accelerator(cpu=True), environment)
+
+
+def test_backends_say_what_they_are() -> None:
+    assert str(Backend("DEEPSPEED", 2, zero_stage=3)) == "DeepSpeed ZeRO-3 on 2 processes"
+    assert str(Backend("FSDP", 2, fsdp_version=2)) == "FSDP2 on 2 processes"
+    assert (
+        Backend("DEEPSPEED", 2, zero_stage=3).splits_parameters and Backend("FSDP", 2, fsdp_version=2).splits_parameters
+    )
+    assert not Backend("DEEPSPEED", 2, zero_stage=2).splits_parameters

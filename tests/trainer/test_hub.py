@@ -1,0 +1,147 @@
+"""What goes to the hub and comes from it, against a small hub on this machine that speaks its HTTP interface."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.commands.arguments import parse_arguments
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.train import TrainingRun
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "recipes" / "data"
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+LOAD = """
+import json, sys
+from toolgrpo.data import load_tasks
+print(json.dumps([[dict(row) for row in load_tasks(spec, split=split)] for spec, split in json.loads(sys.argv[1])]))
+"""
+ASKED = [("gsm8k", "train"), ("gsm8k", "heldout"), ("mbpp", "train"), ("aime", "train"), ("somebody/rows", "train")]
+
+
+@pytest.fixture
+def hub(stand_in_hub: Any) -> Iterator[Any]:
+    with stand_in_hub.StandInHub() as hub:
+        yield hub
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+def card(*configs: str) -> bytes:
+    """The head of a data set's README, which says where each configuration and split lies."""
+    entries = "".join(
+        f"- config_name: {config}\n  data_files:\n"
+        + "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in ("train", "test"))
+        for config in configs
+    )
+    return f"---\nconfigs:\n{entries}---\n".encode()
+
+
+def load(hub: Any, cache: Path, asked: list[tuple[str, str]], **environment: str) -> list[list[dict[str, Any]]]:
+    """In a process of its own, because the hub's libraries read the environment once."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, json.dumps(asked)],
+        env={
+            **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
+            **{"HF_ENDPOINT": hub.url, "HF_HOME": str(cache / "home"), "HF_DATASETS_CACHE": str(cache / "datasets")},
+            **{"HF_HUB_DISABLE_XET": "1", **environment},
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:] + "\n".join(hub.unknown)
+    found: list[list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_usual_ids_are_loaded_from_the_hub_and_offline_from_its_cache(hub: Any, tmp_path: Path) -> None:
+    word_problems, programs, problems = read("gsm8k_30.jsonl"), read("mbpp_10.jsonl"), read("aime_10.jsonl")
+    files = {"README.md": card("main", "socratic")}
+    for config, rows in (("main", word_problems), ("socratic", word_problems[:1])):
+        files |= {f"{config}/train-00000-of-00001.parquet": parquet(rows[:20])}
+        files |= {f"{config}/test-00000-of-00001.parquet": parquet(rows[20:] or rows)}
+    hub.add("datasets", "openai/gsm8k", files)
+    files = {"README.md": card("full")}
+    files |= {f"full/{split}-00000-of-00001.parquet": parquet(programs) for split in ("train", "test")}
+    hub.add("datasets", "google-research-datasets/mbpp", files)
+    hub.add(
+        "datasets",
+        "AI-MO/aimo-validation-aime",
+        {
+            "README.md": b"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/train-*\n---\n",
+            "data/train-00000-of-00001.parquet": parquet(problems),
+        },
+    )
+    hub.add("datasets", "somebody/rows", {"train.jsonl": b'{"prompt": "1+1?", "answer": "2", "level": 3}\n'})
+    found = load(hub, tmp_path, ASKED)
+    train, heldout, mbpp, aime, rows = found
+    assert [row["prompt"][0]["content"] for row in train + heldout] == [row["question"] for row in word_problems]
+    assert train[0]["answer"] == word_problems[0]["answer"].rpartition("####")[2].strip()
+    assert [row["tests"] for row in mbpp] == [row["test_list"] for row in programs]
+    assert [row["prompt"][0]["content"] for row in aime] == [row["problem"] for row in problems]
+    assert rows == [{"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2", "level": 3}]
+    hub.repositories.clear()  # from here on there is no network, only what `datasets` left in its cache
+    assert load(hub, tmp_path, ASKED, HF_HUB_OFFLINE="1") == found
+
+
+def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+    import transformers.utils.hub
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)  # what HF_ENDPOINT sets at the first import
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
+    out = tmp_path / "out"
+    flags = [
+        *("--config", "recipes/configs/nano.yaml", "--output_dir", str(out)),
+        *("--engine", "transformers", "--use_cpu", "true", "--eval_questions", "0", "--max_steps", "2"),
+        *("--per_device_train_batch_size", "8", "--save_strategy", "steps", "--save_steps", "1"),
+        *("--push_to_hub", "--hub_model_id", "someone/tool-user", "--hub_token", "hf_secret"),
+    ]
+    script, config, model = parse_arguments(flags)
+    try:
+        TrainingRun(script, config, model, Terminal(None, io.StringIO(), quiet=False), started=0.0).run()
+    finally:
+        monkeypatch.undo()
+        transformers.utils.hub._hf_api = None
+    pushed = hub.files("models", "someone/tool-user")
+    assert hub.commits[-1] == "Model save" and any("Training in progress, step" in text for text in hub.commits)
+    assert pushed["model.safetensors"] == (out / "model.safetensors").read_bytes()
+    assert b"- trl" in pushed["README.md"] and b"grpo" in pushed["README.md"], "TRL's model card"
+    assert b"hf_secret" not in b"".join(pushed.values())
+    assert (out / "episodes.jsonl").exists()
+    private = [path for path in pushed if path.endswith((".jsonl", ".log", "_args.bin"))]
+    assert not private, "episodes, logs and the token stay at home"
+    copy = tmp_path / "copy"
+    for path, content in pushed.items():
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        (copy / path).write_bytes(content)
+    assert AutoModelForCausalLM.from_pretrained(copy).num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(copy).chat_template == AutoTokenizer.from_pretrained(out).chat_template

@@ -1,0 +1,260 @@
+"""LoRA policies: how vLLM gets them, saving, resuming, and what a saved run can be opened with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import torch
+
+from toolgrpo.chat import resolve_format
+from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.errors import ConfigError
+from toolgrpo.rewards import final_answer
+from toolgrpo.tools import load_tools
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+needs_vllm = pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
+
+
+def job(train_tiny: ModuleType, out: Path, model: Path, engine: str = "scripted", **config: Any) -> Any:
+    options = {
+        "use_cpu": True,
+        "vllm_max_model_length": 256,
+        "learning_rate": 3e-2,
+        "lr_scheduler_type": "constant",
+        **config,
+    }
+    return train_tiny.Job(out=str(out), model=str(model), engine=engine, lora=True, config=options)
+
+
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.parametrize("sync", ["merge", "adapter"])
+def test_vllm_draws_from_the_adapter_that_is_trained(
+    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path, sync: str
+) -> None:
+    result = train_tiny.run(job(train_tiny, tmp_path, tiny_model, "vllm_colocate", vllm_lora_sync=sync, max_steps=4))
+    assert max(result["difference"]) < 1e-4
+    assert change_of_adapter(tiny_model, result) > 1e-3, "without the adapter the difference would be large"
+
+
+def change_of_adapter(model: Path, result: dict[str, Any]) -> float:
+    """How far the trained weights are from the base model's, as a share."""
+    from transformers import AutoModelForCausalLM
+
+    base = {
+        name: p.detach().double().abs().sum().item()
+        for name, p in AutoModelForCausalLM.from_pretrained(model).named_parameters()
+    }
+    moved: float = max(abs(result["weights"][name] - base[name]) / base[name] for name in base)
+    return moved
+
+
+def test_adapters_are_resumed_and_opened_with_plain_peft(
+    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    saving = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
+    whole = train_tiny.run(job(train_tiny, tmp_path / "whole", tiny_model, **saving))
+    stopped = job(train_tiny, tmp_path / "stopped", tiny_model, **saving)
+    train_tiny.run(train_tiny.Job(**{**vars(stopped), "stop_after": 3}))
+    resumed = train_tiny.run(
+        train_tiny.Job(**{**vars(stopped), "config": {**stopped.config, "resume_from_checkpoint": "auto"}})
+    )
+    assert resumed["losses"] == whole["losses"] and resumed["weights"] == whole["weights"]
+    last = complete_checkpoints(tmp_path / "whole")[-1].path
+    opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), last).merge_and_unload()
+    found = {name: p.detach().double().abs().sum().item() for name, p in opened.named_parameters()}
+    assert found == pytest.approx(whole["weights"], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtype: torch.dtype) -> None:
+    """And gives what PEFT's own merge gives (in bf16 PEFT rounds the adapter's part first)."""
+    from peft import LoraConfig, get_peft_model
+
+    from toolgrpo.engines.adapters import merged_parameters, merges_exactly
+
+    config = LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"], modules_to_save=["norm"])
+    model = get_peft_model(tiny_qwen3(0).to(dtype), config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.manual_seed(len(name))
+            parameter.data.normal_(std=0.3)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    assert merges_exactly(model)
+    found = {name: tensor.clone() for name, tensor in merged_parameters(model)}
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    expected = dict(model.merge_and_unload().named_parameters())
+    assert found.keys() == expected.keys()
+    for name, parameter in expected.items():
+        assert found[name].dtype == parameter.dtype == dtype
+        if dtype == torch.float32:
+            torch.testing.assert_close(found[name], parameter)
+    assert not merges_exactly(tiny_qwen3(0))
+    dora = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], use_dora=True))
+    assert not merges_exactly(dora)
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_adapters_alone_are_refused_where_they_cannot_be(
+    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = job(train_tiny, tmp_path, tiny_model, "vllm_colocate", vllm_lora_sync="adapter")
+    with pytest.raises(ConfigError, match="no adapter is trained; add --use_peft"):
+        train_tiny.run(train_tiny.Job(**{**vars(whole), "lora": False}))
+    with pytest.raises(ConfigError, match="vllm_lora_sync must be one of merge, adapter"):
+        train_tiny.run(job(train_tiny, tmp_path, tiny_model, vllm_lora_sync="both"))
+
+
+@pytest.fixture(scope="module")
+def saved_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """nano after one step, as `save_model` leaves it."""
+    from datasets import Dataset
+
+    from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+    from toolgrpo.models.nano import ensure_nano
+
+    out = tmp_path_factory.mktemp("nano")
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n} plus 4?"}]} for n in range(4)]
+    trainer = ToolGRPOTrainer(
+        str(ensure_nano()),
+        lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        ToolGRPOConfig(
+            str(out),
+            engine="transformers",
+            use_cpu=True,
+            max_steps=1,
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=64,
+            report_to="none",
+            save_strategy="no",
+        ),
+        train_dataset=Dataset.from_list(rows),
+        tools=str(ROOT / "tools_funcs" / "math_tools.py"),
+    )
+    try:
+        trainer.train()
+        trainer.save_model(str(out))
+    finally:
+        trainer.close()
+    return out
+
+
+QUESTIONS = ("What is 3 plus 4?", "Multiply 12 by 7.", "Subtract 5 from 20.", "Add 31 and 8, then multiply by 3.")
+MESSAGES = [{"role": "user", "content": QUESTIONS[0]}]
+
+
+def tool_schemas() -> list[dict[str, Any]]:
+    with load_tools(str(ROOT / "tools_funcs" / "math_tools.py")) as toolbox:
+        return list(toolbox.schemas)
+
+
+def rendered_by_us(saved: Path, schemas: list[dict[str, Any]]) -> list[int]:
+    from transformers import AutoTokenizer
+
+    return resolve_format(AutoTokenizer.from_pretrained(saved)).prompt(MESSAGES, schemas)
+
+
+def test_a_saved_model_opens_with_plain_transformers_and_its_own_chat_template(saved_nano: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    schemas = tool_schemas()
+    ours = rendered_by_us(saved_nano, schemas)
+    tokenizer = AutoTokenizer.from_pretrained(saved_nano)
+    theirs = tokenizer.apply_chat_template(MESSAGES, tools=schemas, add_generation_prompt=True, return_dict=False)
+    assert list(theirs) == ours
+    model = AutoModelForCausalLM.from_pretrained(saved_nano)
+    generated = model.generate(torch.tensor([ours]), max_new_tokens=8, do_sample=False)
+    assert generated.shape[1] > len(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.vllm
+@needs_vllm
+def test_a_saved_model_is_served_with_the_same_chat_format(saved_nano: Path) -> None:
+    """To the last token."""
+    schemas = tool_schemas()
+    ours = rendered_by_us(saved_nano, schemas)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(saved_nano), "--port", str(port)),
+        *("--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
+    ]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_up(url, server)
+            body = {"model": str(saved_nano), "messages": MESSAGES, "tools": schemas, "add_generation_prompt": True}
+            tokens = httpx.post(f"{url}/tokenize", json=body, timeout=60).json()["tokens"]
+            assert tokens == ours, "the server renders the prompt that was trained on"
+            asked = {**body, "temperature": 0.0, "max_tokens": 64}
+            for question in QUESTIONS:
+                asked["messages"] = [{"role": "user", "content": question}]
+                answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120).json()
+                message = answer["choices"][0]["message"]
+                given = [call["function"] for call in message.get("tool_calls") or []]
+                calls = [(c["name"], json.loads(c["arguments"])) for c in given]
+                served = Turn(final_answer([{"role": "assistant", "content": message["content"]}]), calls)
+                assert served == read_by_us(saved_nano, question, schemas)
+                assert served.text or served.calls
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+class Turn(NamedTuple):
+    text: str
+    calls: list[tuple[str | None, dict[str, Any]]]
+
+
+def read_by_us(saved: Path, question: str, schemas: list[dict[str, Any]]) -> Turn:
+    """The greedy answer of plain transformers, read by our chat format."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    chat = resolve_format(AutoTokenizer.from_pretrained(saved))
+    prompt = chat.prompt([{"role": "user", "content": question}], schemas)
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    with torch.no_grad():
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0, len(prompt) :]
+    turn = chat.parse(ids.tolist())
+    said = final_answer([{"role": "assistant", "content": turn.content}])
+    return Turn(said, [(attempt.name, dict(attempt.arguments or {})) for attempt in turn.attempts])
+
+
+def wait_until_up(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 500
+    while time.monotonic() < deadline:
+        assert server.poll() is None, "the server ended"
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(1)
+    raise AssertionError("the server did not come up")

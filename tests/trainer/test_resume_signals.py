@@ -1,0 +1,91 @@
+"""Signals to a real training process, and to the train command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
+
+
+class Process:
+    """A process whose lines can be waited for."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.seen = ""
+
+    def wait_for(self, text: str) -> None:
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(200, self.process.kill)
+        watchdog.start()
+        try:
+            while text not in self.seen:
+                line = self.process.stdout.readline()
+                assert line, f"it ended without saying {text!r}:\n{self.seen[-3000:]}"
+                self.seen += line
+        finally:
+            watchdog.cancel()
+
+    def end(self) -> int:
+        out, _ = self.process.communicate(timeout=200)
+        self.seen += out
+        return self.process.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_the_second_signal_ends_the_run_at_once(tiny_qwen3: Any, tmp_path: Path, number: signal.Signals) -> None:
+    tiny_qwen3(0).save_pretrained(tmp_path / "model")
+    config = {"max_steps": 50, "use_cpu": True, "save_strategy": "steps", "save_steps": 1}
+    job = {"out": str(tmp_path / "out"), "model": str(tmp_path / "model"), "config": config, "pause_s": 150.0}
+    run = Process([sys.executable, str(SCRIPT), json.dumps(job)])
+    while not (tmp_path / "out" / "steps0.txt").exists():  # it is in the first step, and stays there
+        assert run.process.poll() is None
+        threading.Event().wait(0.1)
+    run.process.send_signal(number)
+    run.wait_for("a second signal")
+    run.process.send_signal(number)
+    assert run.end() == -number, "ended by the signal, not by itself"
+    assert complete_checkpoints(tmp_path / "out") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_train_command_stops_and_goes_on(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=900)
+    out = tmp_path / "out"
+    command = [
+        *(sys.executable, "recipes/train.py", "--config", "recipes/configs/nano.yaml", "--output_dir", str(out)),
+        *("--engine", "transformers", "--per_device_train_batch_size", "16", "--eval_questions", "0"),
+    ]
+    run = Process([*command, "--max_steps", "500"])
+    run.wait_for("step 1/500")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 0, run.seen[-3000:]
+    shown = " ".join(run.seen.split())
+    assert "SIGTERM: the step of now is finished and saved first" in shown and "stopped by SIGTERM after step" in shown
+    (saved,) = complete_checkpoints(out)
+    again = Process([*command, "--max_steps", str(saved.step + 2), "--resume_from_checkpoint", "auto"])
+    assert again.end() == 0, again.seen[-3000:]
+    assert f"resuming from {saved.path}" in again.seen
+    assert f"step {saved.step + 2}/{saved.step + 2}" in again.seen

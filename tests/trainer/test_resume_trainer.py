@@ -1,0 +1,242 @@
+"""A run that is stopped and resumed, against one that is not: same losses, same weights, same log of episodes.
+
+In one process each, with the scripted engine or the transformers engine, so that both runs draw the same tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import ConfigError, StorageError
+from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 8  # of 2 prompts each: 8 rows are an epoch of 4 steps
+
+
+def script(request: SampleRequest, number: int) -> list[int]:
+    """A call first; then an answer that depends on how many requests there were in the whole run."""
+    if ">tool:" not in ByteChat.text(request.ids):
+        return ByteChat.say('call add {"a": 1, "b": 2}')
+    return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
+
+
+def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[float]:
+    return [float((sum(t.ids) * 31 + len(t.ids)) % 5) for t in trajectories]
+
+
+class Signal(TrainerCallback):
+    """Sends this process a signal in the middle of a step."""
+
+    def __init__(self, step: int, number: signal.Signals) -> None:
+        self.step, self.number = step, number
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+class Run:
+    """One process's share of a run: what a user starts, and perhaps starts again."""
+
+    def __init__(self, model: Any, out: Path, **changes: Any) -> None:
+        self.model, self.out, self.changes = model, out, changes
+
+    def trainer(self, *callbacks: TrainerCallback, **changes: Any) -> ToolGRPOTrainer:
+        options = {
+            "output_dir": str(self.out),
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 120,
+            "max_turn_tokens": 30,
+            "max_turns": 2,
+            "max_steps": STEPS,
+            "learning_rate": 1e-2,
+            "report_to": "none",
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "save_strategy": "steps",
+            "save_steps": 2,
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            "vllm_importance_sampling_mode": "token_truncate",
+            **self.changes,
+            **changes,
+        }
+        scripted = options.pop("scripted", True)
+        return ToolGRPOTrainer(
+            self.model(0),
+            reward,
+            ToolGRPOConfig(engine="auto" if scripted else "transformers", **options),
+            train_dataset=Dataset.from_list([{"prompt": f"{'x' * 40} question {i}"} for i in range(8)]),
+            processing_class=numbered_tokenizer(),
+            tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
+            engine=ScriptedEngine(script) if scripted else None,
+            chat=ByteChat(),
+            callbacks=list(callbacks),
+        )
+
+    def train(self, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> ToolGRPOTrainer:
+        trainer = self.trainer(*callbacks, **changes)
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        finally:
+            trainer.close()
+        return trainer
+
+    def stop_after(self, step: int) -> None:
+        assert self.train(Signal(step, signal.SIGTERM)).state.global_step == step
+
+    def episodes(self) -> list[Any]:
+        keys = ("step", "row", "ids", "mask", "logprobs", "reward_given")
+        return [[r[k] for k in keys] + [r["metadata"]["episode"]] for r in read_episodes(self.out / "episodes.jsonl")]
+
+
+def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
+    def logged(trainer: ToolGRPOTrainer) -> list[dict[str, Any]]:
+        timed = ("time", "seconds", "runtime", "per_second", "idle", "latency")
+        return [
+            {key: value for key, value in log.items() if not any(word in key for word in timed)}
+            for log in trainer.state.log_history
+            if "loss" in log
+        ]
+
+    assert logged(resumed) == logged(whole)
+    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="scripted"),
+        pytest.param({"scripted": False, "temperature": 1.0}, id="drawn"),
+        pytest.param(
+            {"num_iterations": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+            id="each batch twice",
+        ),
+        pytest.param(
+            {"steps_per_generation": 4, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2},
+            id="four steps of a batch",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"logging_steps": 3}, id="logs in between", marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_run_is_the_run_that_never_stopped(tiny_qwen3: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Stopped twice: in the first epoch, and in the second, inside a batch of episodes where one lasts several steps."""
+    whole = Run(tiny_qwen3, tmp_path / "whole", **changes)
+    stopped = Run(tiny_qwen3, tmp_path / "stopped", **changes)
+    never_stopped = whole.train()
+    stopped.stop_after(3)
+    again = stopped.train(Signal(6, signal.SIGTERM), resume="auto")
+    assert again.state.global_step == 6 and again.stopped_by == "SIGTERM"
+    resumed = stopped.train(resume="auto")
+    assert max(log["grad_norm"] for log in resumed.state.log_history if "grad_norm" in log) > 0
+    if changes.get("logging_steps", 1) == 1:
+        assert_same(resumed, never_stopped)
+    assert stopped.episodes() == whole.episodes()
+    assert resumed.n_episodes == never_stopped.n_episodes == len(whole.episodes())
+    for one, other in zip(resumed.model.parameters(), never_stopped.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_finishes_the_step_saves_and_leaves(
+    tiny_qwen3: Any, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    trainer = Run(tiny_qwen3, tmp_path, save_strategy="no", max_steps=3).train(Signal(2, number))
+    assert trainer.stopped_by == number.name and trainer.state.global_step == 2
+    assert [c.step for c in complete_checkpoints(tmp_path)] == [2], "saved although nothing else is"
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"{number.name}: the step of now is finished and saved first" in shown
+    assert f"stopped by {number.name} after step 2" in shown and "--resume_from_checkpoint auto" in shown
+    assert signal.getsignal(number) == before, "outside of training the signal does what it did"
+
+
+def test_a_torn_checkpoint_is_passed_over(tiny_qwen3: Any, tmp_path: Path) -> None:
+    whole = Run(tiny_qwen3, tmp_path / "whole", max_steps=6)
+    stopped = Run(tiny_qwen3, tmp_path / "stopped", max_steps=6)
+    never_stopped = whole.train()
+    stopped.stop_after(5)
+    optimizer = stopped.out / "checkpoint-5" / "optimizer.pt"
+    optimizer.write_bytes(optimizer.read_bytes()[:-100])
+    assert [c.step for c in complete_checkpoints(stopped.out)] == [2, 4]
+    with pytest.raises(
+        ConfigError, match=r"checkpoint-5: its file optimizer.pt has .* The last complete .*checkpoint-4"
+    ):
+        stopped.train(resume=str(optimizer.parent))
+    resumed = stopped.train(resume="auto")
+    assert_same(resumed, never_stopped)
+    assert stopped.episodes() == whole.episodes()
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tiny_qwen3: Any, tmp_path: Path) -> None:
+    class FillDisk(TrainerCallback):
+        """From step 4 on, the file of the optimizer is on a device without space."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            save = torch.save
+
+            def saved_on_full_disk(content: Any, path: Any, *more: Any, **options: Any) -> None:
+                if state_now["step"] == 4 and str(path).endswith("optimizer.pt"):
+                    Path(path).symlink_to("/dev/full")
+                save(content, path, *more, **options)
+
+            torch.save = saved_on_full_disk
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            state_now["step"] = state.global_step
+
+    state_now = {"step": 0}
+    save = torch.save
+    run = Run(tiny_qwen3, tmp_path, save_total_limit=1, max_steps=5)
+    try:
+        with pytest.raises(StorageError, match=r"checkpoint-4 could not be written: the disk is full.*checkpoint-2\."):
+            run.train(FillDisk())
+    finally:
+        torch.save = save
+    assert [c.step for c in complete_checkpoints(tmp_path)] == [2]
+    assert not (tmp_path / "checkpoint-4").exists(), "what could not be finished does not take up the space"
+    assert run.train(resume="auto").state.global_step == 5
+
+
+def test_auto_starts_from_the_beginning_where_there_is_nothing(tiny_qwen3: Any, tmp_path: Path) -> None:
+    run = Run(tiny_qwen3, tmp_path, max_steps=1, save_strategy="no")
+    assert run.train(resume="auto").state.global_step == 1
+    with pytest.raises(ConfigError, match="there is no complete checkpoint in"):
+        run.train(resume="true")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        run.train(resume=str(tmp_path / "checkpoint-12"))
+
+
+def test_a_run_that_is_complete_trains_no_more(tiny_qwen3: Any, tmp_path: Path) -> None:
+    """A scheduler may start it again and again; Transformers alone would train one more step each time."""
+    run = Run(tiny_qwen3, tmp_path, max_steps=3)
+    first = run.train()
+    log = (tmp_path / "episodes.jsonl").read_bytes()
+    for _ in range(2):
+        again = run.train(resume="auto")
+        assert again.state.global_step == 3
+        assert_same(again, first)
+    assert (tmp_path / "episodes.jsonl").read_bytes() == log
+    assert run.train(resume="auto", max_steps=4).state.global_step == 4
+
+
+def test_save_total_limit_keeps_the_last_ones(tiny_qwen3: Any, tmp_path: Path) -> None:
+    Run(tiny_qwen3, tmp_path, save_total_limit=2, max_steps=5).train()
+    assert sorted(f.name for f in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]

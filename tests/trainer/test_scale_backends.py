@@ -1,0 +1,295 @@
+"""Two real processes over gloo: DDP, FSDP2, ZeRO-2 and ZeRO-3, each launched with its file in recipes/accelerate/.
+
+All runs of a backend share one launch; the last of DDP's is killed and the last of the others' fails, on purpose. FSDP2 on
+a CPU needs `toolgrpo.testing.fsdp`; nothing else is bent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.observe.recorder import episodes_path, read_episodes
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 500  # for all runs of a backend, on a slow machine
+BACKENDS = {
+    "cpu_ddp": ("MULTI_CPU", None, None),
+    "fsdp2": ("FSDP", None, 2),
+    "zero2": ("DEEPSPEED", 2, None),
+    "zero3": ("DEEPSPEED", 3, None),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one `accelerate launch` of several runs left behind."""
+
+    done: subprocess.CompletedProcess[str]
+    out: Path
+
+    def result(self, name: str, process: int = 0) -> dict[str, Any]:
+        path = self.out / name / f"rank{process}.json"
+        assert path.exists(), self.done.stdout[-4000:] + self.done.stderr[-4000:]
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content
+
+
+def launch(
+    launcher: Any, out: Path, model: Path, file: str, jobs: dict[str, dict[str, Any]], timeout_s: int = TIMEOUT_S
+) -> Launch:
+    asked = [
+        {"out": str(out / job.get("into", name)), "model": str(model), **job_of(job)} for name, job in jobs.items()
+    ]
+    return Launch(launcher.run(file, asked, timeout_s), out)
+
+
+def episodes_of(runs: Launch, name: str, process: int) -> list[Any]:
+    """The recording of a run, without clock times."""
+    records = read_episodes(episodes_path(runs.out / name, process))
+    return [(r["step"], r["metadata"]["episode"], r["row"], r["ids"], r["reward_given"]) for r in records]
+
+
+def job_of(job: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in job.items() if key != "into"}
+
+
+SAVING = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
+JOBS: dict[str, dict[str, Any]] = {
+    "padded": {"config": {"prefix_sharing": "off"}, "wait_for_peer": True},
+    "shared": {"config": {"prefix_sharing": "on"}},
+    "decoded": {"engine": "transformers"},
+    "whole": {"config": SAVING},
+    "stopped": {"config": SAVING, "stop_after": 3},
+    "resumed": {"into": "stopped", "config": {**SAVING, "resume_from_checkpoint": "auto"}},
+}
+
+
+STILL = {"learning_rate": 1e-12, "max_grad_norm": 0.0}  # every step has the gradient of the first weights
+GRADIENTS: dict[str, dict[str, Any]] = {
+    loss_type: {"engine": "scripted_of_group", "keep_gradients": True, "config": {**STILL, "loss_type": loss_type}}
+    for loss_type in ("dapo", "grpo", "dr_grpo")
+} | {"seeded": {"engine": "seeded", "keep_gradients": True, "config": STILL}}
+VLLM: dict[str, dict[str, Any]] = {"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}}
+MORE_JOBS = {
+    "cpu_ddp": {
+        **GRADIENTS,
+        **(VLLM if vllm_available() else {}),
+        "killed": {"config": SAVING, "kill_in": 2, "pause_s": 0.2},
+    },
+    "fsdp2": {"failing": {"fail_in_process": 1}},
+    "zero2": {"failing": {"fail_in_process": 0}},
+    "zero3": {"failing": {"fail_in_process": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def launches(launcher: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Launch]:
+    """The launch of each backend, made when it is first asked for."""
+    made: dict[str, Launch] = {}
+
+    def get(name: str) -> Launch:
+        if name not in made:
+            jobs = {**JOBS, **MORE_JOBS.get(name, {})}
+            made[name] = launch(launcher, tmp_path_factory.mktemp(name), tiny_model, name, jobs)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, launches: Callable[[str], Launch]) -> tuple[str, Launch]:
+    if request.param.startswith("zero"):
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    return request.param, launches(request.param)
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(TIMEOUT_S + 80)]
+
+
+def test_it_is_the_backend_that_was_asked_for(backend: tuple[str, Launch]) -> None:
+    name, runs = backend
+    kind, zero_stage, fsdp_version = BACKENDS[name]
+    parts = []
+    for process in (0, 1):
+        got = runs.result("padded", process)
+        assert (got["kind"], got["zero_stage"], got["fsdp_version"], got["n_processes"]) == (
+            kind,
+            zero_stage,
+            fsdp_version,
+            2,
+        )
+        parts.append(got["local_parameters"])
+    whole = 94_656
+    assert parts == ([whole / 2] * 2 if name in ("fsdp2", "zero3") else [whole] * 2), "what each process holds"
+
+
+def test_all_processes_train_one_model_on_episodes_of_their_own(backend: tuple[str, Launch]) -> None:
+    _, runs = backend
+    first, second = runs.result("decoded", 0), runs.result("decoded", 1)
+    assert first["weights"] == second["weights"] and first["losses"] == second["losses"]
+    assert min(first["grad_norms"]) > 0
+    assert first["n_episodes"] == second["n_episodes"] == 24
+    numbers = []
+    for process in (0, 1):
+        episodes = read_episodes(episodes_path(runs.out / "decoded", process))
+        assert any(len(episode["turns"]) > 1 for episode in episodes), "several turns"
+        results = [r for e in episodes for turn in e["turns"] for r in turn["results"]]
+        assert results and all(r["error"] is None for r in results), "the tool ran, in each process"
+        numbers += [episode["metadata"]["episode"] for episode in episodes]
+    assert sorted(numbers) == list(range(24))
+
+
+def test_no_process_waits_for_another_inside_a_rollout(backend: tuple[str, Launch]) -> None:
+    """Process 1's tool answers only when process 0 is through with its rollout: with any collective call inside, never."""
+    _, runs = backend
+    for process in (0, 1):
+        assert len(runs.result("padded", process)["rollout_seconds"]) == 3
+        episodes = read_episodes(episodes_path(runs.out / "padded", process))
+        assert all(turn["results"][0]["error"] is None for e in episodes for turn in e["turns"] if turn["results"])
+
+
+def test_a_run_whose_process_was_killed_goes_on_as_if_nothing_had_happened(
+    launches: Callable[[str], Launch], launcher: Any, tiny_model: Path
+) -> None:
+    """SIGKILL to one of two processes, at a random moment; many of them: test_resume_kill.py."""
+    runs = launches("cpu_ddp")
+    assert runs.done.returncode != 0 and not (runs.out / "killed" / "rank1.json").exists()
+    asked = {"out": str(runs.out / "killed"), "model": str(tiny_model)}
+    done = launcher.run("cpu_ddp", [{**asked, "config": {**SAVING, "resume_from_checkpoint": "auto"}}])
+    assert done.returncode == 0, done.stderr[-4000:]
+    for process in (0, 1):
+        whole, killed = runs.result("whole", process), runs.result("killed", process)
+        for key in ("steps", "losses", "grad_norms", "rewards", "weights", "n_episodes"):
+            assert killed[key] == whole[key], key
+        assert episodes_of(runs, "killed", process) == episodes_of(runs, "whole", process)
+
+
+def test_only_one_process_prints(launches: Callable[[str], Launch]) -> None:
+    done = launches("cpu_ddp").done
+    assert done.stdout.count("'train_runtime'") == len(JOBS) + len(MORE_JOBS["cpu_ddp"]) - 1, "all but the killed one"
+
+
+def test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass(backend: tuple[str, Launch]) -> None:
+    _, runs = backend
+    padded, shared = runs.result("padded"), runs.result("shared")
+    assert max(abs(loss) for loss in padded["losses"]) > 1e-3
+    assert shared["losses"] == pytest.approx(padded["losses"], rel=1e-3, abs=1e-6)
+    assert shared["grad_norms"] == pytest.approx(padded["grad_norms"], rel=1e-3)
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(backend: tuple[str, Launch]) -> None:
+    _, runs = backend
+    log = (runs.out / "stopped" / "steps0.txt").read_text().split()
+    assert log == (runs.out / "stopped" / "steps1.txt").read_text().split() == ["1", "2", "3", "4", "5"]
+    assert (runs.out / "stopped" / "checkpoint-3").is_dir(), "the step of the signal was saved"
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(backend: tuple[str, Launch]) -> None:
+    _, runs = backend
+    for process in (0, 1):
+        whole, resumed = runs.result("whole", process), runs.result("stopped", process)
+        assert resumed["steps"] == 5 and resumed["losses"] == whole["losses"]
+        assert resumed["weights"] == whole["weights"] and resumed["n_episodes"] == whole["n_episodes"]
+        assert resumed["next_random"] == whole["next_random"], "Python's, NumPy's and PyTorch's, of each process"
+        assert episodes_of(runs, "stopped", process) == episodes_of(runs, "whole", process)
+    assert runs.result("whole", 0)["next_random"] != runs.result("whole", 1)["next_random"], "each has its own"
+
+
+def test_what_it_saves_is_a_plain_model(backend: tuple[str, Launch]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    _, runs = backend
+    model = AutoModelForCausalLM.from_pretrained(runs.out / "whole" / "checkpoint-5")
+    found = {name: p.detach().double().abs().sum().item() for name, p in model.named_parameters()}
+    assert found == pytest.approx(runs.result("whole")["weights"], rel=1e-6)
+
+
+def test_every_backend_has_the_losses_of_ddp(backend: tuple[str, Launch], launches: Callable[[str], Launch]) -> None:
+    _, runs = backend
+    ddp = launches("cpu_ddp").result("padded")
+    assert runs.result("padded")["losses"] == pytest.approx(ddp["losses"], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_two_processes_of_four_have_the_gradient_of_one_process_of_eight(
+    launches: Callable[[str], Launch], name: str, train_tiny: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    job = GRADIENTS[name]
+    job = {**job, "config": {**job["config"], "per_device_train_batch_size": 8, "use_cpu": True}}
+    train_tiny.run(train_tiny.Job(out=str(tmp_path), model=str(tiny_model), **job))
+    expected = torch.load(tmp_path / "gradients.pt")
+    found = torch.load(launches("cpu_ddp").out / name / "gradients.pt")
+    assert found.shape == expected.shape and len(expected) == 3
+    for mine, other in zip(found, expected, strict=True):
+        assert other.norm() > 1e-5
+        assert (mine - other).norm() < 1e-5 * other.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("file", BACKENDS)
+def test_adapters_are_merged_for_the_engine_under_every_backend(
+    launcher: Any, file: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Also offloaded to main memory (ZeRO; FSDP2 offloads from accelerators only), and reading a batch twice."""
+    offloaded = f"{file}_offload" if file.startswith("zero") else file
+    jobs = {
+        "lora": {"engine": "transformers", "lora": True, "config": {"num_iterations": 2, "max_steps": 4}},
+        "full": {"engine": "transformers", "wait_for_peer": True},
+    }
+    for used in {file, offloaded}:
+        # DeepSpeed compiles its CPU Adam the first time
+        runs = launch(launcher, tmp_path / used, tiny_model, used, jobs, timeout_s=700)
+        for name in jobs:
+            got = runs.result(name)
+            assert min(got["grad_norms"]) > 0 and got["weights"] == runs.result(name, 1)["weights"]
+            if file in ("fsdp2", "zero3"):  # decoded by a copy: it has the trainer's weights
+                assert max(d for d in got["difference"] if d is not None) < 1e-4
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
+def test_each_process_has_a_vllm_of_its_own(launches: Callable[[str], Launch]) -> None:
+    check_vllm(launches("cpu_ddp"))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
+@pytest.mark.parametrize("file", ["fsdp2", "zero2", "zero3"])
+def test_split_weights_reach_the_vllm_of_each_process(
+    launcher: Any, file: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    check_vllm(launch(launcher, tmp_path, tiny_model, file, VLLM))
+
+
+def check_vllm(runs: Launch) -> None:
+    for process in (0, 1):
+        got = runs.result("vllm", process)
+        assert got["steps"] == 3 and sum(got["calls"]) > 0 and max(got["turns"]) > 1
+        assert max(got["difference"]) < 1e-4, "drawn from the weights that are trained"
+    assert runs.result("vllm", 0)["weights"] == runs.result("vllm", 1)["weights"]
+
+
+@pytest.mark.parametrize("name", [name for name, jobs in MORE_JOBS.items() if "failing" in jobs])
+def test_a_process_that_fails_ends_the_run_with_its_own_error(launches: Callable[[str], Launch], name: str) -> None:
+    """And not with a time-out of the others: gloo would give up after half an hour, long after this test.
+
+    The other process says whose fault it was (`test_failures`), unless the launcher ends it before it can.
+    """
+    if name.startswith("zero"):
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    done = launches(name).done
+    assert done.returncode not in (0, None)
+    assert "ValueError: the plugin of one process is broken" in done.stderr
+    assert not re.search(r"(?i)timed out|TimeoutError", done.stderr)

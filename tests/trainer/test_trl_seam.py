@@ -1,0 +1,168 @@
+"""What `trainer/trl_seam.py` relies on in TRL. A failure here says what to look at after an upgrade."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+import trl
+from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer.trl_seam import GenerationOutput
+from toolgrpo.trajectory import Ledger, StopReason
+
+pytestmark = pytest.mark.contract
+
+
+def source(function: object) -> str:
+    return inspect.getsource(function)  # type: ignore[arg-type]
+
+
+def test_the_installed_trl_is_a_tested_one() -> None:
+    assert trl.__version__ in trl_seam.TESTED_VERSIONS, "add the version to TESTED_VERSIONS once all tests pass with it"
+
+
+def test_generate_still_returns_the_same_eight_things() -> None:
+    returned = re.findall(r"return (.+)$", source(GRPOTrainer._generate), re.M)[-1]
+    expected = "prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images"
+    assert returned == expected, f"`_generate` now returns ({returned}); adapt GenerationOutput.as_trl"
+    ledger = Ledger([1])
+    ledger.sampled([2], [-1.0])
+    output = GenerationOutput.from_trajectories([ledger.finish(StopReason.FINISHED)], pad_id=0).as_trl()
+    assert len(output) == len(expected.split(", "))
+
+
+def test_generate_is_given_the_prompts_only() -> None:
+    assert list(inspect.signature(GRPOTrainer._generate).parameters) == ["self", "prompts"]
+    assert list(inspect.signature(GRPOTrainer._generate_and_score_completions).parameters) == ["self", "inputs"]
+
+
+def test_rewards_are_still_calculated_in_one_place() -> None:
+    parameters = list(inspect.signature(GRPOTrainer._calculate_rewards).parameters)
+    assert parameters == ["self", "inputs", "prompts", "completions", "completion_ids_list"]
+
+
+def test_extra_fields_still_reach_the_reward_function() -> None:
+    assert "extra_fields" in source(GRPOTrainer._generate_and_score_completions)
+
+
+def test_importance_correction_still_hangs_on_use_vllm() -> None:
+    text = source(GRPOTrainer._generate_and_score_completions)
+    assert "self.use_vllm and self.vllm_importance_sampling_correction" in text, "see correct_for_engine"
+
+
+def test_the_weight_walker_needs_nothing_we_do_not_give_it() -> None:
+    used = set()
+    for name in ("_iter_named_params", "_iter_fsdp_params", "_iter_fsdp1_params", "_iter_fsdp2_params"):
+        used |= set(re.findall(r"self\.(\w+)", source(getattr(VLLMGeneration, name))))
+    data = {name for name in used if not callable(getattr(VLLMGeneration, name, None))}
+    assert data <= {"model", "accelerator", "_dist"}, f"`_iter_named_params` now also reads {data}"
+
+
+def test_an_empty_completion_becomes_one_untrained_token() -> None:
+    output = GenerationOutput.from_trajectories([Ledger([1, 2]).finish(StopReason.CONTEXT_FULL)], pad_id=7)
+    assert output.completion_ids == [[7]] and output.mask == [[0]] and output.logprobs == [[0.0]]
+
+
+def test_log_probabilities_are_given_whole_or_not_at_all() -> None:
+    with_logprobs = Ledger([1])
+    with_logprobs.sampled([2], [-1.0])
+    without = Ledger([1], expects_logprobs=False)
+    without.sampled([2], None)
+    both = [with_logprobs.finish(StopReason.FINISHED), without.finish(StopReason.FINISHED)]
+    assert GenerationOutput.from_trajectories(both, pad_id=0).logprobs is None
+
+
+def test_another_version_of_trl_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl, "__version__", "9.9.9")
+    with pytest.warns(UserWarning, match=r"tested with TRL 1\.16\.0; 9\.9\.9 is installed"):
+        trl_seam.warn_if_untested()
+
+
+def test_a_reward_that_changes_messages_changes_no_trajectory() -> None:
+    ledger = Ledger([1])
+    ledger.sampled([2], [-1.0])
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    ledger.say({"role": "assistant", "content": "so", "tool_calls": [call]})
+    trajectory = ledger.finish(StopReason.FINISHED)
+    (messages,) = GenerationOutput.from_trajectories([trajectory], pad_id=0).completions
+    messages[0]["content"] = "forged"
+    messages[0]["tool_calls"][0]["function"]["arguments"]["a"] = 2
+    messages.append({"role": "assistant", "content": "more"})
+    (kept,) = trajectory.messages
+    assert kept["content"] == "so" and kept["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_the_fused_head_reads_where_we_tune_it() -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    assert source(chunked_logprob.ChunkedLogProbFunction).count("range(0, N, TOKEN_CHUNK_SIZE)") == 2
+    assert re.findall(r".*_use_triton\(.*", source(utils)) == ["        compact = _use_triton(hidden_states.device)"], (
+        "`_use_triton` decides about something else now; see tune_fused_head"
+    )
+
+
+def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
+    monkeypatch: pytest.MonkeyPatch, tiny_qwen3: Any
+) -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    ids = torch.randint(0, 320, (2, 700), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:, :300] = -100
+    labels[1, 600:] = -100
+    tiles: list[int] = []
+    fold = chunked_logprob._forward_tile
+
+    def counting_fold(tile: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        tiles.append(len(tile))
+        fold(tile, *args, **kwargs)
+
+    def scored() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        tiles.clear()
+        model = tiny_qwen3(0)
+        utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+        output = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        output.log_probs.sum().backward()
+        return output.log_probs, output.entropy, [parameter.grad for parameter in model.parameters()]
+
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)  # both are put back after the test
+    monkeypatch.setattr(utils, "_use_triton", chunked_logprob._use_triton)
+    monkeypatch.setattr(chunked_logprob, "_forward_tile", counting_fold)
+    logps, entropies, gradients = scored()
+    assert tiles == [2 * 699], "TRL now leaves out what has no label on the CPU too"
+    trl_seam.tune_fused_head(torch.device("cpu"))
+    tuned_logps, tuned_entropies, tuned_gradients = scored()
+    assert tiles == [256, 256, 400 + 300 - 512]
+    torch.testing.assert_close(tuned_logps, logps, atol=1e-5, rtol=0)
+    torch.testing.assert_close(tuned_entropies[labels[:, 1:] != -100], entropies[labels[:, 1:] != -100])
+    for tuned, whole in zip(tuned_gradients, gradients, strict=True):
+        torch.testing.assert_close(tuned, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    trl_seam.tune_fused_head(torch.device("cpu"))
+    trl_seam.add_fused_head(tiny_qwen3(0))
+    assert chunked_logprob.TOKEN_CHUNK_SIZE == 4096 and utils._use_triton is chunked_logprob._use_triton
+    file = source(chunked_logprob)
+    assert "\nTOKEN_CHUNK_SIZE = 4096\n" in file, "TRL's tile has changed; see trl_seam._TRL_TILE"
+
+
+def test_a_head_on_a_gpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)
+    monkeypatch.setattr(utils, "_use_triton", chunked_logprob._use_triton)
+    trl_seam.tune_fused_head(torch.device("cuda"))
+    assert chunked_logprob.TOKEN_CHUNK_SIZE == 4096 and utils._use_triton is chunked_logprob._use_triton

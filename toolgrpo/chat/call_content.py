@@ -1,0 +1,92 @@
+"""What a call holds: its body, read by a content parser of transformers, as attempts with a status.
+
+Content parsers and transforms are transformers' own. They give a value or raise; here every attempt is kept:
+
+* A call without a name, a body that the parser refuses and text between the arguments that belongs to none are attempts
+  that say what is wrong, with the form a call should have.
+* What no record could hold (NaN, infinite numbers, half a character, very deep nesting) is refused.
+
+A body that no content parser of transformers can read is read by a function of `call_bodies.py`, which the form names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
+from transformers.utils.chat_parsing.content_parsers import process_field
+
+from toolgrpo.chat.attempts import CallForm, attempt_from, nameless, unreadable
+from toolgrpo.chat.encoding import is_guarded, unguarded
+from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.trajectory import AttemptStatus, CallAttempt
+
+__all__ = ["CallReader"]
+
+_MOST_WORK = 10**8  # strings of a body times its length: transformers puts each back with a pass over all of it
+_LONGEST_DETAIL = 200
+
+
+class CallReader:
+    """Reads calls as the field of a response template says."""
+
+    def __init__(self, field: Any, form: CallForm) -> None:
+        self.field = field
+        self.form = form
+        self._named = "name" in field.open_re.groupindex  # the opening says the name
+        self._delimiters = {text for pair in field.content_args.get("string_delims", ()) for text in pair}
+        inline = field.content == "xml-inline"
+        self._tags = regex.compile(field.content_args["tag_pattern"], regex.DOTALL) if inline else None
+
+    def attempts(self, raw: str, captures: Mapping[str, str], body: str, allowance: Allowance) -> list[CallAttempt]:
+        """What a call that was opened and closed as it should be holds; some templates print a list of calls.
+
+        `captures` and `body` are guarded text, as the patterns found them; `raw` is what was written.
+        """
+        name = unguarded(captures.get("name", ""))
+        if self._named and not name:
+            return [nameless(raw, self.form)]
+        if self.form.body is not None:
+            return self.form.body(raw, name, body)
+        try:
+            self._check(body, allowance)
+            if name and self.field.content == "json" and not body.strip():
+                body = "{}"  # nothing behind a name: no arguments
+            value = process_field(body, self.field, captures)
+            if is_guarded(body, *captures.values()):
+                value = unguarded(value)
+            calls = value if isinstance(value, list) else [value]
+            return [self._attempt(raw, call) for call in calls] or [nameless(raw, self.form)]
+        except KeyError:
+            return [nameless(raw, self.form)]
+        except (ValueError, TypeError, RecursionError, TimeoutError) as error:
+            why = str(error.__cause__ or error)[:_LONGEST_DETAIL] or type(error).__name__
+            return [unreadable(raw, why, self.form, name or None)]
+
+    def _attempt(self, raw: str, call: Any) -> CallAttempt:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str) or not name:
+            return nameless(raw, self.form)
+        arguments = next((function[key] for key in self.form.arguments if key in function), None)
+        attempt = attempt_from(raw, name, {} if arguments is None else arguments)
+        if attempt.status is AttemptStatus.OK:
+            json.dumps(attempt.arguments, allow_nan=False)  # transformers' JSON takes NaN, which is a ValueError here
+        return attempt
+
+    def _check(self, body: str, allowance: Allowance) -> None:
+        """Raise if transformers' parser would drop a part of this body, or take long over it."""
+        if self._delimiters and len(body) * sum(map(body.count, self._delimiters)) > _MOST_WORK:
+            raise ValueError("there are too many strings in it")
+        pattern = self._tags
+        if pattern is None:
+            return
+        position = 0
+        tags = allowance.spend(lambda left_s: [tag.span() for tag in pattern.finditer(body, timeout=left_s)])
+        for start, end in [*tags, (len(body), len(body))]:
+            between = unguarded(body[position:start]).strip()
+            if between and between not in self.form.between:
+                raise ValueError(f"{between[:60]!r} is no argument")
+            position = end

@@ -1,0 +1,246 @@
+"""Turns as a response template describes them: regions of text that patterns open and close.
+
+A response template (transformers 5.13 and later; TRL has one for many chat templates, and tokenizers may carry one) says
+for each field of a message how it opens and closes, which parser reads what stands between, and how name and arguments
+are made of that. Its patterns and parsers are transformers' own here. The walk is not, because transformers' parser gives
+a message where this package needs attempts:
+
+* A control token is only ever found by its id: text that spells one is marked (`Guard`) before a pattern sees it.
+* Every attempt is kept. An opening token that the opening pattern does not match, a call that nothing closes or that
+  another opening cuts off, and a body that the parser refuses (`calls.py`) are attempts with a status.
+* What stands before the end of thinking that the prompt opened is thinking.
+* Nothing raises, and nothing takes long. A pattern goes over a turn once, not once for each region; what that costs only
+  the template's author can know, so all patterns of a turn share one second of processor time (`allowance.py`).
+
+Two things a pattern may say that matter here, both in the `regex` package: one that begins with `\\G` is tried where the
+region begins and nowhere else, and what stands before `\\K` is left in the region.
+
+Not covered: a call that begins with text, not with a control token, is an attempt only where the opening pattern matches.
+Where a template gives no opening for thinking, a turn that was cut while it thought is read as content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
+from toolgrpo.chat.attempts import CallForm, Marker, Segment, unclosed, unreadable
+from toolgrpo.chat.base import ParsedTurn
+from toolgrpo.chat.call_content import CallReader
+from toolgrpo.chat.encoding import Guard, unguarded
+from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.trajectory import CallAttempt
+
+__all__ = ["CALLS", "CONTENT", "REASONING", "Regions"]
+
+CALLS, CONTENT = "tool_calls", "content"
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A part of a turn: its field, where its text and its body begin, and what the opening says.
+
+    The body of a call begins where its opening ends; its text, where the token that opens it ends.
+    """
+
+    field: Any = None  # a ResponseTemplateField; None is what stands between the fields that have an opening
+    begin: int = 0
+    start: int = 0
+    captures: Mapping[str, str] | None = None  # None: its opening is not as the template describes it
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """Where one region ends and another begins."""
+
+    place: int
+    following: _Region
+    closes: bool = True  # the region that ends here is closed, not cut off
+    all_thinking: bool = False  # all that was said so far was thinking
+
+
+class Regions:
+    """A `Reader` of a response template."""
+
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        markers: Sequence[str],
+        ends: Sequence[str],
+        form: CallForm,
+        lead: str = "",
+    ) -> None:
+        fields = template.fields
+        self.markers = tuple(markers)
+        self.guard = Guard(markers)
+        self.lead = lead  # how the prompt has begun the turn: patterns want to see it
+        self.end = ends[0]  # the token that ends a turn with calls: patterns may want to see it
+        self.call = CallReader(fields[CALLS], form)
+        self.reasoning = next((fields[name] for name in REASONING if name in fields), None)
+        # An opening that only looks ahead, for the end of thinking, opens nothing: the prompt has.
+        self.opening = [f for f in fields.values() if f.open_re and not f.open_re.pattern.startswith("(?=")]
+        self.thinking = self._thinking()
+        # The field of what stands in no other, and what separates its pieces where it repeats.
+        self.implicit: str | None = template.implicit
+        content = fields.get(CONTENT)
+        repeats = content is not None and content.repeats
+        self.joint = content.join if repeats and content.join is not None else "" if self.implicit else "\n"
+        self.separator = content.close_re if repeats and content.open_re is None else None
+        # The end of thinking where nothing has opened it: if a prompt may have, all that stands before it is thinking.
+        prompted = bool(self.thinking) or self.reasoning not in self.opening
+        self.thinking_end = self.reasoning.close_re if self.reasoning and self.implicit and prompted else None
+        # Whatever begins a call cuts an open one off. Where the opening pattern matches all of that, it is looked for alone.
+        self.opener = regex.compile("|".join(map(regex.escape, form.opening))) if form.opening else None
+        self.opens_all = all(map(fields[CALLS].open_re.fullmatch, form.opening))
+
+    def _thinking(self) -> tuple[str, ...]:
+        """How a prompt may end that has already opened the model's thinking."""
+        if self.reasoning is None or self.reasoning not in self.opening:
+            return ()
+        texts = (*(self.reasoning.open_literals or ()), *self.markers)
+        return tuple({text.rstrip(): None for text in texts if self.reasoning.open_re.fullmatch(text)})
+
+    def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
+        text = "".join(part.text if isinstance(part, Marker) else self.guard.text(part) for part in segments)
+        return _Walk(self, self.lead + text, closed).turn(_Region(self.reasoning) if thinking else _Region())
+
+    def region(self, field: Any, opening: Any, text: str) -> _Region:
+        """The region that this match of the field's opening begins."""
+        said = {name: value for name, value in opening.groupdict().items() if value is not None}
+        begin = start = opening.end()
+        if field is self.call.field and self.opener is not None:
+            token = self.opener.match(text, opening.start())
+            begin = token.end() if token is not None else start
+        return _Region(field, begin, start, said)
+
+
+class _Walk:
+    """A turn, half read."""
+
+    def __init__(self, form: Regions, text: str, closed: bool) -> None:
+        self.form = form
+        self.text = text + form.end if closed else text
+        self.length = len(text)
+        self.closed = closed
+        self.allowance = Allowance()
+        self.matches: dict[Any, Any] = {}  # for each pattern the first match that has not been passed
+        self.content: list[str] = []
+        self.outside: list[str] = []  # text that belongs to no field
+        self.thoughts: list[str] | None = None
+        self.attempts: list[CallAttempt] = []
+
+    def turn(self, region: _Region) -> ParsedTurn:
+        moved = True
+        try:
+            while (border := self._border(region)) is not None:
+                following = border.following
+                moved, stood = following.start > region.start, not moved
+                if stood and not moved:
+                    break  # an opening and a closing that match nothing, at the same place
+                if border.all_thinking:
+                    self.content, self.outside, self.attempts = [], [], []
+                    region = _Region(self.form.reasoning)
+                self._take(region, border.place, border.closes)
+                region = following
+            self._take(region, self.length, self.closed and getattr(region.field, "close_re", None) is None)
+        except TimeoutError:
+            rest = unguarded(self.text[region.begin : self.length])
+            self.attempts.append(unreadable(rest, "it takes too long to read", self.form.call.form))
+        apart = bool(self.attempts) or self.thoughts is not None
+        said = self.form.joint.join(self.content)
+        if not said and not apart:
+            said = "".join(self.outside)
+        thoughts = None if self.thoughts is None else "\n".join(filter(None, self.thoughts))
+        return ParsedTurn(said.strip("\n") if apart else said, thoughts, tuple(self.attempts), self.closed)
+
+    def _take(self, region: _Region, stop: int, closed: bool) -> None:
+        """Keep what a region holds."""
+        form, body = self.form, self.text[region.start : stop]
+        name = form.implicit if region.field is None else region.field.name
+        if name == CALLS:
+            raw = unguarded(self.text[region.begin : stop])
+            if not closed:
+                said = unguarded((region.captures or {}).get("name", ""))
+                self.attempts.append(unclosed(raw, form.call.form.closing, said or None))
+            elif region.captures is None:
+                self.attempts.append(unreadable(raw, "it does not begin as one", form.call.form))
+            else:
+                self.attempts += form.call.attempts(raw, region.captures, body, self.allowance)
+        elif form.reasoning is not None and name == form.reasoning.name:
+            self.thoughts = [] if self.thoughts is None else self.thoughts
+            self.thoughts.append(unguarded(body).strip("\n"))
+        elif body:
+            (self.content if name == CONTENT else self.outside).append(unguarded(body))
+
+    def _border(self, region: _Region) -> _Border | None:
+        """The first place where this region ends; None if it goes on to the end of the turn."""
+        if region.field is None and region.start >= self.length:
+            return None
+        borders = self._openings(region.start) if region.field is None else self._closings(region)
+        return min(borders, key=lambda border: border.place, default=None)
+
+    def _openings(self, at: int) -> Iterator[_Border]:
+        """Where a field begins behind `at`, which lies in none; of several at one place the first counts."""
+        form = self.form
+        for field in form.opening:
+            found = self._search(field.open_re, at)
+            if found is not None:
+                yield _Border(found.start(), form.region(field, found, self.text))
+        if form.thinking_end is not None and self.thoughts is None:
+            found = self._search(form.thinking_end, at)
+            if found is not None:
+                yield _Border(found.start(), _behind(found), all_thinking=True)
+        found = self._search(form.separator, at)
+        if found is not None:
+            yield _Border(found.start(), _behind(found))
+        if not form.opens_all:
+            yield from self._cuts(at)
+
+    def _closings(self, region: _Region) -> Iterator[_Border]:
+        """Where a field that is open ends, or is cut off."""
+        form = self.form
+        found = self._search(region.field.close_re, region.start)
+        if found is not None:
+            yield _Border(found.start(), _behind(found))
+        if region.field is form.call.field:
+            yield from self._cuts(region.start)
+
+    def _cuts(self, at: int) -> Iterator[_Border]:
+        """Where something begins a call, as the template describes it or not."""
+        form, field = self.form, self.form.call.field
+        if form.opener is None:
+            return
+        found = self._search(field.open_re if form.opens_all else form.opener, at)
+        if found is None:
+            return
+        opening = found if form.opens_all else self._match(field.open_re, found.start())
+        broken = _Region(field, found.end(), found.end())
+        following = broken if opening is None else form.region(field, opening, self.text)
+        yield _Border(found.start(), following, closes=False)
+
+    def _search(self, pattern: Any, at: int) -> Any:
+        """The first match from `at` on; each pattern goes over the turn once."""
+        if pattern is None:
+            return None
+        if pattern.pattern.startswith(r"\G"):
+            return self._match(pattern, at)
+        found = self.matches.get(pattern, self)
+        if found is self or (found is not None and found.start() < at):
+            found = self.allowance.spend(lambda left_s: pattern.search(self.text, at, timeout=left_s))
+            self.matches[pattern] = found
+        return found
+
+    def _match(self, pattern: Any, at: int) -> Any:
+        return self.allowance.spend(lambda left_s: pattern.match(self.text, at, timeout=left_s))
+
+
+def _behind(closing: Any) -> _Region:
+    """What follows a closing. Most patterns end with `\\s*`: that space is kept, because it may stand between two words."""
+    spaced = closing.re.pattern.endswith(r"\s*")
+    start = closing.start() + len(closing[0].rstrip()) if spaced else closing.end()
+    return _Region(None, start, start)

@@ -1,0 +1,1 @@
+"""What people launch: arguments, files of settings, what a terminal shows, and the commands themselves."""

@@ -1,0 +1,112 @@
+"""What a run is about, as flags and YAML keys: tools, rewards, data. Shared by the training and the evaluation command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from trl import ModelConfig
+
+from toolgrpo.commands.config_files import parse_args
+from toolgrpo.errors import ConfigError
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+__all__ = ["ScriptArguments", "check_arguments", "parse_arguments"]
+
+
+@dataclass
+class ScriptArguments:
+    """Tools, rewards and data."""
+
+    tools_script: str | None = field(
+        default=None, metadata={"help": "Path of a Python file that exports TOOL_FUNCTIONS."}
+    )
+    tool_functions_module: str | None = field(
+        default=None, metadata={"help": "Importable module that exports TOOL_FUNCTIONS."}
+    )
+    environment: str | None = field(
+        default=None, metadata={"help": "A class with state, one instance an episode: PATH.py:Class."}
+    )
+    mcp_config: str | None = field(default=None, metadata={"help": "Path of an mcp.json that names MCP servers."})
+    cache_tools: bool = field(
+        default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
+    )
+    tool_workers: int = field(default=2, metadata={"help": "Processes that run tools."})
+    reward_fn: list[str] | None = field(
+        default=None, metadata={"help": "Path of a Python file that exports a reward function; several may be given."}
+    )
+    reward_function_name: str = field(
+        default="reward_func", metadata={"help": "Name of the function in the reward files."}
+    )
+    reward: list[str] | None = field(default=None, metadata={"help": "Built-in rewards by name, e.g. accuracy."})
+    dataset_id_or_path: str | None = field(
+        default=None, metadata={"help": "A file, a hub id, or a named task set such as `arithmetic` or `gsm8k`."}
+    )
+    dataset_split: str = field(default="train", metadata={"help": "Split to train on."})
+    max_rows: int | None = field(default=None, metadata={"help": "Use at most this many rows."})
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "Text of a system message for rows that have none."}
+    )
+    eval_dataset_id_or_path: str | None = field(
+        default=None, metadata={"help": "Held-out rows for the before/after table; default: the task set's own."}
+    )
+    eval_split: str | None = field(
+        default=None, metadata={"help": "Split of the held-out rows; default: the whole file, or the task set's own."}
+    )
+    eval_questions: int = field(default=0, metadata={"help": "Held-out rows to measure success on; 0: none."})
+    skip_bad_rows: bool = field(
+        default=False, metadata={"help": "Leave bad rows out and say how many, instead of stopping at the first."}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "Load and check everything, then stop."})
+
+    def __post_init__(self) -> None:
+        for name, least in (("tool_workers", 1), ("max_rows", 1), ("eval_questions", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
+    """The command line over the YAML file over the defaults."""
+    script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv))
+    check_arguments(script, config, model)
+    return script, config, model
+
+
+def check_arguments(script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig) -> None:
+    """What must be given is given, once, and the output folder can be written."""
+    _check_paths(script)
+    lora = [f.name for f in fields(model) if f.name.startswith("lora_") and getattr(model, f.name) != f.default]
+    if lora and not model.use_peft:
+        raise ConfigError(f"{lora[0]} is given, but not use_peft, so all weights would be trained; add --use_peft")
+    for name, flag in (
+        ("model_name_or_path", model.model_name_or_path),
+        ("dataset_id_or_path", script.dataset_id_or_path),
+    ):
+        if not flag:
+            raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
+    if script.environment and not script.reward_fn and not script.reward:
+        script.reward = ["environment"]
+    if not script.reward_fn and not script.reward:
+        raise ConfigError("no reward is given: --reward_fn FILE.py, or --reward NAME for a built-in (e.g. accuracy)")
+    if script.tools_script and script.tool_functions_module:
+        raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
+    try:
+        Path(config.output_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--output_dir {config.output_dir} cannot be a folder to write to: {error.strerror}; choose another one"
+        ) from error
+
+
+def _check_paths(script: ScriptArguments) -> None:
+    """Mistakes that are the same for every file flag: nothing after it (an unset variable of a shell), or a folder."""
+    for name in ("tools_script", "tool_functions_module", "environment", "mcp_config", "reward_fn"):
+        given = getattr(script, name)
+        for value in given if isinstance(given, list) else [] if given is None else [given]:
+            if not value.strip():
+                raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
+            path = value.partition(":")[0]
+            if name != "tool_functions_module" and Path(path).is_dir():
+                raise ConfigError(f"--{name} {path} is a folder; give the file in it")

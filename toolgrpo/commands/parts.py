@@ -1,0 +1,233 @@
+"""Load and check the parts of a run: model, tools, rewards, data. Every mistake in them is found here, before step 1.
+
+Each part says one line about what was loaded. Shared by training and evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.data import BadRows, check_gold, load_tasks
+from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.observe.progress import RunProgress
+from toolgrpo.rewards import Reward, get_reward, load_reward
+from toolgrpo.rewards.by_task import ByTask
+from toolgrpo.rollout.row_tools import check_tool_names
+from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.trainer import ToolGRPOTrainer
+
+__all__ = ["LORA_TARGETS", "RunParts"]
+
+# The projections of attention and MLP, as model families call them; PEFT takes those that the model has.
+LORA_TARGETS = [
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # most of them
+    *("qkv_proj", "gate_up_proj"),  # Phi-3 and GLM-4 keep several in one
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's are factored
+]
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The arguments of a run, and how each part is made of them."""
+
+    script: ScriptArguments
+    config: ToolGRPOConfig
+    model: ModelConfig
+    terminal: Terminal
+
+    @property
+    def dataset_spec(self) -> str:
+        return str(self.script.dataset_id_or_path)
+
+    def training_rows(self) -> Dataset:
+        """The rows to train on; at least as many as one step takes."""
+        dataset = self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
+        group, batch = self.config.num_generations, self.config.generation_batch_size
+        if len(dataset) < batch // group:
+            raise DataError(
+                f"{self.dataset_spec} has {_count(len(dataset), 'row')}, but one step takes {batch // group} different "
+                f"prompts (a generation batch of {batch} episodes in groups of {group}). Give more rows, a smaller "
+                f"--per_device_train_batch_size or --gradient_accumulation_steps, or larger groups."
+            )
+        return dataset
+
+    def heldout_rows(self) -> Dataset | None:
+        """The rows to measure success on, None if none are asked for."""
+        if self.script.eval_questions < 1:
+            return None
+        given = self.script.eval_dataset_id_or_path
+        split = self.script.eval_split or ("train" if given else "heldout")
+        return self._rows(given or self.dataset_spec, split, self.script.eval_questions)
+
+    def toolbox(self) -> Toolbox | None:
+        script = self.script
+        spec = script.tools_script or script.tool_functions_module
+        sources = [str(source) for source in (spec, script.environment, script.mcp_config) if source]
+        if not sources:
+            self.terminal.say("tools     none")
+            return None
+        toolbox = load_tools(
+            spec,
+            environment=script.environment,
+            mcp_config=script.mcp_config,
+            cache_tools=script.cache_tools,
+            workers=script.tool_workers,
+            tool_timeout_s=self.config.tool_timeout,
+            log_path=Path(self.config.output_dir) / "tools.log",
+        )
+        signatures = ", ".join(_signature(schema) for schema in toolbox.schemas)
+        self.terminal.say(f"tools     {signatures} from {', '.join(sources)}")
+        return toolbox
+
+    def rewards(self) -> list[Reward]:
+        """The built-in ones, then those of files, in the order that weights have."""
+        rewards = [get_reward(name) for name in self.script.reward or ()]
+        files = [load_reward(path, self.script.reward_function_name) for path in self.script.reward_fn or ()]
+        if len(files) > 1:  # each is logged under its own name
+            files = [replace(reward, name=f"{Path(reward.source).stem}.{reward.name}") for reward in files]
+        rewards += files
+        names = [reward.name for reward in rewards]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(
+                f"two rewards have the name {twice!r}, under which both would be logged; give each once (its share is "
+                f"in --reward_weights), or rename a file"
+            )
+        weights = self.config.reward_weights
+        if weights is not None and len(weights) != len(rewards):
+            raise ConfigError(
+                f"reward_weights has {_count(len(weights), 'number')} for {_count(len(rewards), 'reward')} "
+                f"({', '.join(reward.name for reward in rewards)}); give one weight for each reward, in this order"
+            )
+        return rewards
+
+    def check(
+        self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], heldout: Dataset | None = None
+    ) -> None:
+        """That the parts fit together: the tools that rows name, the columns that rewards ask for, and the gold answers."""
+        _check_columns(rows, tools, rewards)
+        if heldout is not None:
+            try:
+                _check_columns(heldout, tools, rewards)
+            except ToolGRPOError as error:
+                raise type(error)(f"the held-out rows: {error}") from error
+        for reward in rewards:
+            checked = check_gold(rows, reward) if self.script.dry_run else None
+            gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
+            self.terminal.say(f"reward    {reward.name}: {reward.source}{gold}")
+
+    def model_path(self, name: str) -> str:
+        """Where the model lies; the named models are built or unpacked first."""
+        path = self._place_of(name)
+        self.terminal.say(f"model     {name}" + (f" ({path})" if path != name else ""))
+        return path
+
+    def model_init_kwargs(self) -> dict[str, Any]:
+        kwargs: dict[str, Any] = {
+            "revision": self.model.model_revision,
+            "attn_implementation": self.model.attn_implementation,
+            "dtype": self.model.dtype,
+        }
+        quantization = get_quantization_config(self.model)
+        if quantization is not None:
+            kwargs["quantization_config"] = quantization
+        return {key: value for key, value in kwargs.items() if value is not None}
+
+    def trainer(self, model: Any, **arguments: Any) -> ToolGRPOTrainer:
+        """The trainer; what a library says against the settings meanwhile is shown as the user's mistake it is."""
+        wanted = list(self.config.report_to)
+        try:
+            trainer = ToolGRPOTrainer(model=model, args=self.config, **arguments)
+        except ToolGRPOError:
+            raise
+        except (ValueError, ImportError, OSError) as error:
+            raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
+        trainer.progress = RunProgress(self.terminal.console)
+        for name in wanted:
+            if name not in self.config.report_to:
+                self.terminal.say(
+                    f"trackers  {name} cannot be used here, and the run goes on without it (the log says why)"
+                )
+        choice = trainer.engine_choice
+        self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
+        return trainer
+
+    def peft_config(self) -> Any:
+        """LoRA on the attention and MLP projections, unless the user names other modules."""
+        if self.model.use_peft and not self.model.lora_target_modules:
+            self.model.lora_target_modules = LORA_TARGETS
+        return get_peft_config(self.model)
+
+    def _rows(self, spec: str, split: str, limit: int | None) -> Dataset:
+        bad_rows = BadRows()
+        skip: dict[str, Any] = {"on_bad_row": bad_rows.add} if self.script.skip_bad_rows else {}
+        dataset = load_tasks(
+            spec, split=split, limit=limit, seed=self.config.seed, system_prompt=self.script.system_prompt, **skip
+        )
+        if self.script.skip_bad_rows:
+            self.terminal.say(bad_rows.summary())
+        return dataset
+
+    def _place_of(self, name: str) -> str:
+        build = _NAMED_MODELS.get(name)
+        if build is not None:
+            return str(build(self.terminal))
+        path = Path(name).expanduser()
+        if path.is_file():
+            raise ModelError(
+                f"--model_name_or_path {name} is a file; give the folder that holds config.json and the weights"
+            )
+        if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+            raise ModelError(
+                f"--model_name_or_path {name} is a folder without config.json; give a folder that `save_pretrained` wrote"
+            )
+        if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+            raise ModelError(
+                f"--model_name_or_path {name}: there is no such folder (the working folder is {Path.cwd()})"
+            )
+        return str(path) if path.exists() else name
+
+
+def _nano(terminal: Terminal) -> Path:
+    from toolgrpo.models.nano import ensure_nano
+
+    return ensure_nano(console=terminal.console)
+
+
+def _smollm2(terminal: Terminal) -> Path:
+    from toolgrpo.models.smollm2 import ensure_smollm2
+
+    return ensure_smollm2(say=terminal.say)
+
+
+_NAMED_MODELS: dict[str, Callable[[Terminal], Path]] = {"nano": _nano, "smollm2": _smollm2}
+
+
+def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
+    if "tools" in rows.column_names:
+        for names in {tuple(names) for names in rows["tools"] if names is not None}:
+            check_tool_names(tools, names)
+    for reward in rewards:
+        reward.check_columns(rows.column_names)
+        if isinstance(reward.function, ByTask):
+            reward.function.check_columns(rows["reward"], rows.column_names)
+
+
+def _signature(schema: Mapping[str, Any]) -> str:
+    function = schema["function"]
+    properties = function.get("parameters", {}).get("properties", {})
+    parameters = ", ".join(f"{name}: {spec.get('type', 'any')}" for name, spec in properties.items())
+    return f"{function['name']}({parameters})"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,167 @@
+"""One training run from arguments to the closing table: what `recipes/train.py` does.
+
+load and check   model, tools, rewards, data (`run_parts`): every mistake in them is found here, before the first step
+before           success on held-out rows
+train            TRL's loop
+after            the same held-out rows again; left out if a signal stopped the training
+close            save the model, print the table
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from datasets import Dataset
+from rich.table import Table
+from trl import ModelConfig
+
+from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.evaluation.measures import Share, grade, succeeded
+from toolgrpo.observe.progress import StepsCallback
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.trainer import ToolGRPOTrainer
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["ScriptArguments", "TrainingRun", "parse_arguments"]
+
+
+class TrainingRun:
+    """Holds the loaded parts between the stages."""
+
+    def __init__(
+        self,
+        script: ScriptArguments,
+        config: ToolGRPOConfig,
+        model: ModelConfig,
+        terminal: Terminal,
+        *,
+        started: float,
+    ) -> None:
+        self.script = script
+        self.config = config
+        self.terminal = terminal
+        self.started = started
+        self.parts = RunParts(script, config, model, terminal)
+
+    def run(self) -> dict[str, Any] | None:
+        """All stages; the summary that the table shows, or None after a dry run."""
+        trainer, heldout = self._load()
+        try:
+            if self.script.dry_run:
+                self.terminal.say("dry run: everything was loaded and checked")
+                return None
+            before = self._success(trainer, heldout, "before")
+            train_started = time.monotonic()
+            output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
+            train_s = time.monotonic() - train_started
+            after = {} if trainer.stopped_by else self._success(trainer, heldout, "after")
+            trainer.save_model(self.config.output_dir)
+            trainer.save_state()
+            summary = self._summary(trainer, before, after, train_s, output.global_step)
+            self._show(summary)
+            return summary
+        finally:
+            trainer.close()
+
+    def _load(self) -> tuple[ToolGRPOTrainer, Dataset | None]:
+        parts, say = self.parts, self.terminal.say
+        dataset = parts.training_rows()
+        heldout = parts.heldout_rows()
+        tools = parts.toolbox()
+        try:
+            rewards = parts.rewards()
+            say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
+            parts.check(dataset, tools, rewards, heldout)
+            self.config.disable_tqdm = True
+            self.config.model_init_kwargs = parts.model_init_kwargs()
+            trainer = parts.trainer(
+                parts.model_path(str(parts.model.model_name_or_path)),
+                reward_funcs=rewards,
+                train_dataset=dataset,
+                tools=tools,
+                peft_config=parts.peft_config(),
+            )
+        except BaseException:
+            if tools is not None:
+                tools.close()
+            raise
+        trainer.add_callback(StepsCallback(trainer.progress))
+        return trainer, heldout
+
+    def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
+        if rows is None:
+            return {}
+        rows = list(rows)
+        sampled = self.config.sampling_options()
+        rates = {}
+        for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
+            result = trainer.rollout(rows, options, label=f"{when} ({name})")
+            succeeded = self._succeeded(result.trajectories, rows, trainer)
+            rates[name] = Share.of(succeeded)
+        self.terminal.say(f"{when:<9} " + ", ".join(f"{name} success {rate}" for name, rate in rates.items()))
+        return rates
+
+    def _succeeded(
+        self, trajectories: Sequence[Trajectory], rows: list[Mapping[str, Any]], trainer: ToolGRPOTrainer
+    ) -> list[bool]:
+        rewards = grade(trajectories, rows, trainer.reward_funcs, trainer.reward_weights.tolist())
+        spec = self.script.eval_dataset_id_or_path or self.parts.dataset_spec
+        return succeeded(trajectories, rows, rewards, spec=spec, threshold=self.config.success_threshold)
+
+    def _summary(
+        self,
+        trainer: ToolGRPOTrainer,
+        before: dict[str, Share],
+        after: dict[str, Share],
+        train_s: float,
+        steps: int,
+    ) -> dict[str, Any]:
+        def as_json(rates: dict[str, Share]) -> dict[str, Any]:
+            return {
+                name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()
+            }
+
+        return {
+            "before": as_json(before),
+            "after": as_json(after),
+            "steps": steps,
+            "seconds_per_step": {
+                "all": train_s / max(1, steps),
+                "rollout": trainer.rollout_seconds / max(1, steps),
+                "training": (train_s - trainer.rollout_seconds) / max(1, steps),
+            },
+            "seconds_in_all": time.monotonic() - self.started,
+            "model": os.path.abspath(self.config.output_dir),
+            "episodes": str(trainer.recorder.path) if trainer.recorder.path else None,
+            "log": str(self.terminal.log_file),
+        }
+
+    def _show(self, summary: dict[str, Any]) -> None:
+        table = Table(title="held-out success, 95 % interval", title_justify="left")
+        for column in ("", "before", "after"):
+            table.add_column(column)
+        for name in summary["before"]:
+            table.add_row(name, *(_rate(summary[when].get(name)) for when in ("before", "after")))
+        if summary["before"]:
+            self.terminal.console.print(table)
+        seconds = summary["seconds_per_step"]
+        self.terminal.say(
+            f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
+            f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
+        )
+        for name in ("model", "episodes", "log"):
+            if summary[name]:
+                self.terminal.say(f"{name:<9} {summary[name]}")
+
+
+def _rate(value: dict[str, Any] | None) -> str:
+    if value is None:
+        return "(stopped)"
+    low, high = value["interval"]
+    return f"{value['rate']:.3f}  [{low:.3f}, {high:.3f}]"

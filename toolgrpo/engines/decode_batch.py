@@ -1,0 +1,193 @@
+"""A batch of sequences that grow token by token in a transformers model; rows join and leave between any two tokens.
+
+Invariants:
+
+* The last token of every row stands in the last column; what is left of its first token is padding, masked out. So
+  one forward pass adds one token to each row, whatever their lengths.
+* A row's log-probabilities do not depend on who else is in the batch, beyond fp32 rounding.
+* The key-value cache holds every token of a row except the last one, which is the next pass's input.
+
+Not covered: models that keep a recurrent state instead of keys and values (refused with `ModelError`), models split over
+processes (refused by the engine), beams, images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.sampling import draw
+from toolgrpo.errors import ModelError
+
+__all__ = ["Row", "Wave"]
+
+_PREFILL_TOKENS = 16_384  # most tokens, padding included, that one pass over joining rows may have
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One request on its way: all its ids so far, and what was drawn."""
+
+    request: SampleRequest
+    generator: torch.Generator
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.request.ids)
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        return tuple(self.ids[len(self.request.ids) :])
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the row is done, or None if it is not."""
+        if self.logprobs and self.ids[-1] in self.request.stop_ids:
+            return FinishReason.STOP
+        if len(self.logprobs) >= self.request.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def sample(self) -> Sample:
+        assert self.finish_reason is not None
+        return Sample(self.sampled, tuple(self.logprobs), self.finish_reason)
+
+
+class Wave:
+    """The rows that decode now, and their key-value cache."""
+
+    def __init__(self, model: Any, *, max_rows: int) -> None:
+        self._model = model
+        self._max_rows = max_rows
+        self._device = next(model.parameters()).device
+        self._rows: list[Row] = []
+        self._joining: list[Row] = []
+        self._cache = DynamicCache()
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._joining)
+
+    def join(self, rows: Sequence[Row]) -> None:
+        """Let rows decode from the next step on, or as soon as there is room."""
+        self._joining.extend(rows)
+
+    def leave(self, rows: Sequence[Row]) -> None:
+        """Forget rows, wherever they are."""
+        gone = set(rows)
+        self._joining = [row for row in self._joining if row not in gone]
+        self._keep([row for row in self._rows if row not in gone])
+
+    @torch.no_grad()
+    def step(self) -> list[Row]:
+        """One token for every row that decodes, and the first one for those that join; the rows that are done."""
+        if self._rows:
+            self._draw(self._rows, self._forward(self._rows, self._cache, n_new=1))
+        finished = self._take_finished()
+        joining = self._next_joining()
+        if joining:
+            cache = DynamicCache()
+            self._draw(joining, self._forward(joining, cache, n_new=max(len(row.ids) for row in joining)))
+            _refuse_other_caches(cache, self._model)
+            self._merge(joining, cache)
+            finished += self._take_finished()
+        return finished
+
+    def _next_joining(self) -> list[Row]:
+        """Those that join in this step: first come first served, within the room there is."""
+        n_rows, longest = 0, 0
+        for row in self._joining[: self._max_rows - len(self._rows)]:
+            longest = max(longest, len(row.ids))
+            if n_rows and longest * (n_rows + 1) > _PREFILL_TOKENS:
+                break
+            n_rows += 1
+        joining, self._joining = self._joining[:n_rows], self._joining[n_rows:]
+        return joining
+
+    def _forward(self, rows: Sequence[Row], cache: DynamicCache, *, n_new: int) -> torch.Tensor:
+        """Run the last `n_new` columns through the model; the logits that follow the last one, for each row."""
+        lengths_B = torch.tensor([len(row.ids) for row in rows], device=self._device)
+        width = cache.get_seq_length() + n_new
+        columns_T = torch.arange(width, device=self._device)
+        positions_BT = columns_T - (width - lengths_B).unsqueeze(1)
+        new_ids = [[0] * (n_new - len(row.ids)) + row.ids[-n_new:] for row in rows]
+        outputs = self._model(
+            input_ids=torch.tensor(new_ids, device=self._device),
+            attention_mask=(positions_BT >= 0).long(),
+            position_ids=positions_BT[:, -n_new:].clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_BV: torch.Tensor = outputs.logits[:, -1]
+        return logits_BV
+
+    def _draw(self, rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
+        by_options: dict[SamplingOptions, list[int]] = {}
+        for index, row in enumerate(rows):
+            by_options.setdefault(row.request.options, []).append(index)
+        for options, indices in by_options.items():
+            chosen = [rows[index] for index in indices]
+            drawn = draw(
+                logits_BV if len(indices) == len(rows) else logits_BV[indices],
+                options,
+                [row.ids for row in chosen],
+                [row.generator for row in chosen],
+            )
+            for row, token, logprob in zip(chosen, drawn.tokens, drawn.logprobs, strict=True):
+                row.ids.append(token)
+                row.logprobs.append(logprob)
+
+    def _take_finished(self) -> list[Row]:
+        finished = [row for row in self._rows if row.finish_reason is not None]
+        if finished:
+            self._keep([row for row in self._rows if row.finish_reason is None])
+        return finished
+
+    def _keep(self, rows: list[Row]) -> None:
+        """Drop all other rows from the cache, and the columns that are padding in all that stay."""
+        if len(rows) == len(self._rows):
+            return
+        if not rows:
+            self._rows, self._cache = [], DynamicCache()
+            return
+        kept = set(rows)
+        indices = torch.tensor([i for i, row in enumerate(self._rows) if row in kept], device=self._device)
+        width = max(len(row.ids) for row in rows) - 1
+        for layer in self._cache.layers:
+            layer.keys = layer.keys[indices, :, -width:]
+            layer.values = layer.values[indices, :, -width:]
+        self._rows = rows
+
+    def _merge(self, rows: list[Row], cache: DynamicCache) -> None:
+        """Put freshly read rows under those that decode, aligned at the last column."""
+        if self._rows:
+            for layer, fresh in zip(self._cache.layers, cache.layers, strict=True):
+                layer.keys = _stacked(layer.keys, fresh.keys)
+                layer.values = _stacked(layer.values, fresh.values)
+        else:
+            self._cache = cache
+        self._rows = [*self._rows, *rows]
+
+
+def _stacked(upper_BHTD: torch.Tensor, lower_BHTD: torch.Tensor) -> torch.Tensor:
+    """Two batches as one; the narrower one is padded with zeros on the left, where the mask hides them."""
+    width = max(upper_BHTD.shape[2], lower_BHTD.shape[2])
+    return torch.cat(
+        [torch.nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (upper_BHTD, lower_BHTD)]
+    )
+
+
+def _refuse_other_caches(cache: DynamicCache, model: Any) -> None:
+    other = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
+    if other or not cache.layers or not cache.get_seq_length():
+        raise ModelError(
+            f"engine transformers decodes with a key-value cache, which {type(model).__name__} does not keep "
+            f"(found: {', '.join(sorted(other)) or 'none'}). Use --engine vllm_colocate or vllm_server."
+        )

@@ -1,0 +1,176 @@
+"""How good a model is on questions: grading outside of training, and rates with an interval that says how sure they are.
+
+Pure functions and values; `evaluation_run` makes the episodes, `evaluation_report` shows them.
+
+Intervals are Wilson's at 95 %, with the number of *questions* as n, however many episodes each question had: episodes of one
+question are not independent. A per-question value between 0 and 1 varies at most as a coin of the same mean does, so the
+interval is rather too wide than too narrow. The interval of a difference is Newcombe's, for independent samples; the
+questions are the same for both models, so it too errs on the wide side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from toolgrpo.data.arithmetic import success
+from toolgrpo.rewards.episode_reading import final_answer
+from toolgrpo.rewards.numerals import last_number, marked_answer
+from toolgrpo.trajectory import Message, Trajectory
+
+__all__ = [
+    "Answered",
+    "Difference",
+    "Grader",
+    "Share",
+    "given_answer",
+    "grade",
+    "majority_at_k",
+    "pass_at_k",
+    "succeeded",
+    "wilson_interval",
+]
+
+Grader = Callable[..., list[float]]
+"""A reward in TRL's form: `grader(prompts=, completions=, completion_ids=, **columns) -> list[float]`."""
+
+
+def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a proportion; sound also near 0 and 1."""
+    if n == 0:
+        return 0.0, 1.0
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The mean of a value between 0 and 1 that each of n questions has."""
+
+    value: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Share:
+        return cls(fmean(values) if values else 0.0, len(values))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson_interval(self.value * self.n, self.n)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """After minus before."""
+
+    before: Share
+    after: Share
+
+    @property
+    def value(self) -> float:
+        return self.after.value - self.before.value
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        (low_before, high_before), (low_after, high_after) = self.before.interval, self.after.interval
+        below = math.hypot(self.after.value - low_after, high_before - self.before.value)
+        above = math.hypot(high_after - self.after.value, self.before.value - low_before)
+        return self.value - below, self.value + above
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What is voted with in maj@k: an episode's final answer (None: it gave none), and whether the episode succeeded."""
+
+    answer: str | None
+    success: bool
+
+
+def pass_at_k(successes: int, n: int, k: int) -> float:
+    """The chance that at least one of k episodes succeeds, estimated without bias from n of which some succeeded."""
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@k needs k from 1 to the number of episodes; got k={k}, n={n}")
+    return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
+
+
+def majority_at_k(episodes: Sequence[Answered], k: int) -> float:
+    """How good the most frequent answer of k episodes is; the mean over as many disjoint sets of k as there are.
+
+    The winning answer is worth the share of successes among the episodes that gave it (all winners together, on a tie).
+    Episodes without an answer do not vote; where none votes, the value is 0.
+    """
+    if not 1 <= k <= len(episodes):
+        raise ValueError(f"maj@k needs k from 1 to the number of episodes; got k={k}, n={len(episodes)}")
+    starts = range(0, len(episodes) - k + 1, k)
+    return fmean(_majority(episodes[start : start + k]) for start in starts)
+
+
+def _majority(episodes: Sequence[Answered]) -> float:
+    votes: dict[str, list[bool]] = defaultdict(list)
+    for episode in episodes:
+        if episode.answer is not None:
+            votes[episode.answer].append(episode.success)
+    if not votes:
+        return 0.0
+    most = max(map(len, votes.values()))
+    winners = [success for voters in votes.values() if len(voters) == most for success in voters]
+    return fmean(winners)
+
+
+def given_answer(completion: Sequence[Message]) -> str | None:
+    """The final answer in a form that can be compared: its last number, or else its text; None if there is none."""
+    marked = marked_answer(final_answer(completion))
+    number = last_number(marked)
+    if number is not None:
+        return str(number)
+    return " ".join(marked.split()).casefold() or None
+
+
+def grade(
+    trajectories: Sequence[Trajectory],
+    rows: Sequence[Mapping[str, Any]],
+    graders: Sequence[Grader],
+    weights: Sequence[float] | None = None,
+) -> list[float]:
+    """The weighted reward of each trajectory, outside of training."""
+    completions: list[list[Message]] = [list(t.messages) for t in trajectories]
+    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"} if rows else {}
+    total = [0.0] * len(trajectories)
+    for grader, weight in zip(graders, weights or [1.0] * len(graders), strict=True):
+        rewards = grader(
+            prompts=[row["prompt"] for row in rows],
+            completions=completions,
+            completion_ids=[list(t.ids) for t in trajectories],
+            trajectories=list(trajectories),
+            **columns,
+        )
+        total = [before + weight * reward for before, reward in zip(total, rewards, strict=True)]
+    return total
+
+
+def succeeded(
+    trajectories: Sequence[Trajectory],
+    rows: Sequence[Mapping[str, Any]],
+    rewards: Sequence[float],
+    *,
+    spec: str,
+    threshold: float,
+) -> list[bool]:
+    """The embedded task has a measure of its own, stricter than its reward; elsewhere the reward decides."""
+    if spec in ("arithmetic", "embedded"):
+        return [success(t.messages, row["answer"]) for t, row in zip(trajectories, rows, strict=True)]
+    return [reward >= threshold for reward in rewards]

@@ -1,0 +1,174 @@
+"""What an evaluation found, as JSON and as a table: one model, or two side by side on the same questions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+from typing import Any
+
+from rich.table import Table
+
+from toolgrpo.evaluation.measures import Answered, Difference, Share, majority_at_k, pass_at_k
+
+__all__ = ["Comparison", "EpisodeFacts", "ModelReport", "ToolCallFacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFacts:
+    """One call attempt, as far as statistics want it."""
+
+    tool: str
+    error: str | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFacts:
+    """One episode, as far as statistics want it; small, because processes send these to each other."""
+
+    question: int
+    reward: float
+    success: bool
+    answer: str | None
+    turns: int
+    sampled_tokens: int
+    stop_reason: str
+    calls: tuple[ToolCallFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One model on all questions, `samples` episodes each."""
+
+    model: str
+    episodes: tuple[EpisodeFacts, ...]
+    samples: int
+    ks: tuple[int, ...]
+    seconds: float
+
+    @property
+    def n_questions(self) -> int:
+        return len(self._by_question())
+
+    def shares(self) -> dict[str, Share]:
+        """pass@k and maj@k, by name. maj@1 is pass@1, and left out; so is maj@2, where a tie is all there can be."""
+        questions = self._by_question()
+        shares = {
+            f"pass@{k}": Share.of([pass_at_k(sum(e.success for e in group), len(group), k) for group in questions])
+            for k in self.ks
+        }
+        for k in self.ks:
+            if k > 2:
+                votes = [[Answered(e.answer, e.success) for e in group] for group in questions]
+                shares[f"maj@{k}"] = Share.of([majority_at_k(group, k) for group in votes])
+        return shares
+
+    def tools(self) -> dict[str, dict[str, Any]]:
+        """Per tool, by how often it was called: calls, failures by cause, and how many episodes used it."""
+        calls = [call for episode in self.episodes for call in episode.calls]
+        return {
+            name: {
+                "calls": count,
+                "calls_per_episode": count / len(self.episodes),
+                "episodes_using_it": fmean(any(c.tool == name for c in e.calls) for e in self.episodes),
+                "failures": sum(c.tool == name and c.error is not None for c in calls),
+                "failures_by_cause": dict(Counter(c.error for c in calls if c.tool == name and c.error is not None)),
+                "seconds_p50": median(c.duration_s for c in calls if c.tool == name),
+            }
+            for name, count in Counter(call.tool for call in calls).most_common()
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        rewards = [episode.reward for episode in self.episodes]
+        return {
+            "model": self.model,
+            **{name: _with_interval(share) for name, share in self.shares().items()},
+            "reward": {"mean": fmean(rewards), "std": pstdev(rewards), "min": min(rewards), "max": max(rewards)},
+            "turns": fmean(episode.turns for episode in self.episodes),
+            "sampled_tokens": fmean(episode.sampled_tokens for episode in self.episodes),
+            "stop_reasons": {
+                reason: count / len(self.episodes)
+                for reason, count in Counter(episode.stop_reason for episode in self.episodes).most_common()
+            },
+            "tools": self.tools(),
+            "seconds": self.seconds,
+        }
+
+    def _by_question(self) -> list[list[EpisodeFacts]]:
+        questions: dict[int, list[EpisodeFacts]] = {}
+        for episode in self.episodes:
+            questions.setdefault(episode.question, []).append(episode)
+        return list(questions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A model, and perhaps a baseline, on the same questions."""
+
+    data: str
+    temperature: float
+    model: ModelReport
+    baseline: ModelReport | None = None
+
+    def differences(self) -> dict[str, Difference]:
+        if self.baseline is None:
+            return {}
+        before = self.baseline.shares()
+        return {name: Difference(before[name], after) for name, after in self.model.shares().items()}
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "questions": self.model.n_questions,
+            "samples": self.model.samples,
+            "temperature": self.temperature,
+            "model": self.model.as_json(),
+            "baseline": None if self.baseline is None else self.baseline.as_json(),
+            "difference": {name: _with_interval(difference) for name, difference in self.differences().items()},
+        }
+
+    def tables(self) -> list[Table]:
+        """Success, and the tools."""
+        reports = [report for report in (self.baseline, self.model) if report is not None]
+        names = [report.model for report in reports]
+        title = f"{self.model.n_questions} questions, {self.model.samples} episodes each; 95 % intervals"
+        success = _table(title, "", *names, *(["difference"] if self.baseline else []))
+        differences = self.differences()
+        for name in self.model.shares():
+            last = [str(differences[name])] if name in differences else []
+            success.add_row(name, *(str(report.shares()[name]) for report in reports), *last)
+        found = [report.as_json() for report in reports]
+        for name, value in (("reward", "reward"), ("turns", "turns"), ("sampled tokens", "sampled_tokens")):
+            success.add_row(name, *(_short(report[value]) for report in found), *([""] if self.baseline else []))
+        return [success, self._tool_table([report["tools"] for report in found], names)]
+
+    def _tool_table(self, tools: Sequence[Mapping[str, Mapping[str, Any]]], names: Sequence[str]) -> Table:
+        table = _table("calls an episode (share that failed)", "tool", *names)
+        for tool in dict.fromkeys(name for of_model in tools for name in of_model):
+            cells = [
+                f"{of[tool]['calls_per_episode']:.2f} ({of[tool]['failures'] / of[tool]['calls']:.2f})"
+                if tool in of
+                else "-"
+                for of in tools
+            ]
+            table.add_row(tool, *cells)
+        if not table.row_count:
+            table.add_row("(no tool was called)", *("-" for _ in names))
+        return table
+
+
+def _with_interval(share: Share | Difference) -> dict[str, Any]:
+    return {"value": share.value, "interval": list(share.interval)}
+
+
+def _short(value: float | Mapping[str, float]) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else f"{value['mean']:.3f} (std {value['std']:.3f})"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

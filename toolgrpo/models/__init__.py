@@ -1,0 +1,1 @@
+"""Models that need no hub, by name."""

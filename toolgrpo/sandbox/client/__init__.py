@@ -1,0 +1,1 @@
+"""Runs in the process that opened the sandbox: asks the host for workers, hands them code, checks what they answer."""

@@ -1,0 +1,291 @@
+"""`Sandbox`: a pool of warm workers that run model-written Python, for any thread and any event loop.
+
+Invariants: a run has exactly one result or raises SandboxError; a run is never confined less than the rung that was
+logged at start; closing (or the death of this process) ends every process and removes every file.
+Not covered: see docs/sandbox.md for what each rung does not promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any
+
+from toolgrpo.errors import ConfigError, SandboxError
+from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
+from toolgrpo.sandbox.client.host_process import FreshWorkers, Mother, Workers
+from toolgrpo.sandbox.literals import NotPlainError, decode
+from toolgrpo.sandbox.rungs.ladder import choose_rung
+from toolgrpo.sandbox.wire import hang_up, receive, send
+
+__all__ = ["DEFAULT_PRELOAD", "Sandbox", "Session"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PRELOAD = (
+    "array", "asyncio", "bisect", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "logging", "math", "operator", "pathlib",
+    "queue", "random", "re", "statistics", "string", "struct", "sys", "textwrap", "threading", "time", "traceback", "types",
+    "typing", "unicodedata", "numpy", "sympy",
+)  # fmt: skip
+_GRACE_S = 15.0
+
+
+class Sandbox:
+    """Runs code in confined processes. Use as a context manager, or call `close`.
+
+    `allow_unsafe` (or TOOLGRPO_ALLOW_UNSAFE=1 in the environment, for what opens a sandbox by itself, as the `python` tool
+    and the reward `code_exec` do) lets code run unconfined where nothing on this machine confines it.
+    `preload` is imported once for all runs; on the rung `unsafe` each run is an interpreter of its own and imports by itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        rung: Rung | str = "auto",
+        allow_unsafe: bool = False,
+        preload: Sequence[str] = DEFAULT_PRELOAD,
+        limits: Limits | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ConfigError(f"a sandbox needs at least one worker; got workers={workers}")
+        self.limits = limits or Limits()
+        allow_unsafe = allow_unsafe or os.environ.get("TOOLGRPO_ALLOW_UNSAFE") == "1"
+        self.rung, notes = choose_rung(rung, allow_unsafe=allow_unsafe)
+        logger.info("%s", notes)
+        self._closed = False
+        self._opener = os.getpid()
+        self._lock = threading.Lock()
+        self._mother: Workers = (
+            FreshWorkers(limits=asdict(self.limits))
+            if self.rung is Rung.UNSAFE
+            else Mother(self.rung, preload=list(preload), limits=asdict(self.limits))
+        )
+        self._workers = workers
+        self._turns = threading.BoundedSemaphore(workers)
+        # The worker that rested longest is next: the others still prepare their next process.
+        self._resting = deque(_Link(self._mother.worker()) for _ in range(workers))
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+
+    def run(
+        self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
+    ) -> SandboxResult:
+        """Run code once, from a fresh state."""
+        request = _request(self._limits(timeout, memory_mb), {"code": code, "stdin": stdin, "keep": False})
+        with self._turns:
+            for link in (self._rested, self._opened):  # a worker that was lost is replaced once
+                asked = link()
+                answer = asked.ask(request)
+                if answer is not None:
+                    self._rest(asked)
+                    return _result(answer)
+        raise SandboxError("two sandbox workers in a row were lost; look for an out-of-memory kill on this machine")
+
+    async def arun(
+        self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
+    ) -> SandboxResult:
+        """`run` without blocking the event loop it is awaited on, whichever that is."""
+        call = functools.partial(self.run, code, stdin=stdin, timeout=timeout, memory_mb=memory_mb)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A process of its own that keeps its state between runs."""
+        session = Session(self)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def close(self) -> None:
+        """End every process and remove the scratch folder. Idempotent; nothing in a process that its opener has forked."""
+        if os.getpid() != self._opener:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            while self._resting:
+                self._resting.pop().close()
+        self._mother.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _limits(self, timeout: float | None, memory_mb: int | None) -> Limits:
+        limits = self.limits
+        if timeout is not None:
+            limits = replace(limits, timeout_s=timeout)
+        return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
+
+    def _opened(self) -> _Link:
+        """A new worker."""
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this sandbox is closed; open another one")
+            return _Link(self._mother.worker())
+
+    def _rested(self) -> _Link:
+        """The worker that has rested longest, else a new one."""
+        if os.getpid() != self._opener:  # two processes that ask one worker would get each other's answers
+            raise SandboxError("this sandbox was opened before this process was forked; open another one here")
+        with self._lock:
+            if self._resting:
+                return self._resting.popleft()
+        return self._opened()
+
+    def _rest(self, link: _Link) -> None:
+        """Keep a worker that has nothing to do, or end it where enough rest already."""
+        with self._lock:
+            if not self._closed and len(self._resting) < self._workers:
+                self._resting.append(link)
+                return
+        link.close()
+
+
+class Session:
+    """Runs that share one namespace and one scratch folder; a run that is killed takes the state with it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._link: _Link | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def run(self, code: str, *, timeout: float | None = None, memory_mb: int | None = None) -> SandboxResult:
+        """Run code in the state the earlier runs left. `memory_mb` counts from the first run on."""
+        return _result(self._ask({"code": code}, timeout, memory_mb))
+
+    async def arun(self, code: str, *, timeout: float | None = None, memory_mb: int | None = None) -> SandboxResult:
+        call = functools.partial(self.run, code, timeout=timeout, memory_mb=memory_mb)
+        return await asyncio.get_running_loop().run_in_executor(self._sandbox._threads, call)
+
+    def evaluate(self, expressions: Sequence[str], *, timeout: float | None = None) -> list[tuple[bool, Any]]:
+        """For each expression (True, its plain value), or (False, what went wrong)."""
+        answer = self._ask({"expressions": list(expressions)}, timeout, None)
+        answers = _frame(answer).get("answers")
+        if type(answers) is not list or len(answers) != len(expressions):
+            return [(False, f"no result ({_result(answer).status})")] * len(expressions)
+        return [_plain(entry) for entry in answers]
+
+    def close(self) -> None:
+        """End the session's process; its worker serves others from then on. Waits for a run that is under way."""
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+            if link is not None and link.end_session():
+                self._sandbox._rest(link)
+
+    def _ask(self, job: dict[str, Any], timeout: float | None, memory_mb: int | None) -> dict[str, Any]:
+        request = _request(self._sandbox._limits(timeout, memory_mb), {**job, "stdin": "", "keep": True})
+        with self._lock:
+            if self._closed:
+                raise SandboxError("this session is closed; open another one")
+            if self._link is None:
+                self._link = self._sandbox._rested()
+            answer = self._link.ask(request)
+            if answer is None:
+                self._link = None
+                raise SandboxError("the process of a session was lost, and its state with it")
+            return answer
+
+
+class _Link:
+    """Our end of one worker's channel; closed as soon as the worker is lost."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The worker's answer; None when the worker is lost or silent long after every deadline."""
+        answer = None
+        try:
+            self._channel.settimeout(request["timeout_s"] + _GRACE_S)
+            send(self._channel, request)
+            answer = receive(self._channel)
+        except OSError:
+            answer = None
+        finally:  # also when this thread is interrupted: a late answer must not meet the next question
+            if not isinstance(answer, dict):
+                self.close()
+        return answer if isinstance(answer, dict) else None
+
+    def end_session(self) -> bool:
+        """Ask for the end of a session's process; False where the worker is lost."""
+        try:
+            send(self._channel, {"end_session": True})
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        hang_up(self._channel)
+
+
+def _request(limits: Limits, job: dict[str, Any]) -> dict[str, Any]:
+    return {**job, **asdict(limits)}
+
+
+def _frame(answer: dict[str, Any]) -> dict[str, Any]:
+    """What the confined process said about itself, if it is a JSON object; believed for nothing but its own run."""
+    try:
+        frame = json.loads(answer["frame"])
+    except (ValueError, RecursionError):
+        return {}
+    return frame if type(frame) is dict else {}
+
+
+def _plain(entry: Any) -> tuple[bool, Any]:
+    if type(entry) is dict and "value" in entry:
+        try:
+            return True, decode(entry["value"])
+        except (NotPlainError, RecursionError) as error:
+            return False, str(error)
+    return False, str(entry.get("error")) if type(entry) is dict else "no result"
+
+
+def _result(answer: dict[str, Any]) -> SandboxResult:
+    frame = _frame(answer)
+    code, verdict = answer["code"], answer["verdict"]
+    stderr = answer["stderr"]
+    if verdict is not None:
+        status = RunStatus(verdict)
+    elif frame.get("status") in ("ok", "error", "memory"):
+        status, code = RunStatus(frame["status"]), frame.get("exit_code") if code is None else code
+    elif code is not None and code < 0:
+        status = RunStatus.KILLED
+    else:
+        status = RunStatus.ERROR
+        stderr += f"\n[the process ended itself with exit code {code} before it was done]"
+    has_value, value = _plain(frame) if "value" in frame else (False, None)
+    text = frame.get("repr")
+    return SandboxResult(
+        status=status,
+        stdout=answer["stdout"],
+        stderr=stderr,
+        exit_code=code if type(code) is int and code >= 0 else None,
+        duration=answer["duration"],
+        value=value if has_value else None,
+        value_repr=text[:4000] if type(text) is str else None,
+        value_is_plain=has_value,
+        state_lost=answer["state_lost"],
+    )

@@ -1,0 +1,155 @@
+"""The process that everything sandboxed is forked from. Started by exec with a clean environment; never has threads.
+
+It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for each channel that the
+client sends over the control socket. It owns the scratch folder: when the client closes the socket or dies, however it
+dies, the mother kills the workers, removes the folder and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from toolgrpo.sandbox.base import Rung
+from toolgrpo.sandbox.host import scratch
+from toolgrpo.sandbox.host.kernel_memory import collapse_heap, mapped_bytes
+from toolgrpo.sandbox.rungs.confine import adopt_orphans, die_with_parent, enter_pid_namespace, leave_network
+
+__all__ = ["main"]
+
+_WARM_UPS = (
+    50  # the interpreter rewrites code that it runs often: better once here than in a copy of the page each time
+)
+
+
+def main() -> None:
+    settings = json.loads(sys.argv.pop())  # programs see no arguments
+    for name in ("control", "owner", "proc", "vmstat"):
+        settings[name] = _lowered(settings[name])
+    control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
+    adopt_orphans()
+    if settings["rung"] == Rung.NAMESPACES:
+        leave_network()
+    # Before the preload, so that what runs touch lies together, and the libraries that most never touch stay whole.
+    from toolgrpo.sandbox.host import confined_process, run_worker
+    from toolgrpo.sandbox.inside import cells
+
+    _ = run_worker
+    confined_process.warm(settings["rung"])
+    missing = _preload(settings["preload"])
+    os.environ.clear()  # what is left is what code sees
+    os.environ.update(PATH="", LANG="C.UTF-8")
+    for _ in range(_WARM_UPS):
+        cells.warm_up()
+    gc.collect()
+    gc.freeze()
+    collapse_heap(settings["proc"])
+    settings["mapped_bytes"] = mapped_bytes(settings["proc"])
+    settings["scratch"], lock = scratch.claim(settings["tmp"])
+    os.chmod(settings["scratch"], 0o711)  # each run's folder inside it is its own
+    workers: dict[int, int] = {}
+    try:
+        control.sendall(json.dumps({"missing": missing, "scratch": settings["scratch"]}).encode() + b"\n")
+        _start_workers(settings, control, [fd for fd in (owner, lock) if fd is not None], workers)
+    finally:
+        _end_all(list(workers))
+        scratch.remove(settings["scratch"])
+        os._exit(0)
+
+
+def _lowered(fd: int | None) -> int | None:
+    """A descriptor under the lowest free number: processes that confine themselves close all up to some number."""
+    if fd is None:
+        return None
+    low = os.dup(fd)
+    os.close(fd)
+    return low
+
+
+def _preload(names: list[str]) -> list[str]:
+    missing = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    return missing
+
+
+def _start_workers(
+    settings: dict[str, Any], control: socket.socket, mothers_own: list[int], workers: dict[int, int]
+) -> None:
+    """One worker a message, until the client is gone. `workers`: pid by pidfd; `mothers_own`: no worker's, the owner first."""
+    owner = mothers_own[0]
+    poller = select.poll()
+    for fd in (control.fileno(), owner):
+        poller.register(fd, select.POLLIN)
+    while True:
+        for fd, _ in poller.poll():
+            if fd == owner:
+                return
+            if fd != control.fileno():  # a worker has ended
+                poller.unregister(fd)
+                os.close(fd)
+                del workers[fd]
+                continue
+            message, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not message:
+                return
+            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), *mothers_own, *workers])
+            pidfd = os.pidfd_open(pid)
+            workers[pidfd] = pid
+            poller.register(pidfd, select.POLLIN)
+
+
+def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own: list[int]) -> int:
+    pid = os.fork()
+    if pid != 0:
+        channel.close()
+        return pid
+    from toolgrpo.sandbox.host import run_worker
+    from toolgrpo.sandbox.host.confined_process import Forking
+
+    try:
+        for fd in not_its_own:
+            os.close(fd)
+        die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if settings["rung"] == Rung.NAMESPACES:
+            enter_pid_namespace()
+            inner = os.fork()  # the first process of the new pid namespace: with it, all the others go
+            if inner != 0:
+                channel.close()
+                os.waitpid(inner, 0)
+                os._exit(0)
+            die_with_parent()
+        run_worker.serve(Forking(settings), channel, settings["scratch"], settings["limits"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _end_all(pidfds: list[int]) -> None:
+    """Kill the workers, which takes all they started with them, and wait until everything is gone."""
+    for pidfd in pidfds:
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

@@ -1,0 +1,269 @@
+"""The training pass that reads a shared prompt once: TRL's per-token log-probabilities and entropies, for less.
+
+`SharedPass.score_completions` takes what TRL's padded forward pass takes (left-padded prompts, right-padded completions) and
+gives its log-probabilities and entropies in TRL's shape, computed on packed prefix trees (`packing`,
+`shared_attention`). It goes through the model's own forward, wrappers (DDP, FSDP, DeepSpeed, PEFT) and TRL's fused LM
+head included, so the policy, the old policy and the reference all use it and every loss of TRL stays TRL's.
+
+It answers None where the padded pass must or should be used: the architecture has something packed attention cannot
+express (`unsupported`), inputs that are not text, or rows with so little in common that nothing is gained. Each reason
+is logged once. With `mode="on"` an unsupported model is an error instead.
+
+Not covered: the load-balancing loss of mixture-of-experts models (it counts tokens, and a shared token stands for
+several), for which TRL's pass runs; prompt tuning, which puts tokens of its own before every row.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.shared_pass.attention import PrefixLayout, keep_for_backward, shared_attention
+from toolgrpo.shared_pass.packing import Packing, Segment, cut_into_passes, pack, rows_of_batch
+
+__all__ = ["MODES", "ScoredTokens", "SharedPass", "unsupported"]
+
+logger = logging.getLogger(__name__)
+
+MODES = ("auto", "on", "off")
+WORTH_IT = 0.9
+"""`auto` shares where the packed sequence has at most this part of the padded tokens (see benchmarks/training_pass.py)."""
+
+
+class ScoredTokens(NamedTuple):
+    """Log-probabilities and entropies of the kept tokens, both (B, logits_to_keep); 0 where nothing is scored."""
+
+    logps: torch.Tensor
+    entropies: torch.Tensor | None
+
+
+def unsupported(config: Any) -> str | None:
+    """Why models of this config cannot run on packed prefix trees, or None if they can."""
+    text = config.get_text_config()
+    if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
+        return "it reads images or audio"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder model"
+    odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if odd:
+        return f"it has layers of another kind ({', '.join(odd)})"
+    if getattr(text, "attn_logit_softcapping", None):
+        return "it caps its attention scores"
+    if getattr(text, "use_bidirectional_attention", None) or not getattr(text, "is_causal", True):
+        return "its attention is not causal"
+    if text.model_type in _REFUSED:
+        return _REFUSED[text.model_type]
+    rope = getattr(text, "rope_parameters", None)
+    if not rope:
+        return "it has no rotary positions"
+    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
+    if kinds & {"dynamic", "longrope"}:
+        return "its rotary positions depend on the length of the sequence"
+    return None
+
+
+_REFUSED = {"gpt_oss": "it has attention sinks"}
+
+
+class SharedPass:
+    """Decides, pass by pass, whether to share prompts, and does it.
+
+    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What does not fit is cut
+    into several; where gradients are wanted, each of them is computed again in the backward pass, so that only one is in
+    memory at a time.
+    """
+
+    def __init__(self, *, mode: str = "auto", max_tokens: int | None = None) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"prefix_sharing must be one of {', '.join(MODES)}; got {mode!r}")
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigError(f"max_tokens_per_pass must be a positive number of tokens, got {max_tokens}")
+        self.mode, self.max_tokens = mode, max_tokens
+        self._told: set[str] = set()
+
+    def score_completions(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,  # (B, T), prompts left padded, completions right padded
+        attention_mask: torch.Tensor,  # (B, T)
+        logits_to_keep: int,
+        *,
+        unwrapped: Any,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        autocast: AbstractContextManager[Any] | None = None,
+    ) -> ScoredTokens | None:
+        """What TRL's padded pass gives for the last `logits_to_keep` columns, or None where that pass should run."""
+        scored_mask = torch.zeros_like(attention_mask)
+        scored_mask[:, -logits_to_keep:] = 1
+        scored = self.score_tokens(
+            model,
+            input_ids,
+            attention_mask,
+            scored_mask,
+            unwrapped=unwrapped,
+            batch_size=batch_size,
+            compute_entropy=compute_entropy,
+            autocast=autocast,
+        )
+        if scored is None:
+            return None
+        entropies = None if scored.entropies is None else scored.entropies[:, -logits_to_keep:]
+        return ScoredTokens(scored.logps[:, -logits_to_keep:], entropies)
+
+    def score_tokens(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,  # (B, T)
+        attention_mask: torch.Tensor,  # (B, T)
+        scored_mask: torch.Tensor,  # (B, T)
+        *,
+        unwrapped: Any,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        autocast: AbstractContextManager[Any] | None = None,
+    ) -> ScoredTokens | None:
+        """Score the tokens under `scored_mask`: each one's log-probability stands at its own place of (B, T).
+
+        `model` is what to call, wrapped as it is, with TRL's fused LM head; `unwrapped` is the transformers or PEFT
+        model inside. `batch_size` is the number of rows the padded pass would take at a time.
+        """
+        if self.mode == "off":
+            return None
+        reason = _unsupported_model(unwrapped)
+        if reason is not None:
+            self.step_aside(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
+            return None
+        rows = rows_of_batch(input_ids, attention_mask, scored_mask)
+        n_rows, width = input_ids.shape
+        at_a_time = min(batch_size or n_rows, n_rows)
+        budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
+        packings = [pack(part) for part in cut_into_passes(rows, budget)]
+        plan = _agree(packings, n_rows * width, input_ids.device)
+        fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
+        if self.mode == "auto" and fits and plan.packed_tokens > WORTH_IT * plan.padded_tokens:
+            self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
+            return None
+        packings += [_idle_pass()] * (plan.n_passes - len(packings))
+        return _score(model, unwrapped, packings, input_ids, compute_entropy, autocast or nullcontext())
+
+    def step_aside(self, message: str) -> None:
+        """The padded pass must run: said once, and an error where sharing was asked for."""
+        if self.mode == "off":
+            return
+        if self.mode == "on":
+            raise ModelError(f"{message}; set prefix_sharing to auto or off.")
+        self._tell(f"prefix sharing is off: {message}")
+
+    def _tell(self, message: str) -> None:
+        if message in self._told:
+            return
+        self._told.add(message)
+        if not _several_processes() or dist.get_rank() == 0:
+            logger.warning(message)  # the level that is seen where nobody has set logging up
+
+
+class _Plan(NamedTuple):
+    packed_tokens: int  # of all processes
+    padded_tokens: int  # of all processes
+    most_padded_tokens: int  # of any process
+    n_passes: int  # of every process
+
+
+def _agree(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
+    """What all processes do together: each forward pass is collective under DDP, FSDP and ZeRO-3."""
+    totals = torch.tensor([sum(packing.n_tokens for packing in packings), padded_tokens], device=device)
+    largest = torch.tensor([padded_tokens, max(1, len(packings))], device=device)
+    if _several_processes():
+        dist.all_reduce(totals, op=dist.ReduceOp.SUM)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return _Plan(*totals.tolist(), *largest.tolist())
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _idle_pass() -> Packing:
+    """A pass that scores nothing: the turn of a process that has fewer passes than another, or no token to score."""
+    return Packing((0,), (0,), (-100,), (Segment(0, 1, 0, ()),), (), (), ())
+
+
+def _score(
+    model: Any,
+    unwrapped: Any,
+    packings: list[Packing],
+    input_ids: torch.Tensor,
+    compute_entropy: bool,
+    autocast: AbstractContextManager[Any],
+) -> ScoredTokens:
+    """Run the passes and put every value where the padded pass would have it."""
+    n_rows, width = input_ids.shape
+    config = _base(unwrapped).config.get_text_config()
+    # A wrapper's forward must not run again inside a backward pass, so with several processes the activations of all
+    # passes stay; gradient checkpointing is what bounds them there.
+    again = torch.is_grad_enabled() and len(packings) > 1 and not _several_processes()
+    outputs = []
+    with autocast:
+        for packing in packings:
+            if again:
+                outputs.append(checkpoint(_forward, model, config, packing, input_ids.device, use_reentrant=False))
+            else:
+                outputs.append(_forward(model, config, packing, input_ids.device))
+    places = torch.tensor(
+        [
+            row * width + column
+            for packing in packings
+            for row, column in zip(packing.rows, packing.columns, strict=True)
+        ],
+        dtype=torch.long,
+        device=input_ids.device,
+    )
+
+    def spread(parts: list[torch.Tensor]) -> torch.Tensor:
+        values = torch.cat(parts)
+        return values.new_zeros(n_rows * width).index_put((places.to(values.device),), values).view(n_rows, width)
+
+    logps = spread([logps for logps, _ in outputs])
+    if not compute_entropy:
+        return ScoredTokens(logps, None)
+    return ScoredTokens(logps, spread([entropies for _, entropies in outputs if entropies is not None]))
+
+
+def _forward(
+    model: Any, config: Any, packing: Packing, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One forward pass: log-probabilities and entropies of the packing's scored places."""
+    with shared_attention(config):
+        output = model(
+            input_ids=torch.tensor([packing.tokens], device=device),
+            position_ids=torch.tensor([packing.positions], device=device),
+            attention_mask=None,
+            shift_labels=torch.tensor([packing.labels], device=device),
+            fused_lm_head=True,
+            prefix_layout=PrefixLayout(packing.segments),
+        )
+    scored = torch.tensor(packing.scored, dtype=torch.long, device=output.log_probs.device)
+    logps = output.log_probs[0, scored]
+    entropies = None if output.entropy is None else output.entropy[0, scored]
+    for value in (logps, entropies):
+        if value is not None and value.requires_grad:
+            keep_for_backward(config, value)
+    return logps, entropies
+
+
+def _base(unwrapped: Any) -> Any:
+    return unwrapped.get_base_model() if hasattr(unwrapped, "peft_config") else unwrapped
+
+
+def _unsupported_model(unwrapped: Any) -> str | None:
+    adapters = getattr(unwrapped, "peft_config", {})
+    if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
+        return "its adapter puts tokens of its own before every row"
+    return unsupported(_base(unwrapped).config)

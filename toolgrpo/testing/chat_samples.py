@@ -1,0 +1,56 @@
+"""One small tool and the conversations about it that tests and benchmarks of chat formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolgrpo.chat import ChatFormat
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.trajectory import Message
+
+__all__ = ["LOOK_UP", "PrintedTurn", "calling", "printed_turn", "thinking_markers"]
+
+LOOK_UP: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look something up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+
+
+def calling(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
+    """An assistant turn that makes these calls: (name, arguments)."""
+    listed = [{"type": "function", "function": {"name": name, "arguments": dict(args)}} for name, args in calls]
+    return {"role": "assistant", "content": content, "tool_calls": listed}
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedTurn:
+    """What the model would have sampled, and the ids it would have sampled it after."""
+
+    before: list[int]
+    said: list[int]
+
+
+def printed_turn(
+    chat: ChatFormat, asked: Sequence[Message], turn: Message, results: Sequence[Message], schemas: Sequence[Any]
+) -> PrintedTurn:
+    """The turn as the model's own template prints it, up to and with its end-of-turn token."""
+    prompt = chat.prompt(asked, schemas)
+    whole = chat.prompt([*asked, turn, *results], schemas)
+    start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+    return PrintedTurn(whole[:start], whole[start : whole.index(chat.stop_ids[0], start) + 1])
+
+
+def thinking_markers(chat: TemplateFormat) -> tuple[str, str]:
+    """What a model of this family writes around its thinking."""
+    from toolgrpo.chat.turn_reader import Regions
+
+    assert isinstance(chat.reader, Regions) and chat.reader.reasoning is not None
+    field = chat.reader.reasoning
+    closing = next(text for text in ("</think>", "<channel|>") if field.close_re.fullmatch(text))
+    return field.open_literals[0], closing

@@ -1,0 +1,141 @@
+"""`load_tools`: from what a user gives to a running `Toolbox`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolgrpo.errors import ConfigError
+from toolgrpo.tools.backends import Backend, FunctionBackend
+from toolgrpo.tools.environments import EnvironmentBackend
+from toolgrpo.tools.in_process import InProcessBackend
+from toolgrpo.tools.mcp.config_file import read_mcp_config
+from toolgrpo.tools.plugin.decorator import options_of
+from toolgrpo.tools.plugin.plugin_file import LoadedTool, Source, load_functions, tools_of
+from toolgrpo.tools.plugin.tool_source import environment_source, source_of
+from toolgrpo.tools.toolbox import Toolbox
+from toolgrpo.tools.workers.output_log import OutputLog
+from toolgrpo.tools.workers.pool import WorkerPool
+from toolgrpo.tools.workers.pool_records import PoolOptions
+from toolgrpo.tools.workers.tool_worker import Limits
+
+__all__ = ["load_tools"]
+
+ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
+
+
+def load_tools(
+    spec: ToolSource | None = None,
+    *,
+    environment: str | Path | Callable[..., Any] | None = None,
+    mcp_config: str | Path | Mapping[str, Any] | None = None,
+    tool_timeout_s: float = 30.0,
+    cache_tools: bool = False,
+    workers: int = 4,
+    threads_per_worker: int = 64,
+    memory_mb: int = 4096,
+    max_result_chars: int = 20_000,
+    log_path: Path | str | None = None,
+    load_timeout_s: float = 120.0,
+) -> Toolbox:
+    """Load tools and start their workers.
+
+    Args:
+        spec: A plugin file, a module or its name, or a list of functions. A file may export an ENVIRONMENT instead.
+        environment: A class with state: `path.py:Class`, `module:Class`, or the class itself.
+        mcp_config: An `mcp.json`, or its contents.
+        tool_timeout_s: Seconds that one call may take, unless its tool says otherwise.
+        cache_tools: Treat every function as pure unless it says otherwise.
+        workers: Worker processes.
+        threads_per_worker: Calls that one worker runs at the same time.
+        memory_mb: Address space of each worker; 0 for no limit.
+        max_result_chars: Longer results are cut with a notice.
+        log_path: Where what tools print goes; without it, to the logger `toolgrpo.tools.output`.
+        load_timeout_s: Seconds that importing the plugin, or connecting to an MCP server, may take.
+    """
+    _check_positive(tool_timeout_s=tool_timeout_s, workers=workers, load_timeout_s=load_timeout_s)
+    _check_positive(threads_per_worker=threads_per_worker, max_result_chars=max_result_chars)
+    if memory_mb < 0:
+        raise ConfigError(f"memory_mb must be a number of megabytes, or 0 for no limit; got {memory_mb!r}")
+    chosen = _choose(spec)
+    with ExitStack() as undo:
+        backends: list[Backend] = []
+        order: list[str] = chosen.order
+        held = chosen.held
+        if chosen.source is not None or environment is not None:
+            source = None if environment is None else environment_source(environment)
+            hello = {"tools": chosen.source and asdict(chosen.source), "environment": source and asdict(source)}
+            limits = Limits(threads_per_worker, memory_mb, max_result_chars)
+            options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
+            pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
+            undo.callback(pool.close)
+            order = order or [known.name for known in pool.spec.functions]
+            held = held or _held_here(chosen.source, pool)
+            backends += _in_workers(pool, tool_timeout_s, cache_tools)
+        if held:
+            inside = InProcessBackend(held, tool_timeout_s, cache_all=cache_tools, max_result_chars=max_result_chars)
+            undo.callback(inside.close)
+            backends.append(inside)
+        if mcp_config is not None:
+            servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars)
+            undo.callback(servers.close)
+            backends.append(servers)
+        toolbox = Toolbox(backends, order)
+        undo.pop_all()
+    return toolbox
+
+
+def _in_workers(pool: WorkerPool, timeout_s: float, cache_tools: bool) -> list[Backend]:
+    """The functions, and the environment if there is one."""
+    outside = [known for known in pool.spec.functions if not known.in_process]
+    backends: list[Backend] = [FunctionBackend(pool, outside, timeout_s, cache_all=cache_tools)]
+    if pool.spec.environment is not None:
+        backends.append(EnvironmentBackend(pool, pool.spec.environment, timeout_s))
+    return backends
+
+
+def _held_here(source: Source | None, pool: WorkerPool) -> list[LoadedTool]:
+    """The tools of a file or module that asked for this process; only for them it is imported here."""
+    if source is None or not any(known.in_process for known in pool.spec.functions):
+        return []
+    return [tool for tool in load_functions(source) if tool.spec.in_process]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What `spec` comes to: a source for the workers, tools held here, and the order of their names if it is known."""
+
+    source: Source | None
+    held: list[LoadedTool]
+    order: list[str]
+
+
+def _choose(spec: ToolSource | None) -> _Chosen:
+    if spec is None:
+        return _Chosen(None, [], [])
+    if not isinstance(spec, list | tuple) or not any(options_of(member).in_process for member in spec):
+        return _Chosen(source_of(spec), [], [])
+    loaded = tools_of(spec, "the given callables")  # their code is here already, and names must be told apart
+    outside = [tool.function for tool in loaded if not tool.spec.in_process]
+    return _Chosen(
+        source=source_of(outside) if outside else None,
+        held=[tool for tool in loaded if tool.spec.in_process],
+        order=[tool.spec.name for tool in loaded],
+    )
+
+
+def _mcp(config: str | Path | Mapping[str, Any], timeout_s: float, connect_timeout_s: float, max_chars: int) -> Backend:
+    servers = read_mcp_config(config)
+    from toolgrpo.tools.mcp.servers import McpBackend  # the SDK takes a second to import; most runs need none of it
+
+    return McpBackend(servers, timeout_s, connect_timeout_s=connect_timeout_s, max_result_chars=max_chars)
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{name} must be positive, got {value!r}")

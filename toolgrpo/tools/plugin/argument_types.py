@@ -1,0 +1,78 @@
+"""JSON arguments into what a function's annotations say: an Enum member, a dataclass, a pydantic model, a date.
+
+The trainer has already checked the arguments against the schema; here pydantic makes the objects and checks what only the
+types themselves know.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+
+from toolgrpo.errors import PluginError
+from toolgrpo.tools.plugin.schema import type_hints
+
+__all__ = ["ArgumentConverter", "BadArguments"]
+
+_PLAIN = (str, bool, Any)  # JSON already gives these
+
+
+class BadArguments(Exception):
+    """The arguments do not fit the function; the message is for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Arguments ready for `function(*args, **kwargs)`."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class ArgumentConverter:
+    """Makes the call of one function from JSON arguments."""
+
+    def __init__(self, function: Callable[..., Any], where: str, *, typed: bool) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        self._positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]
+        self._adapters: dict[str, pydantic.TypeAdapter[Any]] = {}
+        if typed:
+            hints = type_hints(function, where)
+            for parameter in parameters:
+                hint = hints.get(parameter.name)
+                if hint is not None and not any(hint is plain for plain in _PLAIN):
+                    self._adapters[parameter.name] = _adapter(hint, where, parameter.name)
+
+    def bind(self, arguments: Mapping[str, Any]) -> Bound:
+        """The call's arguments, or BadArguments."""
+        values = dict(arguments)
+        problems: list[str] = []
+        for name, adapter in self._adapters.items():
+            if name not in values:
+                continue
+            try:
+                values[name] = adapter.validate_python(values[name])
+            except pydantic.ValidationError as error:
+                problems += [_problem(name, item) for item in error.errors(include_url=False)[:3]]
+        if problems:
+            raise BadArguments("; ".join(problems))
+        args = tuple(values.pop(name) for name in self._positional if name in values)
+        return Bound(args, values)
+
+
+def _adapter(hint: Any, where: str, name: str) -> pydantic.TypeAdapter[Any]:
+    try:
+        return pydantic.TypeAdapter(hint)
+    except Exception as error:  # pydantic raises several unrelated kinds
+        raise PluginError(
+            f"{where}: parameter '{name}': values of the type {hint!r} cannot be made from JSON ({error})"
+        ) from error
+
+
+def _problem(name: str, item: Any) -> str:
+    path = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"])
+    return f"parameter '{path}': {item['msg'][:200]}, got {item['input']!r:.60}"

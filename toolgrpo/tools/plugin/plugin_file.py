@@ -1,0 +1,217 @@
+"""From a plugin file, a module or callables to tools that can be called.
+
+Runs where the tools will run (the supervisor and the workers; the trainer's process only for tools that ask for it), so a
+plugin file whose import crashes or hangs does not take the trainer with it.
+
+A file is loaded under a name made from its path: two files of one name live side by side, `if __name__ == "__main__"`
+blocks do not run, and the file's folder is a package for it, so that `from . import helper` and `import helper` both work.
+Every error names the file and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolgrpo.errors import PluginError
+from toolgrpo.tools.plugin.argument_types import ArgumentConverter
+from toolgrpo.tools.plugin.decorator import options_of
+from toolgrpo.tools.plugin.schema import function_schema, wrap_explicit_schema
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
+from toolgrpo.tools.wire import unpack_objects
+
+__all__ = ["LoadedTool", "Source", "import_file", "import_source", "load_functions", "tools_of", "unpickle_callables"]
+
+_EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where tools come from. Exactly one of the three is given."""
+
+    path: str | None = None
+    module: str | None = None
+    callables: str | None = None  # base64 of a cloudpickle of a list of callables
+    attribute: str | None = None  # of an environment: the name of its class
+
+    @property
+    def label(self) -> str:
+        return self.path or self.module or "the given callables"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTool:
+    """A tool with its code."""
+
+    spec: ToolSpec
+    function: Callable[..., Any]
+    convert: ArgumentConverter
+
+
+def load_functions(source: Source) -> list[LoadedTool]:
+    """All tools of a source, in its order."""
+    if source.callables is not None:
+        return tools_of(unpickle_callables(source.callables), source.label)
+    return tools_of(_exported(import_source(source), source.label), source.label)
+
+
+def import_source(source: Source) -> ModuleType:
+    """The module of a path or of a module name."""
+    if source.path is not None:
+        return import_file(Path(source.path))
+    assert source.module is not None
+    if os.getcwd() not in sys.path:  # a module beside the command, as `python -m` would find it
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(source.module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (source.module == error.name or source.module.startswith(error.name + ".")):
+            raise PluginError(
+                f"No module named {source.module!r}. It must be importable from here: check the spelling, "
+                "install it, or give the file's path instead."
+            ) from error
+        raise PluginError(_import_failed(source.module)) from error
+    except BaseException as error:  # a plugin may raise anything, SystemExit included
+        raise PluginError(_import_failed(source.module)) from error
+
+
+def import_file(path: Path) -> ModuleType:
+    """Load a plugin file under a name of its own."""
+    path = path.resolve()
+    if not path.is_file():
+        raise PluginError(f"No such file: {path}. Give the path of a Python file.")
+    if path.suffix != ".py":
+        raise PluginError(f"{path} is not a Python file: its name must end with .py")
+    package = f"_toolgrpo_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    name = f"{package}.{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = ModuleType(package)
+    folder.__path__ = [str(path.parent)]  # makes relative imports beside the file work
+    sys.modules[package] = folder
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except BaseException as error:  # a plugin may raise anything, SystemExit included
+        del sys.modules[name]
+        raise PluginError(_import_failed(str(path))) from error
+    return module
+
+
+def tools_of(functions: Iterable[Any], label: str) -> list[LoadedTool]:
+    """The tools of callables, each checked, no two of one name."""
+    loaded: list[LoadedTool] = []
+    seen: dict[str, str] = {}
+    for function in functions:
+        tool = _load_one(function, label)
+        place = _place(function, label)
+        if tool.spec.name in seen:
+            raise PluginError(
+                f"Two tools are named '{tool.spec.name}': {seen[tool.spec.name]} and {place}. "
+                "Rename one, or give it another name with @tool(name=...)."
+            )
+        seen[tool.spec.name] = place
+        loaded.append(tool)
+    return loaded
+
+
+def _load_one(function: Any, label: str) -> LoadedTool:
+    options = options_of(function)
+    name = options.name or getattr(function, "__name__", None) or type(function).__name__
+    if not name.replace("-", "_").isidentifier():
+        raise PluginError(
+            f"{label}: a tool named {name!r} cannot be called by a model. "
+            "Define it with `def` and a name, or name it with @tool(name=...)."
+        )
+    where = f"{_place(function, label)}: tool '{name}'"
+    if options.schema is not None:
+        schema = wrap_explicit_schema(options.schema, function, name, where)
+        convert = ArgumentConverter(function, where, typed=False)
+    else:
+        schema = function_schema(function, name, where)
+        convert = ArgumentConverter(function, where, typed=True)
+    target = function if inspect.isroutine(function) else type(function).__call__
+    spec = ToolSpec(
+        name=schema["function"]["name"],
+        schema=schema,
+        timeout_s=options.timeout_s,
+        cache=options.cache,
+        isolate=options.isolate,
+        keep_processes=options.keep_processes,
+        in_process=options.in_process,
+        ends_episode=options.ends_episode,
+        is_async=inspect.iscoroutinefunction(target),
+    )
+    return LoadedTool(spec, function, convert)
+
+
+def _exported(module: ModuleType, label: str) -> list[Any]:
+    missing = object()
+    functions = getattr(module, "TOOL_FUNCTIONS", missing)
+    if functions is missing:
+        raise PluginError(f"No TOOL_FUNCTIONS found in {label}. Add a line at its end: {_EXAMPLE}")
+    if not isinstance(functions, list | tuple):
+        raise PluginError(
+            f"TOOL_FUNCTIONS in {label} must be a list of functions, got a {type(functions).__name__}. "
+            f"Write it like this: {_EXAMPLE}"
+        )
+    if not functions:
+        raise PluginError(f"TOOL_FUNCTIONS in {label} is empty. Put at least one function into it: {_EXAMPLE}")
+    for index, member in enumerate(functions):
+        if not callable(member):
+            raise PluginError(
+                f"TOOL_FUNCTIONS[{index}] in {label} is not callable: it is {member!r:.80} (a {type(member).__name__}). "
+                "List the functions themselves, without quotes and without calling them."
+            )
+    return list(functions)
+
+
+def unpickle_callables(blob: str) -> list[Any]:
+    """The callables that the trainer sent."""
+    try:
+        functions: list[Any] = unpack_objects(blob)
+    except BaseException as error:  # unpickling imports the user's modules
+        raise PluginError(
+            "the given callables cannot be loaded in a tool worker:\n" + _user_traceback(error)
+        ) from error
+    return functions
+
+
+def _place(function: Any, label: str) -> str:
+    """`file.py:12`, or what else is known."""
+    code = getattr(inspect.unwrap(function) if inspect.isroutine(function) else function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else label
+
+
+def _import_failed(label: str) -> str:
+    error = sys.exc_info()[1]
+    assert error is not None
+    return f"{label} cannot be imported; fix this error in it:\n{_user_traceback(error)}"
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback without our own and importlib's frames."""
+    trimmed = traceback.TracebackException.from_exception(error)
+    trimmed.stack = traceback.StackSummary.from_list(
+        [
+            frame
+            for frame in trimmed.stack
+            if not frame.filename.startswith("<frozen") and "/toolgrpo/tools/" not in frame.filename
+        ]
+    )
+    return "".join(trimmed.format(chain=False)).rstrip()

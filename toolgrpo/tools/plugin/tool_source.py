@@ -1,0 +1,121 @@
+"""Where tools come from, as something a worker can load by itself.
+
+A file and a module are loaded again in the workers. Callables travel by cloudpickle: those of importable modules by
+name, those of scripts, notebooks and closures by value.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolgrpo.errors import PluginError
+from toolgrpo.tools.plugin.plugin_file import Source
+
+__all__ = ["callables_source", "environment_source", "source_of"]
+
+
+def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> Source:
+    """A path, a module name, a module, or callables, as a source."""
+    if isinstance(spec, Path):
+        return Source(path=str(spec))
+    if isinstance(spec, str):
+        looks_like_path = spec.endswith(".py") or os.sep in spec or Path(spec).exists()
+        return Source(path=spec) if looks_like_path else Source(module=spec)
+    if isinstance(spec, ModuleType):
+        return _module_source(spec)
+    if isinstance(spec, list | tuple):
+        for index, member in enumerate(spec):
+            if not callable(member):
+                raise PluginError(
+                    f"tools[{index}] is not callable: it is {member!r:.80} (a {type(member).__name__}). "
+                    "Give the functions themselves."
+                )
+        if not spec:
+            raise PluginError("the list of tools is empty. Give at least one function, or no tools at all.")
+        return callables_source(spec)
+    raise PluginError(
+        f"tools must be a path, a module or a list of functions, got a {type(spec).__name__}: {spec!r:.80}"
+    )
+
+
+def environment_source(spec: str | Path | Callable[..., Any]) -> Source:
+    """`path.py`, `path.py:Class`, `package.module:Class`, or the class itself."""
+    if isinstance(spec, str | Path):
+        where, _, attribute = str(spec).rpartition(":") if ":" in str(spec) else (str(spec), "", "")
+        is_path = where.endswith(".py") or os.sep in where
+        return Source(path=where if is_path else None, module=None if is_path else where, attribute=attribute or None)
+    if callable(spec):
+        return callables_source([spec])
+    raise PluginError(f"an environment must be a path like file.py:Class or a class, got {spec!r:.80}")
+
+
+def callables_source(functions: Sequence[Callable[..., Any]]) -> Source:
+    """Functions or classes as a blob for the workers."""
+    try:
+        cloudpickle: Any = importlib.import_module("cloudpickle")
+    except ImportError as error:
+        raise PluginError(
+            "tools given as functions need the package cloudpickle to reach the tool workers: install it, "
+            "or put the functions into a file and give its path"
+        ) from error
+    with _by_value(functions, cloudpickle):
+        try:
+            blob = cloudpickle.dumps(list(functions))
+        except Exception as error:  # pickling calls user code and raises many kinds
+            names = ", ".join(getattr(f, "__name__", repr(f)) for f in functions)
+            raise PluginError(
+                f"these tools cannot be sent to a tool worker ({type(error).__name__}: {error}): {names}. "
+                "Put them into a file and give its path, or mark the one that holds live objects with "
+                "@tool(in_process=True)."
+            ) from error
+    return Source(callables=base64.b64encode(blob).decode("ascii"))
+
+
+def _module_source(module: ModuleType) -> Source:
+    if module.__name__ != "__main__" and _importable(module.__name__):
+        return Source(module=module.__name__)
+    if getattr(module, "__file__", None):
+        return Source(path=module.__file__)
+    functions = getattr(module, "TOOL_FUNCTIONS", None)
+    if not isinstance(functions, list | tuple) or not functions:
+        raise PluginError(f"No TOOL_FUNCTIONS found in module {module.__name__}")
+    return source_of(list(functions))
+
+
+def _importable(name: str) -> bool:
+    """Whether a fresh interpreter with our sys.path would find this very module under this name."""
+    module = sys.modules.get(name)
+    parent, _, _ = name.rpartition(".")
+    if module is None or (parent and not _importable(parent)):
+        return False
+    if name in sys.builtin_module_names:
+        return True
+    path = getattr(sys.modules[parent], "__path__", None) if parent else None
+    try:
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+    except (ImportError, ValueError):
+        return False
+    return found is not None and found.origin == getattr(module, "__file__", None)
+
+
+@contextmanager
+def _by_value(functions: Sequence[Any], cloudpickle: Any) -> Iterator[None]:
+    """Let cloudpickle send by value what lives in modules that a worker could not import."""
+    names = {getattr(member, "__module__", None) for function in functions for member in (function, type(function))}
+    modules = [sys.modules[n] for n in names if n and n in sys.modules and n != "__main__" and not _importable(n)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)

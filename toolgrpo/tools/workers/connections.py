@@ -1,0 +1,213 @@
+"""The two kinds of connection the pool has: to the supervisor (with its process), and to one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from toolgrpo.errors import PluginError, ToolExecutorError
+from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
+from toolgrpo.tools.wire import FrameReader, WireError, pack
+from toolgrpo.tools.workers.output_log import OutputLog
+from toolgrpo.tools.workers.supervisor import BOOTSTRAP
+
+__all__ = ["SupervisorLink", "WorkerLink"]
+
+
+class WorkerLink(asyncio.Protocol):
+    """Frames to and from one worker. What is no frame ends the connection."""
+
+    def __init__(self, on_message: Callable[[dict[str, Any]], None], on_hung_up: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_hung_up = on_hung_up
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(pack(message))
+
+    def close(self) -> None:
+        self._on_hung_up = lambda: None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                self._on_message(message)
+        except WireError:
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_hung_up()
+
+
+class SupervisorLink:
+    """The supervisor's process, its control socket, and the pipe of everything that tools print."""
+
+    def __init__(self, hello: Mapping[str, Any], log: OutputLog) -> None:
+        self._hello = hello
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._pending: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._loaded: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._on_exited: Callable[[int, int], None] = lambda number, status: None
+        self._on_lost: Callable[[], None] = lambda: None
+        self._control, theirs = socket.socketpair()
+        self._output, output_theirs = os.pipe()
+        os.set_blocking(self._output, False)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", BOOTSTRAP, "supervisor", json.dumps(sys.path), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output_theirs,
+                stderr=output_theirs,
+                pass_fds=(theirs.fileno(),),
+                cwd=hello["folder"],
+                start_new_session=True,  # Ctrl-C in the terminal is for the trainer
+                env=_environment(),
+            )
+        except OSError as error:
+            raise ToolExecutorError(f"the tool workers cannot be started: {error}") from error
+        finally:
+            theirs.close()
+            os.close(output_theirs)
+        self._loop.add_reader(self._output, self._drain)
+
+    async def start(
+        self, timeout_s: float, *, on_exited: Callable[[int, int], None], on_lost: Callable[[], None]
+    ) -> PluginSpec:
+        """Let it load the plugin; PluginError if the plugin cannot be used."""
+        with suppress(OSError):  # it may end at once; the reader below notices
+            self._control.sendall(pack(self._hello))
+        self._control.setblocking(False)
+        self._loop.add_reader(self._control.fileno(), self._read)
+        label = " and ".join(_label(self._hello[key]) for key in ("tools", "environment") if self._hello[key])
+        try:
+            message = await asyncio.wait_for(self._loaded, timeout_s)
+        except TimeoutError:
+            await self.stop()
+            raise PluginError(
+                f"{label} did not finish importing within {timeout_s:g} s. "
+                "Do slow work inside the tools, or under `if __name__ == '__main__'`, not while the file is imported."
+            ) from None
+        if message["op"] != "loaded":
+            await self.stop()
+            if message["op"] == "failed":
+                raise PluginError(message["message"])
+            printed = self._log.tail.decode("utf-8", "replace").strip()
+            raise PluginError(
+                f"importing {label} ended the process it ran in (exit status {self._process.returncode}). "
+                f"The last that was printed there:\n{printed}"
+            )
+        self._on_exited, self._on_lost = on_exited, on_lost
+        return PluginSpec.from_json(message["plugin"])
+
+    def spawn(self, number: int, sock: socket.socket) -> None:
+        """Ask for a worker on `sock`, which is the worker's from here on."""
+        self._post({"op": "spawn", "worker": number}, sock)
+
+    def kill(self, number: int) -> None:
+        self._post({"op": "kill", "worker": number}, None)
+
+    def _post(self, message: Mapping[str, Any], sock: socket.socket | None) -> None:
+        """Send in order, when there is room. If the supervisor is gone, its workers are too and nothing is to be sent."""
+        self._pending.append((pack(message), sock))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._pending and self._control.fileno() >= 0:
+            frame, sock = self._pending[0]
+            try:
+                socket.send_fds(self._control, [frame], [] if sock is None else [sock.fileno()])
+            except BlockingIOError:
+                self._loop.add_writer(self._control.fileno(), self._flush)
+                return
+            except OSError:
+                break
+            self._pending.popleft()
+            if sock is not None:
+                sock.close()
+        if self._control.fileno() >= 0:
+            self._loop.remove_writer(self._control.fileno())
+
+    async def stop(self) -> None:
+        """End it and everything below it."""
+        self._on_lost = lambda: None
+        self._hang_up()
+        deadline = self._loop.time() + (3.0 if self._loaded.done() and not self._loaded.cancelled() else 0.0)
+        while self._process.poll() is None and self._loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._output >= 0:
+            self._drain()
+            if self._output >= 0:
+                self._close_output()
+
+    def _read(self) -> None:
+        try:
+            chunk = self._control.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        try:
+            for message in self._reader.feed(chunk):
+                if message["op"] == "exited":
+                    self._on_exited(message["worker"], message["status"])
+                elif not self._loaded.done():
+                    self._loaded.set_result(message)
+        except WireError:
+            chunk = b""
+        if not chunk:
+            self._hang_up()
+            if not self._loaded.done():
+                self._loaded.set_result({"op": "gone"})
+            self._on_lost()
+
+    def _hang_up(self) -> None:
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+            self._loop.remove_writer(self._control.fileno())
+            self._control.close()
+        while self._pending:
+            _, sock = self._pending.popleft()
+            if sock is not None:
+                sock.close()
+
+    def _drain(self) -> None:
+        if not self._log.drain(self._output):
+            self._close_output()
+
+    def _close_output(self) -> None:
+        self._loop.remove_reader(self._output)
+        os.close(self._output)
+        self._output = -1
+
+
+def _environment() -> dict[str, str]:
+    """The trainer's environment, with the few settings that keep many processes and threads small."""
+    defaults = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4", "PYTHONUNBUFFERED": "1"}
+    return {**defaults, **os.environ}
+
+
+def _label(source: Mapping[str, Any]) -> str:
+    return str(source["path"] or source["module"] or "the given callables")
