@@ -42,17 +42,18 @@ def _learnt(tokenizer, example):
     return [tokenizer.decode(ids) for ids in stretches]
 
 
-def test_with_markers_exactly_the_assistant_turns_are_learnt(tokenizer):
+def test_exactly_the_assistant_turns_are_learnt(tokenizer):
     encode = ConversationEncoder(tokenizer)
     for messages in _conversations(10):
         example = encode(messages, SCHEMAS)
-        assert tokenizer.decode(list(example.ids)) == render_tools(CANONICAL) + render(messages)
+        whole = (render_tools(CANONICAL) + render(messages)).removesuffix("\n")
+        assert tokenizer.decode(list(example.ids)) == whole
         header = "<|im_start|>assistant\n"
         turns = [render([m]).removeprefix(header).removesuffix("\n") for m in messages if m["role"] == "assistant"]
         assert _learnt(tokenizer, example) == turns
 
 
-def test_without_markers_the_turns_are_told_apart_by_rendering(tokenizer):
+def test_a_user_who_speaks_again_is_part_of_the_conversation(tokenizer):
     tokenizer.chat_template = CHATML
     messages = [
         {"role": "user", "content": "What is 3 plus 4?"},
@@ -65,9 +66,9 @@ def test_without_markers_the_turns_are_told_apart_by_rendering(tokenizer):
     assert _learnt(tokenizer, example) == ["The answer is 7.<|im_end|>", "The answer is 2.<|im_end|>"]
 
 
-def test_a_template_that_rewrites_history_is_refused(tokenizer):
+def test_a_template_that_cannot_be_proven_is_refused(tokenizer):
     tokenizer.chat_template = "{{ messages | length }}" + CHATML
-    with pytest.raises(ChatFormatError, match="generation markers"):
+    with pytest.raises(ChatFormatError, match="chat template"):
         ConversationEncoder(tokenizer)([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
 
 

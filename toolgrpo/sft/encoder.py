@@ -1,21 +1,26 @@
-"""Conversations with tool calls, as tokens with a mask on what the assistant says.
+"""Encode conversations with tool calls as tokens, with a mask on what the assistant says.
 
-The mask comes from where it is certain: TRL's training template of the model family (generation markers), or else from
-rendering the conversation turn by turn, where every rendering has to begin with the one before. A template that allows
-neither is refused.
+A conversation becomes the ledger that reinforcement learning would have made of it: the prompt of the chat format, what
+the assistant says in each turn up to and with its end-of-turn token, and the format's bridge for tool results between.
+So a family whose template prints no calls is taught the words in which its calls are read later, and a token that the
+model is taught to say is one that it would have sampled.
 
 A row is `{"messages": [...]}` or `{"prompt": [...], "completion": [...]}` in the OpenAI form; `tools` may hold schemas of
 its own. With prompt and completion, too, every assistant turn is trained on.
+
+Not covered: templates that print a turn differently from what their own header begins; they are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl.chat_template_utils import get_training_chat_template
-
+from toolgrpo.chat import resolve_format
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.chat.messages import assistant_message
 from toolgrpo.data.files import read_file
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.sft.batches import Example
@@ -57,77 +62,100 @@ def _checked(path: Path) -> Iterator[dict[str, Any]]:
         yield {"messages": messages, "tools": columns.get("tools")}
 
 
-class ConversationEncoder:
-    """Conversations to examples, for one tokenizer."""
+_QUESTION: Message = {"role": "user", "content": "q"}
+_STUB = "STUB"  # stands for an assistant turn whose text does not matter
+_OPENED, _CLOSED = "<think>", "\n</think>\n\n"  # of templates that open the thinking and print none
 
-    def __init__(self, tokenizer: Any) -> None:
-        if not tokenizer.chat_template:
-            raise ChatFormatError(
-                f"the tokenizer {tokenizer.name_or_path or type(tokenizer).__name__} has no chat template; "
-                "only chat models can be taught conversations"
-            )
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One assistant turn: what the model says, and the thinking switch under which its header begins so."""
+
+    said: list[int]
+    enable_thinking: bool | None
+
+
+class ConversationEncoder:
+    """Conversations to examples, for one chat format."""
+
+    def __init__(self, tokenizer: Any, chat: TemplateFormat | None = None) -> None:
         self._tokenizer = tokenizer
-        self._template = _template_with_markers(tokenizer)
+        found = chat or resolve_format(tokenizer)
+        if not isinstance(found, TemplateFormat):
+            raise ChatFormatError(
+                f"the chat format {found.name} cannot print what an assistant says; use a model with a chat template"
+            )
+        self._chat = found
 
     def __call__(self, messages: Sequence[Message], schemas: Schemas | None = None) -> Example:
-        tools = list(schemas) if schemas else None
-        example = self._by_turns(messages, tools) if self._template is None else self._by_markers(messages, tools)
-        if not any(example.mask):
-            raise ChatFormatError(
-                "the chat template renders no assistant tokens of this conversation; nothing can be learnt"
-            )
-        return example
-
-    def _by_markers(self, messages: Sequence[Message], tools: list[Any] | None) -> Example:
-        rendered = self._tokenizer.apply_chat_template(
-            list(messages),
-            tools=tools,
-            chat_template=self._template,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-        ids = rendered["input_ids"]
-        return Example(tuple(ids), _until_end_of_turn(ids, rendered["assistant_masks"], self._tokenizer.eos_token_id))
-
-    def _by_turns(self, messages: Sequence[Message], tools: list[Any] | None) -> Example:
+        """Return the tokens of a conversation; `ChatFormatError` where its template cannot print it."""
+        tools = list(schemas or ())
+        messages = [self._taken_apart(message) for message in messages]
         ids: list[int] = []
         mask: list[int] = []
+        last: int | None = None  # the assistant turn before
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._rendered(messages[:index], tools, header=True)
-            after = self._rendered(messages[: index + 1], tools, header=False)
-            if before[: len(ids)] != ids or after[: len(before)] != before:
-                raise ChatFormatError(
-                    f"the chat template renders the turns before message {index} differently once it is there, so the "
-                    "assistant's tokens cannot be told apart. Use a template with generation markers."
-                )
-            mask += [0] * (len(before) - len(ids)) + [1] * (len(after) - len(before))
-            ids = after
-        return Example(tuple(ids), _until_end_of_turn(ids, mask, self._tokenizer.eos_token_id))
+            turn = self._turn(messages, index, tools)
+            if last is None:
+                before = self._chat.prompt(messages[:index], tools, enable_thinking=turn.enable_thinking)
+            else:
+                before = self._between(ids, messages[last + 1 : index], turn.enable_thinking)
+            ids += before + turn.said
+            mask += [0] * len(before) + [1] * len(turn.said)
+            last = index
+        return Example(tuple(ids), tuple(mask))
 
-    def _rendered(self, messages: Sequence[Message], tools: list[Any] | None, *, header: bool) -> list[int]:
-        ids = self._tokenizer.apply_chat_template(
-            list(messages), tools=tools, add_generation_prompt=header, return_dict=False
-        )
-        return list(ids)
+    def _turn(self, messages: Sequence[Message], index: int, tools: list[Any]) -> _Turn:
+        """Return one assistant turn as it is said in a short conversation.
 
+        In the whole one a template may print the turns before it otherwise once it is there, and hide its thinking.
+        """
+        asked = [message for message in messages[:1] if message["role"] == "system"] + [_QUESTION]
+        results = index + 1
+        while results < len(messages) and messages[results]["role"] == "tool":
+            results += 1  # some templates end a turn with calls by what follows them
+        for enable_thinking in (None, True, False):
+            header, whole = (
+                self._chat.render(shown, tools, enable_thinking=enable_thinking, ask=ask)
+                for shown, ask in ((asked, True), ([*asked, *messages[index:results]], results > index + 1))
+            )
+            if whole.startswith(header):
+                return _Turn(self._until_end(whole[len(header) :]), enable_thinking)
+        plain = header.removesuffix("\n").removesuffix(_OPENED)
+        if plain == header or not whole.startswith(plain):
+            raise ChatFormatError(
+                f"the chat template of the {self._chat.name} format prints message {index} otherwise than its own "
+                f"header begins, so the assistant's tokens cannot be told apart. Use a template that prints what it asks for."
+            )
+        thought = messages[index].get("reasoning_content") or ""
+        return _Turn(self._until_end(f"{thought}{_CLOSED}{whole[len(plain) :]}"), False)
 
-def _template_with_markers(tokenizer: Any) -> str | None:
-    """The family's training template, or the tokenizer's own if it has markers, or None."""
-    try:
-        template: str | None = get_training_chat_template(processing_class=tokenizer)
-    except ValueError:  # TRL does not know this family
-        template = None
-    if template is None and "{% generation" in tokenizer.chat_template.replace("{%-", "{%"):
-        template = tokenizer.chat_template
-    return template
+    def _until_end(self, text: str) -> list[int]:
+        """The ids of a turn's text, up to and with the token that ends it."""
+        ids = self._chat.encode(text)
+        ends = [place for place, token in enumerate(ids) if token in self._chat.stop_ids]
+        return ids[: ends[0] + 1] if ends else [*ids, self._chat.stop_ids[0]]
 
+    def _between(self, ids: list[int], between: Sequence[Message], enable_thinking: bool | None) -> list[int]:
+        """What stands between an assistant turn, with which `ids` ends, and the next one's text."""
+        if between and all(message["role"] == "tool" for message in between):
+            return self._chat.bridge(ids, between, enable_thinking=enable_thinking)
+        shown = [_QUESTION, {"role": "assistant", "content": _STUB}, *between]
+        after = self._chat.encode(self._chat.render(shown, [], enable_thinking=enable_thinking).rpartition(_STUB)[2])
+        return after[1:] if after and after[0] == ids[-1] else after
 
-def _until_end_of_turn(ids: Sequence[int], mask: Sequence[int], end: int) -> tuple[int, ...]:
-    """The mask without what templates put after the end-of-turn token, such as a line break: no model says that."""
-    kept = list(mask)
-    for index in range(1, len(ids)):
-        if kept[index] and mask[index - 1] and (ids[index - 1] == end or not kept[index - 1]):
-            kept[index] = 0
-    return tuple(kept)
+    def _taken_apart(self, message: Message) -> Message:
+        """Read calls and thinking that stand in the text of an assistant turn in the model's own markers.
+
+        Markers in a text would otherwise be printed as letters, which is right for everybody else's messages.
+        """
+        content = message.get("content")
+        if message["role"] != "assistant" or not isinstance(content, str) or message.get("tool_calls"):
+            return message
+        ids = self._tokenizer.encode(content, add_special_tokens=False)
+        parsed = self._chat.parse([*ids, self._chat.stop_ids[0]])
+        if parsed.reasoning is None and not parsed.attempts:
+            return message
+        return {**message, **assistant_message(parsed)}

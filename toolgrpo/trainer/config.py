@@ -12,19 +12,9 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.trainer.trl_fields import refuse_without_effect
 
 __all__ = ["ENGINES", "LORA_SYNCS", "ToolGRPOConfig"]
-
-# Fields of TRL that steer its own generation, which does not run here, and what to use instead.
-_WITHOUT_EFFECT = {
-    "max_tool_calling_iterations": "use max_turns (a turn more than iterations: the last one answers)",
-    "chat_template_kwargs": "use enable_thinking, the one template argument there is",
-    "generation_kwargs": "use temperature, top_p, top_k, min_p and repetition_penalty",
-    "cache_implementation": "leave it out",
-    "vllm_structured_outputs_regex": "leave it out; malformed calls are answered with what is wrong",
-    "use_transformers_continuous_batching": "leave it out; the transformers engine batches as it goes",
-    "use_transformers_paged": "leave it out; the transformers engine batches as it goes",
-}
 
 ENGINES = ("auto", "vllm_colocate", "vllm_server", "transformers")
 LORA_SYNCS = ("merge", "adapter")
@@ -146,9 +136,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     def _check_fields_of_trl(self) -> None:
         """What TRL and Transformers take without a word, or answer with a division by zero."""
         defaults = {known.name: known.default for known in fields(self)}
-        for name, instead in _WITHOUT_EFFECT.items():
-            if getattr(self, name) != defaults[name]:
-                raise ConfigError(f"{name} steers TRL's own generation and has no effect here; {instead}")
+        refuse_without_effect(vars(self), defaults)
         for name, least in (
             *(("num_generations", 2), ("per_device_train_batch_size", 1), ("gradient_accumulation_steps", 1)),
             *(("temperature", 0), ("beta", 0), ("learning_rate", 0)),

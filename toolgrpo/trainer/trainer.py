@@ -252,12 +252,20 @@ def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> ToolProvider | Non
     return load_tools(tools, tool_timeout_s=args.tool_timeout)
 
 
+def _revision(args: ToolGRPOConfig) -> str | None:
+    """Return the revision that the model is loaded in; its tokenizer belongs to it."""
+    kwargs = args.model_init_kwargs
+    return kwargs.get("revision") if isinstance(kwargs, dict) else None
+
+
 def _load_tokenizer(model: str | PreTrainedModel, args: ToolGRPOConfig) -> Any:
     path = model if isinstance(model, str) else model.config._name_or_path
     if not path:
         raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=args.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            path, revision=_revision(args) or "main", trust_remote_code=args.trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise ModelError(
             f"no tokenizer could be loaded from {path!r}: {error}. Give a folder that `save_pretrained` wrote, a hub id, "

@@ -1,0 +1,71 @@
+"""Every field of TRL's config has one place: read here, read by TRL's code that runs, or refused with a sentence."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl.trainer.callbacks
+import trl.trainer.grpo_trainer
+from transformers import TrainingArguments
+from trl import GRPOConfig
+from trl.trainer import grpo_config
+
+import toolgrpo
+from toolgrpo import ToolGRPOConfig
+from toolgrpo.errors import ConfigError
+from toolgrpo.trainer.trl_fields import READ_BY_TRL, READ_HERE, WITHOUT_EFFECT
+
+pytestmark = pytest.mark.contract
+
+SOURCE = "\n".join(path.read_text() for path in Path(toolgrpo.__file__).parent.rglob("*.py"))
+TRLS_SOURCE = "\n".join(
+    inspect.getsource(module) for module in (trl.trainer.grpo_trainer, grpo_config, trl.trainer.callbacks)
+)
+OTHER_VALUE: dict[str, Any] = {
+    "max_tool_calling_iterations": 3,
+    "vllm_group_port": 1,
+    "num_completions_to_print": 3,
+    "vllm_model_impl": "transformers",
+    "cache_implementation": "static",
+    "vllm_structured_outputs_regex": "x",
+    "log_completions_hub_repo": "someone/table",
+}
+
+
+def trls_own() -> set[str]:
+    inherited = {field.name for field in fields(TrainingArguments)}
+    return {field.name for field in fields(GRPOConfig)} - inherited
+
+
+def test_every_field_of_trl_stands_in_one_table() -> None:
+    tables = (READ_HERE, READ_BY_TRL, frozenset(WITHOUT_EFFECT))
+    new = trls_own() - frozenset().union(*tables)
+    gone = frozenset().union(*tables) - trls_own()
+    assert not new, (
+        f"TRL has new fields: {sorted(new)}. See where TRL reads each, and enter it in trainer/trl_fields.py"
+    )
+    assert not gone, f"TRL has no such fields any more: {sorted(gone)}. Remove them from trainer/trl_fields.py"
+    assert sum(map(len, tables)) == len(frozenset().union(*tables)), "a field stands in two tables"
+
+
+@pytest.mark.parametrize("name", sorted(READ_HERE))
+def test_a_field_that_is_read_here_is_read_here(name: str) -> None:
+    assert re.search(rf"\b(?:self|args|config)\.{name}\b", SOURCE), f"nothing in toolgrpo reads {name}"
+
+
+@pytest.mark.parametrize("name", sorted(READ_BY_TRL))
+def test_a_field_that_trl_reads_is_read_by_trl(name: str) -> None:
+    assert re.search(rf"\b(?:self|args|self\.args)\.{name}\b", TRLS_SOURCE), f"TRL's trainer does not read {name}"
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_a_field_without_effect_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
+    default = {field.name: field.default for field in fields(GRPOConfig)}[name]
+    other = OTHER_VALUE.get(name, not default if isinstance(default, bool) else {"a": 1})
+    with pytest.raises(ConfigError, match=rf"^{name} .*no effect here; \w+"):
+        ToolGRPOConfig(str(tmp_path), **{name: other})
