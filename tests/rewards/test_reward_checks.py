@@ -88,7 +88,7 @@ def test_a_failure_of_the_world_is_no_score() -> None:
         ("def reward_func(completions, /): return []", "must take `completions` by name"),
         ("def score(completions): return []", "has no reward_func. It has score"),
         ("", "has no reward_func. Write one"),
-        ("def reward_func(:", "line 1 cannot be loaded: SyntaxError"),
+        ("def reward_func(:", "SyntaxError: "),
         ("import no_such_module_here", "ModuleNotFoundError"),
         ("raise SystemExit(3)", "SystemExit"),
     ],
@@ -104,7 +104,11 @@ def test_a_reward_file_that_cannot_be_used(tmp_path: Path, text: str, part: str)
 def test_paths_that_are_no_reward_file(tmp_path: Path) -> None:
     text = tmp_path / "reward.txt"
     text.write_text("x")
-    for path, part in [(tmp_path, "is a folder"), (tmp_path / "none.py", "does not exist"), (text, "is no .py file")]:
+    for path, part in [
+        (tmp_path, "is a folder"),
+        (tmp_path / "none.py", "No such file"),
+        (text, "is not a Python file"),
+    ]:
         with pytest.raises(PluginError, match=part):
             load_reward(path)
 
@@ -112,3 +116,15 @@ def test_paths_that_are_no_reward_file(tmp_path: Path) -> None:
 def test_an_unknown_built_in_lists_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no built-in reward 'acuracy'; there are accuracy, .*by_task"):
         get_reward("acuracy")
+
+
+def test_a_reward_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_reward.py").write_text("POINTS = 0.5\n")
+    file = tmp_path / "my_reward.py"
+    file.write_text(
+        "from .beside_reward import POINTS\n\n\ndef reward_func(completions, **kwargs):\n"
+        "    import beside_reward\n\n    return [POINTS + beside_reward.POINTS] * len(completions)\n"
+    )
+    assert call(load_reward(file)) == [1.0] * 3
+    file.write_text("def reward_func(completions, **kwargs):\n    return [0.25] * len(completions)\n")
+    assert call(load_reward(file)) == [0.25] * 3, "an edited file is loaded anew"

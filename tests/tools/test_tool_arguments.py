@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.tools.arguments import ArgumentChecker, nearest, signature_text
+from toolgrpo.tools.arguments import ArgumentChecker, names_near, signature_text
 from toolgrpo.tools.plugin.schema import function_schema
 
 
@@ -120,8 +120,8 @@ def test_a_huge_value_is_not_repeated() -> None:
 
 
 def test_nearest_names() -> None:
-    assert nearest("Search", ["search_web", "search", "add"]).startswith("'search'")
-    assert nearest("zzz", ["search", "add"]) == ""
+    assert names_near("Search", ["search_web", "search", "add"]).startswith("'search'")
+    assert names_near("zzz", ["search", "add"]) == ""
 
 
 def test_a_schema_without_declared_parameters_that_allows_more_is_open() -> None:

@@ -124,7 +124,7 @@ def test_trl_finds_the_same_tools_in_it() -> None:
     """TRL takes every public method that is not reset or get_reward; so do we."""
     import inspect
 
-    from toolgrpo.tools.plugin.plugin_file import import_file
+    from toolgrpo.plugin_files import import_file
 
     guess = import_file(FIXTURES / "trl_environment.py").Guess
     theirs = [

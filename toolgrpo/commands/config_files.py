@@ -15,7 +15,6 @@ Not covered: what the values mean; the dataclasses check that.
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
 from argparse import ArgumentParser
@@ -30,6 +29,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trl import TrlParser
 
 from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.nearest import nearest
 
 __all__ = ["ALIASES", "HEADINGS", "parse_args", "read_config"]
 
@@ -107,7 +107,7 @@ def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:
     for name, value in _flatten(_load_yaml(Path(path)), path, by_name):
         key = by_name.get(ALIASES.get(name, name))
         if key is None:
-            raise ConfigError(f"{path}: unknown key {name!r}; the nearest known key is {_nearest(name, by_name)!r}")
+            raise ConfigError(f"{path}: unknown key {name!r}; the nearest known key is {nearest(name, by_name)[0]!r}")
         if key.name in values:
             raise ConfigError(f"{path}: {key.name!r} is given twice ({name!r}); keep one")
         try:
@@ -163,7 +163,7 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
             for option in action.option_strings
             if "_" in option[2:] or "-" not in option[2:]
         ]
-        return f"unknown flag {flag}; the nearest known flag is {_nearest(flag, flags)} (--help lists them all)"
+        return f"unknown flag {flag}; the nearest known flag is {nearest(flag, flags)[0]} (--help lists them all)"
 
 
 def _known_keys(dataclass_types: Iterable[type[Any]]) -> dict[str, _Known]:
@@ -204,7 +204,7 @@ def _flatten(content: Mapping[str, Any], path: str | Path, known: Mapping[str, _
         elif isinstance(value, Mapping) and name not in known:
             raise ConfigError(
                 f"{path}: unknown heading {name!r}; the headings are {', '.join(HEADINGS)} "
-                f"(the nearest is {_nearest(str(name), HEADINGS)!r})"
+                f"(the nearest is {nearest(str(name), HEADINGS)[0]!r})"
             )
         elif value is None and name in HEADINGS and name not in known:
             continue  # a heading with nothing under it
@@ -285,7 +285,3 @@ def _type_name(hint: Any) -> str:
 
 def _reason(error: ValidationError) -> str:
     return "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()[:3]))
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]

@@ -12,6 +12,7 @@ from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.formats import HubPlace
 from toolgrpo.data.rows import RawRow
 from toolgrpo.errors import DataError
+from toolgrpo.nearest import nearest
 
 __all__ = ["ArithmeticTasks", "FileRows", "GymTasks", "HubRows", "Source"]
 
@@ -120,8 +121,6 @@ class GymTasks:
         except ImportError as error:
             raise DataError("reasoning_gym is not installed; pip install 'toolgrpo[reasoning-gym]'") from error
         if self.name not in DATASETS:
-            import difflib
-
-            close = difflib.get_close_matches(self.name, DATASETS, n=3, cutoff=0.0)
-            raise DataError(f"reasoning_gym has no task {self.name!r}; the nearest are {', '.join(close)}")
+            close = ", ".join(nearest(self.name, DATASETS, 3))
+            raise DataError(f"reasoning_gym has no task {self.name!r}; the nearest are {close}")
         return reasoning_gym.create_dataset(self.name, size=self.size, seed=seed)

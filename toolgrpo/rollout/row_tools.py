@@ -8,12 +8,12 @@ Not covered: tools that a row would bring itself; names only choose among those 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from toolgrpo.errors import DataError
+from toolgrpo.nearest import nearest
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
@@ -34,8 +34,8 @@ def check_tool_names(tools: ToolProvider | None, names: Iterable[str]) -> None:
     known = [] if tools is None else tools.names
     for name in names:
         if name not in known:
-            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-            hint = f"the nearest is {nearest[0]!r}" if nearest else "no tools were loaded (--tools_script)"
+            near = nearest(str(name), known)
+            hint = f"the nearest is {near[0]!r}" if near else "no tools were loaded (--tools_script)"
             raise DataError(f"a row names the tool {name!r} in its column `tools`, but there is no such tool; {hint}")
 
 

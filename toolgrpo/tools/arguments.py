@@ -9,7 +9,6 @@ Not covered: what only the tool's own types can check (a pydantic validator, say
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -19,7 +18,9 @@ from typing import Any
 
 import jsonschema
 
-__all__ = ["ArgumentChecker", "Checked", "nearest", "signature_text"]
+from toolgrpo.nearest import nearest
+
+__all__ = ["ArgumentChecker", "Checked", "names_near", "signature_text"]
 
 _MAX_COMPLAINTS = 3
 _INTEGER = re.compile(r"[+-]?\d{1,400}")
@@ -72,16 +73,15 @@ class ArgumentChecker:
         return Checked({}, f"{self._name}: {shown}{rest}. Usage: {self._usage}")
 
     def _unknown(self, key: str, properties: Mapping[str, Any]) -> str:
-        close = nearest(key, properties)
+        close = names_near(key, properties)
         hint = f", did you mean {close}?" if close else ""
         return f"unknown parameter '{_short(key, quote=False)}'{hint}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The nearest known names, quoted and joined with "or"; empty if none is near."""
+def names_near(word: str, known: Iterable[str]) -> str:
+    """Return the nearest known names, quoted and joined with "or"; empty if none is near."""
     by_fold = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower()[:100], list(by_fold), n=2, cutoff=0.6)
-    return " or ".join(f"'{by_fold[name]}'" for name in close)
+    return " or ".join(f"'{by_fold[name]}'" for name in nearest(word.lower(), by_fold, 2, alike=0.6))
 
 
 def signature_text(name: str, parameters: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.arguments import ArgumentChecker, nearest
+from toolgrpo.tools.arguments import ArgumentChecker, names_near
 from toolgrpo.tools.backends import Backend, BackendSession
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.loop_thread import LoopThread
@@ -138,7 +138,7 @@ class Session:
             return self._refuse(attempt, ToolErrorKind(_kind_of(attempt.status)), attempt.detail or "a malformed call")
         found = self._toolbox.find(attempt.name)
         if found is None:
-            close = nearest(attempt.name, self._toolbox.names)
+            close = names_near(attempt.name, self._toolbox.names)
             hint = f"did you mean {close}? " if close else ""
             known = ", ".join(self._toolbox.names)
             detail = f"there is no tool named '{attempt.name[:80]}'; {hint}The tools are: {known}"

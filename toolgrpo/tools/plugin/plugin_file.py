@@ -3,20 +3,15 @@
 Runs where the tools will run (the supervisor and the workers; the trainer's process only for tools that ask for it), so a
 plugin file whose import crashes or hangs does not take the trainer with it.
 
-A file is loaded under a name made from its path: two files of one name live side by side, `if __name__ == "__main__"`
-blocks do not run, and the file's folder is a package for it, so that `from . import helper` and `import helper` both work.
 Every error names the file and what to do.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +19,14 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import PluginError
+from toolgrpo.plugin_files import import_failed, import_file, user_traceback
 from toolgrpo.tools.plugin.argument_types import ArgumentConverter
 from toolgrpo.tools.plugin.decorator import options_of
 from toolgrpo.tools.plugin.schema import function_schema, wrap_explicit_schema
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.wire import unpack_objects
 
-__all__ = ["LoadedTool", "Source", "import_file", "import_source", "load_functions", "tools_of", "unpickle_callables"]
+__all__ = ["LoadedTool", "Source", "import_source", "load_functions", "tools_of", "unpickle_callables"]
 
 _EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
 
@@ -80,37 +76,9 @@ def import_source(source: Source) -> ModuleType:
                 f"No module named {source.module!r}. It must be importable from here: check the spelling, "
                 "install it, or give the file's path instead."
             ) from error
-        raise PluginError(_import_failed(source.module)) from error
+        raise PluginError(import_failed(source.module, error)) from error
     except BaseException as error:  # a plugin may raise anything, SystemExit included
-        raise PluginError(_import_failed(source.module)) from error
-
-
-def import_file(path: Path) -> ModuleType:
-    """Load a plugin file under a name of its own."""
-    path = path.resolve()
-    if not path.is_file():
-        raise PluginError(f"No such file: {path}. Give the path of a Python file.")
-    if path.suffix != ".py":
-        raise PluginError(f"{path} is not a Python file: its name must end with .py")
-    package = f"_toolgrpo_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    name = f"{package}.{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    folder = ModuleType(package)
-    folder.__path__ = [str(path.parent)]  # makes relative imports beside the file work
-    sys.modules[package] = folder
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except BaseException as error:  # a plugin may raise anything, SystemExit included
-        del sys.modules[name]
-        raise PluginError(_import_failed(str(path))) from error
-    return module
+        raise PluginError(import_failed(source.module, error)) from error
 
 
 def tools_of(functions: Iterable[Any], label: str) -> list[LoadedTool]:
@@ -186,9 +154,7 @@ def unpickle_callables(blob: str) -> list[Any]:
     try:
         functions: list[Any] = unpack_objects(blob)
     except BaseException as error:  # unpickling imports the user's modules
-        raise PluginError(
-            "the given callables cannot be loaded in a tool worker:\n" + _user_traceback(error)
-        ) from error
+        raise PluginError("the given callables cannot be loaded in a tool worker:\n" + user_traceback(error)) from error
     return functions
 
 
@@ -196,22 +162,3 @@ def _place(function: Any, label: str) -> str:
     """`file.py:12`, or what else is known."""
     code = getattr(inspect.unwrap(function) if inspect.isroutine(function) else function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else label
-
-
-def _import_failed(label: str) -> str:
-    error = sys.exc_info()[1]
-    assert error is not None
-    return f"{label} cannot be imported; fix this error in it:\n{_user_traceback(error)}"
-
-
-def _user_traceback(error: BaseException) -> str:
-    """The traceback without our own and importlib's frames."""
-    trimmed = traceback.TracebackException.from_exception(error)
-    trimmed.stack = traceback.StackSummary.from_list(
-        [
-            frame
-            for frame in trimmed.stack
-            if not frame.filename.startswith("<frozen") and "/toolgrpo/tools/" not in frame.filename
-        ]
-    )
-    return "".join(trimmed.format(chain=False)).rstrip()

@@ -1,0 +1,74 @@
+"""Load a user's Python file: tools, environments, rewards, in whichever process needs them.
+
+A file is loaded under a name made from its path: two files of one name live side by side, `if __name__ == "__main__"`
+blocks do not run, and the file's folder is a package for it, so that `from . import helper` and `import helper` both work.
+The name also holds what the file says, so a file that was edited meanwhile is loaded anew. Every error names the file, its
+line, and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from toolgrpo.errors import PluginError
+
+__all__ = ["import_failed", "import_file", "user_traceback"]
+
+
+def import_file(path: Path) -> ModuleType:
+    """Return the module of a plugin file; `PluginError` if there is none, or if it fails."""
+    path = path.expanduser().resolve()
+    if path.is_dir():
+        raise PluginError(f"{path} is a folder; give the .py file in it.")
+    if not path.is_file():
+        raise PluginError(f"No such file: {path} (the working folder is {Path.cwd()}). Give the path of a Python file.")
+    if path.suffix != ".py":
+        raise PluginError(f"{path} is not a Python file: its name must end with .py")
+    digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
+    package = f"_toolgrpo_plugin_{digest}"
+    name = f"{package}.{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = ModuleType(package)
+    folder.__path__ = [str(path.parent)]  # makes relative imports beside the file work
+    sys.modules[package] = folder
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look the module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # a plugin may raise anything, SystemExit included
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise PluginError(import_failed(str(path), error)) from error
+    return module
+
+
+def import_failed(label: str, error: BaseException) -> str:
+    """Return what to say about a plugin that cannot be imported."""
+    missing = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        missing = (
+            f"\nIf {error.name.partition('.')[0]} is a package, it belongs into the environment that this runs in: "
+            f"{sys.executable} -m pip install ..."
+        )
+    return f"{label} cannot be imported; fix this error in it:\n{user_traceback(error)}{missing}"
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback without our own frames and importlib's."""
+    trimmed = traceback.TracebackException.from_exception(error)
+    ours = str(Path(__file__).parent)
+    trimmed.stack = traceback.StackSummary.from_list(
+        [frame for frame in trimmed.stack if not frame.filename.startswith(("<frozen", ours))]
+    )
+    return "".join(trimmed.format(chain=False)).rstrip()
