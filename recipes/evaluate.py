@@ -8,31 +8,9 @@ The config file is the one of the training: same episodes, tools, limits and rew
 OUTPUT_DIR/evaluation.json (or `--report FILE`), and every episode to OUTPUT_DIR/model/episodes.jsonl.
 """
 
-from __future__ import annotations
+import sys
 
-from toolgrpo.startup import prepare
-
-prepare()  # before anything imports PyTorch
-
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-from toolgrpo.commands.terminal import Terminal  # noqa: E402
-
-
-def main(argv: list[str] | None = None) -> None:
-    arguments = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help"} & set(arguments):
-        from toolgrpo.commands.evaluate import parse_evaluation_arguments
-
-        parse_evaluation_arguments(arguments)
-    terminal = Terminal.of_command("evaluate")
-    from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
-
-    evaluation, script, config, model = parse_evaluation_arguments(arguments)
-    terminal.log_into(Path(config.output_dir))
-    EvaluationRun(evaluation, script, config, model, terminal).run()
-
+from toolgrpo.commands.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(["evaluate", *sys.argv[1:]]))

@@ -8,37 +8,9 @@ Every field of ToolGRPOConfig (TRL's GRPOConfig and more) and of TRL's ModelConf
 `--dry_run` loads and checks everything, and stops before the first step.
 """
 
-from __future__ import annotations
+import sys
 
-from toolgrpo.startup import prepare
-
-prepare()  # before anything imports PyTorch
-
-import json  # noqa: E402
-import sys  # noqa: E402
-import time  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-from toolgrpo.commands.terminal import Terminal  # noqa: E402
-
-
-def main(argv: list[str] | None = None) -> None:
-    started = time.monotonic()
-    arguments = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help"} & set(arguments):
-        from toolgrpo.commands.train import parse_arguments
-
-        parse_arguments(arguments)
-    terminal = Terminal.of_command("train")
-    from toolgrpo.commands.train import TrainingRun, parse_arguments
-
-    script, config, model = parse_arguments(arguments)
-    terminal.log_into(Path(config.output_dir))
-    run = TrainingRun(script, config, model, terminal, started=started)
-    summary = run.run()
-    if summary is not None and terminal.is_main_process():
-        (Path(config.output_dir) / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-
+from toolgrpo.commands.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -116,7 +116,7 @@ TABLE: list[tuple[str, str]] = [
     ("--reward_fn DIR/needs_gold.py", "asks for 'gold', which the data does not have"),
     ("--reward_fn DIR/signature.py --reward_function_name nope", "has no nope"),
     ("--reward_fn ''", "--reward_fn is given without a value"),
-    ("--reward_fn DIR/good.py DIR/none.py", "none.py does not exist"),
+    ("--reward_fn DIR/good.py DIR/none.py", "none.py (the working folder is"),
     ("--reward_fn DIR/good.py DIR/good.py", "two rewards have the name 'good.reward_func'"),
     ("--reward_fn DIR/other_name.py", "It has score; choose one with --reward_function_name"),
     ("--reward accuracy accuracy", "two rewards have the name 'accuracy'"),

@@ -19,6 +19,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, EngineError, ToolGRPOError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
+from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import Trajectory
 
 GROUP = 4
@@ -272,3 +273,16 @@ def test_single_turns_without_tools_give_trls_own_losses(
         assert mine["grad_norm"] > 0, "a comparison of zeros would show nothing"
     for a, b in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         assert torch.equal(a, b) or (head == "as it comes" and torch.allclose(a, b, atol=1e-6))
+
+
+def test_a_toolbox_with_another_timeout_than_the_config_is_refused(tmp_path: Path) -> None:
+    tools = Path(__file__).parents[2] / "tools_funcs" / "math_tools.py"
+    says = "tool_timeout is 9, but the toolbox that was given was loaded with 7 s"
+    with load_tools(str(tools), tool_timeout_s=7.0) as toolbox, pytest.raises(ConfigError, match=says):
+        ToolGRPOTrainer(
+            "not looked at",
+            args=ToolGRPOConfig(str(tmp_path), tool_timeout=9.0),
+            processing_class=numbered_tokenizer(),
+            chat=ByteChat(),
+            tools=toolbox,
+        )

@@ -10,6 +10,7 @@ from trl import ModelConfig
 
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.errors import ConfigError
+from toolgrpo.tools.base import TOOL_WORKERS
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 __all__ = ["ScriptArguments", "check_arguments", "parse_arguments"]
@@ -32,7 +33,7 @@ class ScriptArguments:
     cache_tools: bool = field(
         default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
     )
-    tool_workers: int = field(default=2, metadata={"help": "Processes that run tools."})
+    tool_workers: int = field(default=TOOL_WORKERS, metadata={"help": "Processes that run tools."})
     reward_fn: list[str] | None = field(
         default=None, metadata={"help": "Path of a Python file that exports a reward function; several may be given."}
     )

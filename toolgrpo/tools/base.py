@@ -13,7 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from toolgrpo.trajectory import CallAttempt, ToolResult
 
-__all__ = ["ToolProvider", "ToolSession"]
+__all__ = ["TOOL_TIMEOUT_S", "TOOL_WORKERS", "ToolProvider", "ToolSession"]
+
+TOOL_TIMEOUT_S = 30.0  # seconds that a call may take where nobody says otherwise
+TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they share what it has imported
 
 
 class ToolSession(Protocol):

@@ -11,6 +11,7 @@ from typing import Any
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.tools.backends import Backend, FunctionBackend
+from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS
 from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.in_process import InProcessBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
@@ -33,9 +34,9 @@ def load_tools(
     *,
     environment: str | Path | Callable[..., Any] | None = None,
     mcp_config: str | Path | Mapping[str, Any] | None = None,
-    tool_timeout_s: float = 30.0,
+    tool_timeout_s: float = TOOL_TIMEOUT_S,
     cache_tools: bool = False,
-    workers: int = 4,
+    workers: int = TOOL_WORKERS,
     threads_per_worker: int = 64,
     memory_mb: int = 4096,
     max_result_chars: int = 20_000,
@@ -84,7 +85,7 @@ def load_tools(
             servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars)
             undo.callback(servers.close)
             backends.append(servers)
-        toolbox = Toolbox(backends, order)
+        toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s)
         undo.pop_all()
     return toolbox
 

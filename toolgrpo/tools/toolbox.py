@@ -17,6 +17,7 @@ from typing import Any
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, names_near
 from toolgrpo.tools.backends import Backend, BackendSession
+from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
@@ -31,7 +32,10 @@ _MAX_ERROR_CHARS = 1000
 class Toolbox:
     """The tools of a run. Use `load_tools` to make one; `close` ends its processes."""
 
-    def __init__(self, backends: Sequence[Backend], order: Sequence[str] = ()) -> None:
+    def __init__(
+        self, backends: Sequence[Backend], order: Sequence[str] = (), *, timeout_s: float = TOOL_TIMEOUT_S
+    ) -> None:
+        self.timeout_s = timeout_s  # of a call, unless its tool says otherwise
         self._backends = tuple(backends)
         self._owners: dict[str, int] = {}
         self._specs: dict[str, ToolSpec] = {}

@@ -12,6 +12,7 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 
 __all__ = ["ENGINES", "LORA_SYNCS", "ToolGRPOConfig"]
@@ -48,7 +49,9 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         default=None,
         metadata={"help": "Passed to chat templates that know it; a column `enable_thinking` decides for its row."},
     )
-    tool_timeout: float = field(default=30.0, metadata={"help": "Seconds after which a tool call is given up."})
+    tool_timeout: float = field(
+        default=TOOL_TIMEOUT_S, metadata={"help": "Seconds after which a tool call is given up."}
+    )
 
     # the engine
     engine: str = field(

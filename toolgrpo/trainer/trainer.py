@@ -33,7 +33,7 @@ from toolgrpo.observe.tables import episode_rows
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
 from toolgrpo.tools import load_tools
-from toolgrpo.tools.base import ToolProvider
+from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
@@ -248,6 +248,13 @@ def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
 
 def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> ToolProvider | None:
     if tools is None or isinstance(tools, ToolProvider):
+        timeout_s = getattr(tools, "timeout_s", args.tool_timeout)
+        if args.tool_timeout not in (TOOL_TIMEOUT_S, timeout_s):
+            raise ConfigError(
+                f"tool_timeout is {args.tool_timeout:g}, but the toolbox that was given was loaded with "
+                f"{timeout_s:g} s for a call; use load_tools(..., tool_timeout_s={args.tool_timeout:g}), or leave "
+                f"tool_timeout out"
+            )
         return tools
     return load_tools(tools, tool_timeout_s=args.tool_timeout)
 

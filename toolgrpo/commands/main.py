@@ -1,0 +1,124 @@
+"""Run `toolgrpo COMMAND ...`: the commands by name, each imported when it is asked for.
+
+The first line of a command stands on the terminal before PyTorch is imported, which takes seconds.
+`accelerate launch -m toolgrpo COMMAND ...` starts the same in several processes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.nearest import nearest
+from toolgrpo.startup import prepare
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what it is for, and what runs it with the arguments after its name."""
+
+    purpose: str
+    run: Callable[[list[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if name == "--version":
+        from toolgrpo import __version__
+
+        print(f"toolgrpo {__version__}")
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        print(
+            f"toolgrpo: there is no command {name!r}; the nearest is {nearest(name, COMMANDS)[0]!r}.\n\n{_overview()}",
+            file=sys.stderr,
+        )
+        return 2
+    prepare()  # before anything imports PyTorch
+    return command.run(arguments[1:])
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.purpose}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: toolgrpo COMMAND [--config FILE.yaml] [flags]",
+            "",
+            *lines,
+            "",
+            "`toolgrpo COMMAND --help` lists the flags of a command.",
+            "`accelerate launch -m toolgrpo COMMAND ...` runs it in several processes.",
+        ]
+    )
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    return bool({"-h", "--help"} & set(arguments))
+
+
+def _train(arguments: list[str]) -> int:
+    started = time.monotonic()
+    if _asks_for_help(arguments):
+        from toolgrpo.commands.train import parse_arguments
+
+        parse_arguments(arguments)
+    terminal = Terminal.of_command("train")
+    from toolgrpo.commands.train import TrainingRun, parse_arguments
+
+    script, config, model = parse_arguments(arguments)
+    terminal.log_into(Path(config.output_dir))
+    summary = TrainingRun(script, config, model, terminal, started=started).run()
+    if summary is not None and terminal.is_main_process():
+        (Path(config.output_dir) / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return 0
+
+
+def _evaluate(arguments: list[str]) -> int:
+    if _asks_for_help(arguments):
+        from toolgrpo.commands.evaluate import parse_evaluation_arguments
+
+        parse_evaluation_arguments(arguments)
+    terminal = Terminal.of_command("evaluate")
+    from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
+
+    evaluation, script, config, model = parse_evaluation_arguments(arguments)
+    terminal.log_into(Path(config.output_dir))
+    EvaluationRun(evaluation, script, config, model, terminal).run()
+    return 0
+
+
+def _sft(arguments: list[str]) -> int:
+    from rich.console import Console
+
+    from toolgrpo.commands.config_files import parse_args
+    from toolgrpo.commands.sft import SFTArguments, run_sft
+    from toolgrpo.errors import ToolGRPOError
+
+    try:
+        (parsed,) = parse_args((SFTArguments,), arguments)
+        run_sft(parsed, Console(stderr=True, soft_wrap=True))
+    except ToolGRPOError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command("teach a model to use tools by reinforcement learning", _train),
+    "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
+    "sft": Command("teach a model the form of tool calls from example conversations", _sft),
+}
