@@ -1,4 +1,4 @@
-"""What `toolgrpo.shared_pass.tree_attention` takes from PyTorch and PyTorch does not promise."""
+"""What `toolgrpo.shared_pass.torch_seam` takes from PyTorch and PyTorch does not promise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from toolgrpo.shared_pass import tree_attention as used
+from toolgrpo.shared_pass.torch_seam import cpu_attention_backward, cpu_attention_forward
 
 pytestmark = pytest.mark.contract
 
@@ -22,7 +22,7 @@ def states() -> list[torch.Tensor]:
 
 def test_the_forward_kernel_gives_the_log_sum_exp_of_the_scaled_scores(states):
     query, key, value = states
-    output, log_sum = used._forward(query, key, value, 0.0, False, scale=SCALE)
+    output, log_sum = cpu_attention_forward(query, key, value, 0.0, False, scale=SCALE)
     scores = SCALE * query @ key.transpose(-1, -2)
     torch.testing.assert_close(log_sum, scores.logsumexp(-1))
     torch.testing.assert_close(output, scores.softmax(-1) @ value)
@@ -35,9 +35,11 @@ def test_the_backward_kernel_takes_a_joined_output_and_log_sum_exp(states):
     upstream = torch.randn_like(whole)
     expected = torch.autograd.grad(whole, (query, key, value), upstream)
     with torch.no_grad():
-        output, log_sum = used._forward(query, key, value, 0.0, False, scale=SCALE)
+        output, log_sum = cpu_attention_forward(query, key, value, 0.0, False, scale=SCALE)
         parts = [
-            used._backward(upstream, query, key[:, :, k], value[:, :, k], output, log_sum, 0.0, False, scale=SCALE)
+            cpu_attention_backward(
+                upstream, query, key[:, :, k], value[:, :, k], output, log_sum, 0.0, False, scale=SCALE
+            )
             for k in (slice(0, 5), slice(5, 12))
         ]
     torch.testing.assert_close(parts[0][0] + parts[1][0], expected[0])

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
-from transformers.utils.chat_parsing.content_parsers import process_field
 
 from toolgrpo.chat.attempts import CallForm, attempt_from, nameless, unreadable
 from toolgrpo.chat.encoding import is_guarded, unguarded
 from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.chat.transformers_seam import process_field
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["CallReader"]

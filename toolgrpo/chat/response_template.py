@@ -11,7 +11,6 @@ Not covered: chat templates of no family that want results inside the message wi
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -20,15 +19,16 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 from jinja2 import TemplateError
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from toolgrpo.chat.attempts import CallForm
 from toolgrpo.chat.bridge_proof import prove
 from toolgrpo.chat.families import Family
 from toolgrpo.chat.family_templates import TurnForm
 from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.chat.transformers_seam import ResponseTemplate, load_response_template
 from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, Regions
 from toolgrpo.errors import ChatFormatError
+from toolgrpo.trl_parts import response_schema
 
 __all__ = ["described_format", "family_format", "response_template_of"]
 
@@ -39,15 +39,7 @@ _CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
 def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
     """What the tokenizer carries, or what TRL has for exactly this chat template."""
     own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
-    if own is not None:
-        return own
-    from trl.chat_template_utils import add_response_schema
-
-    try:
-        known = add_response_schema(copy.copy(tokenizer))
-    except ValueError:  # a chat template that TRL does not know
-        return None
-    return getattr(known, "response_template", None)
+    return response_schema(tokenizer) if own is None else own
 
 
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:

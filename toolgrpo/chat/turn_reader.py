@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from toolgrpo.chat.attempts import CallForm, Marker, Segment, unclosed, unreadable
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_content import CallReader
 from toolgrpo.chat.encoding import Guard, unguarded
 from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.chat.transformers_seam import ResponseTemplate
 from toolgrpo.trajectory import CallAttempt
 
 __all__ = ["CALLS", "CONTENT", "REASONING", "Regions"]

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import EngineError
+from toolgrpo.trl_parts import nccl_client
 
 __all__ = ["DiskWeights", "LoraWeights", "NcclWeights", "ServerWeights", "choose_road"]
 
@@ -190,9 +191,7 @@ class NcclWeights:
 
     def _client(self, server: ServerControl, number: int) -> Any:
         if server.url not in self._clients:
-            from trl.generation.vllm_client import VLLMClient
-
-            client = VLLMClient(base_url=server.url, group_port=self._group_port + number)
+            client = nccl_client(server.url, group_port=self._group_port + number)
             client.init_communicator(device=self._device)
             self._clients[server.url] = client
         return self._clients[server.url]

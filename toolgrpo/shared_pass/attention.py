@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import Variable
 from transformers import AttentionInterface
 
 from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass.packing import Segment
+from toolgrpo.shared_pass.torch_seam import after_backward_pass, attention_name, set_attention_name
 from toolgrpo.shared_pass.tree_attention import fits, tiles_of, tree_attention
 
 __all__ = ["NAME", "PrefixLayout", "keep_for_backward", "shared_attention"]
@@ -132,27 +132,22 @@ AttentionInterface.register(NAME, _attend)
 @contextmanager
 def shared_attention(config: Any) -> Iterator[None]:
     """Within this block the model of this config attends over packed prefix trees; afterwards as before, always."""
-    before = config._attn_implementation
-    config._attn_implementation = NAME
+    before = attention_name(config)
+    set_attention_name(config, NAME)
     try:
         yield
     finally:
-        config._attn_implementation = before
+        set_attention_name(config, before)
 
 
 def keep_for_backward(config: Any, output: torch.Tensor) -> None:
     """Let the layers that gradient checkpointing computes again, in the backward pass of `output`, find our attention."""
 
     def switch(grad: torch.Tensor) -> torch.Tensor:
-        before = config._attn_implementation
+        before = attention_name(config)
         if before != NAME:
-            config._attn_implementation = NAME
-
-            def restore() -> None:
-                config._attn_implementation = before
-
-            # Runs when the backward pass that called this hook is over, whatever ran in between.
-            Variable._execution_engine.queue_callback(restore)
+            set_attention_name(config, NAME)
+            after_backward_pass(lambda: set_attention_name(config, before))
         return grad
 
     output.register_hook(switch)  # type: ignore[no-untyped-call]  # untyped in torch

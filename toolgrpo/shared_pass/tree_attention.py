@@ -4,8 +4,7 @@ The tree is cut into tiles without a mask. Each segment sees itself: a causal sq
 it whole: one rectangle, however many rows that is. A query's partial outputs are joined by their log-sum-exps; backward,
 each tile needs the joined output and log-sum-exp only, and gives its share of the gradients.
 
-It calls the kernels behind PyTorch's own CPU attention, since the public function does not give the log-sum-exp
-(`tests/shared_pass/test_torch_kernels.py` pins them). Not covered: masks, windows that cut a row, dropout, mixed dtypes and
+It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`). Not covered: masks, windows that cut a row, dropout, mixed dtypes and
 other devices; `fits` says so, and `shared_attention` has another way for these.
 """
 
@@ -18,11 +17,9 @@ from typing import Any
 import torch
 
 from toolgrpo.shared_pass.packing import Segment
+from toolgrpo.shared_pass.torch_seam import cpu_attention_backward, cpu_attention_forward
 
 __all__ = ["Tile", "fits", "tiles_of", "tree_attention"]
-
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class _TreeAttention(torch.autograd.Function):
         total = torch.empty(query.shape[:3], dtype=torch.float64 if query.dtype == torch.float64 else torch.float32)
         for tile in tiles:
             rows = tile.queries
-            part, log_sum = _forward(
+            part, log_sum = cpu_attention_forward(
                 query[:, :, rows], key[:, :, tile.keys], value[:, :, tile.keys], 0.0, tile.causal, scale=scale
             )
             if not tile.causal:
@@ -101,7 +98,7 @@ class _TreeAttention(torch.autograd.Function):
         grad_query, grad_key, grad_value = (torch.zeros(query.shape, dtype=query.dtype) for _ in range(3))
         for tile in ctx.tiles:
             rows, seen = tile.queries, tile.keys
-            parts = _backward(
+            parts = cpu_attention_backward(
                 grads[0][:, :, rows],
                 query[:, :, rows],
                 key[:, :, seen],

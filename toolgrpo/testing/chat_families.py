@@ -10,10 +10,11 @@ at hand, so the one here is written after its chat template.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from toolgrpo.testing.chat import byte_tokenizer
+from toolgrpo.trl_parts import chat_template as template_text
+from toolgrpo.trl_parts import chat_template_names as template_names
 
 __all__ = ["template_names", "template_text", "trl_tokenizer"]
 
@@ -153,22 +154,6 @@ _MUSE_GLIMMER: dict[str, Any] = {
         },
     },
 }
-
-
-def _folder() -> Path:
-    import trl
-
-    return Path(trl.__file__).parent / "chat_templates"
-
-
-def template_names() -> list[str]:
-    """The chat templates that TRL ships; its training variants are not among them."""
-    return sorted(path.stem for path in _folder().glob("*.jinja") if not path.stem.endswith("_training"))
-
-
-def template_text(name: str) -> str:
-    """The text of one of them, or of a training variant."""
-    return (_folder() / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def trl_tokenizer(name: str) -> Any:

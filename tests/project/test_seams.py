@@ -1,0 +1,85 @@
+"""What is private in TRL, vLLM, PyTorch and Transformers is touched in named files, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import toolgrpo
+
+pytestmark = pytest.mark.lock
+
+PACKAGE = Path(toolgrpo.__file__).parent
+TRL = ("trl_parts.py", "trainer/trl_seam.py")
+VLLM = ("engines/vllm_seam.py",)
+VLLM_HTTP = ("engines/vllm_http.py", "engines/server_weights.py", "engines/vllm_worker.py")
+TORCH = ("shared_pass/torch_seam.py",)
+TRANSFORMERS = ("chat/transformers_seam.py",)
+
+# Documented names that live in a submodule.
+PUBLIC = {
+    *("accelerate.utils", "datasets", "peft", "peft.tuners.lora", "safetensors.torch", "tokenizers"),
+    *(
+        "torch.nn",
+        "torch.nn.functional",
+        "torch.utils.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+    ),
+    *("transformers.trainer_utils", "transformers.cache_utils", "transformers.integrations"),
+}
+ROOTS = ("trl", "vllm", "torch", "transformers", "accelerate", "peft")
+PRIVATE = re.compile(
+    r"\b(?:torch\.ops\.aten\._\w+|torch\._\w+|\w+\._attn_implementation|Variable\._\w+|(?:trainer|accelerator|args)\._[a-z]\w+)"
+)
+ENDPOINT = re.compile(
+    r"[\"'](/(?:collective_rpc|server_info|weight_info|update_weight_version|reset_prefix_cache|pause|resume|"
+    r"init_weight_transfer_engine|update_weights|v1/\w+))"
+)
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.is_relative_to(PACKAGE / "testing"):
+            continue  # stand-ins for what the libraries would load
+        yield path.relative_to(PACKAGE).as_posix(), path.read_text()
+
+
+def imports(source: str) -> Iterator[str]:
+    """The modules of the libraries that a file imports from."""
+    for node in ast.walk(ast.parse(source)):
+        names = [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        yield from (name for name in names if name.partition(".")[0] in ROOTS)
+
+
+def seam_of(module: str) -> tuple[str, ...]:
+    root = module.partition(".")[0]
+    return {"trl": TRL, "vllm": VLLM, "torch": TORCH, "transformers": TRANSFORMERS}.get(root, ())
+
+
+@pytest.mark.parametrize(("file", "source"), modules(), ids=[file for file, _ in modules()])
+def test_a_file_imports_public_modules_only_unless_it_is_the_seam(file: str, source: str) -> None:
+    for module in imports(source):
+        allowed = module in ROOTS and module != "vllm"
+        assert allowed or module in PUBLIC or file in seam_of(module), (
+            f"toolgrpo/{file} imports {module}. What is no public name of {module.partition('.')[0]} belongs into "
+            f"{' or '.join(seam_of(module)) or 'a seam file of its own'}; a documented one into PUBLIC here."
+        )
+
+
+@pytest.mark.parametrize(("file", "source"), modules(), ids=[file for file, _ in modules()])
+def test_private_names_and_endpoints_stand_in_their_seams(file: str, source: str) -> None:
+    if file not in (*TORCH, *TRL):
+        assert PRIVATE.findall(source) == [], f"toolgrpo/{file} touches a private name; its seam is {TORCH} or {TRL}"
+    if file not in VLLM_HTTP:
+        assert ENDPOINT.findall(source) == [], f"toolgrpo/{file} names an endpoint of vLLM; these stand in {VLLM_HTTP}"
+
+
+def test_every_seam_is_there() -> None:
+    for file in (*TRL, *VLLM, *VLLM_HTTP, *TORCH, *TRANSFORMERS):
+        assert (PACKAGE / file).is_file(), f"{file} has moved; say so here and in CONTRIBUTING.md"

@@ -1,0 +1,50 @@
+"""Reach the parts of TRL that are used outside its trainer and are no public names. Tested with TRL 1.16.0.
+
+* the folder `trl/chat_templates`, with the chat templates of the families that TRL trains;
+* `trl.chat_template_utils.add_response_schema`, which knows how the turns of these templates are read;
+* `trl.generation.vllm_client.VLLMClient`, which sends weights to a `vllm serve` over NCCL.
+
+What is private in TRL's trainer is touched in `toolgrpo/trainer/trl_seam.py` alone. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+__all__ = ["chat_template", "chat_template_names", "nccl_client", "response_schema"]
+
+
+def chat_template_names() -> list[str]:
+    """Return the names of the chat templates that TRL ships; its training variants are not among them."""
+    return sorted(path.stem for path in _templates().glob("*.jinja") if not path.stem.endswith("_training"))
+
+
+def chat_template(name: str) -> str:
+    """Return the text of one of them, or of a training variant."""
+    return (_templates() / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def response_schema(tokenizer: Any) -> dict[str, Any] | None:
+    """Return what TRL says of how turns of exactly this tokenizer's chat template are read, if it knows the template."""
+    from trl.chat_template_utils import add_response_schema
+
+    try:
+        known = add_response_schema(copy.copy(tokenizer))
+    except ValueError:
+        return None
+    return getattr(known, "response_template", None)
+
+
+def nccl_client(url: str, *, group_port: int) -> Any:
+    """Return TRL's client of one server, which has not met it yet."""
+    from trl.generation.vllm_client import VLLMClient
+
+    return VLLMClient(base_url=url, group_port=group_port)
+
+
+def _templates() -> Path:
+    import trl
+
+    return Path(trl.__file__).parent / "chat_templates"
