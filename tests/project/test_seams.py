@@ -25,6 +25,8 @@ PUBLIC = {
     *("accelerate.utils", "datasets", "peft", "peft.tuners.lora", "safetensors.torch", "tokenizers"),
     *(
         "torch.nn",
+        "torch.distributed",
+        "accelerate.state",
         "torch.nn.functional",
         "torch.utils.checkpoint",
         "torch.distributed.fsdp",
