@@ -3,7 +3,8 @@
 Coerced is only what loses nothing: "3" for an integer, 3.0 for an integer, "true" for a boolean, 7 for a string, a list
 or object that was written as JSON text. "abc" never becomes a number and 3.5 never an integer.
 
-`nullable: true` (the form chat templates know for Optional) is understood as "or null".
+Nothing that a model writes raises here or takes long: what is nested too deeply or has too many digits is refused before
+anything walks it, coercion takes one step a value, and a check has a bound of processor time.
 Not covered: what only the tool's own types can check (a pydantic validator, say); the worker does that.
 """
 
@@ -14,16 +15,22 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
+from jsonschema import ValidationError
+
+from toolgrpo.tools.bounds import MAX_DIGITS, beyond_bounds, read_json
+from toolgrpo.tools.render import describe_exception
+from toolgrpo.tools.validation import SchemaValidator
 
 __all__ = ["ArgumentChecker", "Checked", "nearest", "signature_text"]
 
 _MAX_COMPLAINTS = 3
-_INTEGER = re.compile(r"[+-]?\d{1,400}")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+_MAX_USAGE_CHARS = 500
+_INTEGER = re.compile(rf"[+-]?\d{{1,{MAX_DIGITS}}}")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 _ARTICLES = {
     "integer": "an integer",
     "number": "a number",
@@ -32,6 +39,14 @@ _ARTICLES = {
     "array": "a list",
     "object": "an object",
     "null": "null",
+}
+_RULES = {
+    "minimum": "be at least",
+    "maximum": "be at most",
+    "exclusiveMinimum": "be more than",
+    "exclusiveMaximum": "be less than",
+    "multipleOf": "be a multiple of",
+    "pattern": "match the pattern",
 }
 _EXAMPLES = {"integer": " like 3", "number": " like 2.5", "array": " like [1, 2]", "object": ' like {"key": "value"}'}
 
@@ -45,31 +60,39 @@ class Checked:
 
 
 class ArgumentChecker:
-    """Checks the arguments of one tool; made once from its schema."""
+    """Checks the arguments of one tool; made once from its schema, which raises PluginError if that cannot be used."""
 
-    def __init__(self, name: str, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, parameters: Mapping[str, Any], where: str | None = None) -> None:
         self._name = name
-        self._schema = _with_null(parameters)
+        self._validator = SchemaValidator(parameters, where or f"tool '{name}'")
+        self._schema = self._validator.schema
         self._open = bool(parameters.get("additionalProperties", False)) or "patternProperties" in parameters
-        self._validator = jsonschema.Draft202012Validator(self._schema)
         self._usage = signature_text(name, parameters)
 
     def check(self, arguments: Mapping[str, Any]) -> Checked:
         """Coerce what loses nothing, then complain about the rest."""
         properties = self._schema.get("properties", {})
-        known = {
-            key: _coerce(value, properties[key]) if key in properties else value for key, value in arguments.items()
-        }
-        complaints: list[str] = []
-        if not self._open:
-            complaints += [self._unknown(key, properties) for key in known if key not in properties]
-        complaints += [_complain(error) for error in self._validator.iter_errors(known)]
-        if not complaints:
-            return Checked(known)
-        shown = "; ".join(dict.fromkeys(complaints[:_MAX_COMPLAINTS]))
-        more = len(complaints) - _MAX_COMPLAINTS
+        try:
+            beyond = beyond_bounds(arguments)
+            known = {} if beyond else {key: _coerce(value, properties.get(key)) for key, value in arguments.items()}
+            if (beyond := beyond or beyond_bounds(known)) is not None:  # text that was read may nest deeper than it did
+                return self._refused(f"the arguments cannot be used: {beyond}")
+            unknown = [] if self._open else [key for key in known if key not in properties]
+            errors = list(self._validator.errors(known))
+            if not unknown and not errors:
+                return Checked(known)
+            complaints = [self._unknown(key, properties) for key in unknown[:_MAX_COMPLAINTS]]
+            complaints += [_complain(error) for error in errors[: _MAX_COMPLAINTS - len(complaints)]]
+        except TimeoutError:
+            return self._refused("the arguments take too long to check; write them shorter and simpler")
+        except Exception as error:  # a validator meets values nobody thought of; none of them may end a run
+            return self._refused(f"the arguments cannot be checked ({describe_exception(error, 200)})")
+        more = len(unknown) + len(errors) - len(complaints)
         rest = f"; and {more} more" if more > 0 else ""
-        return Checked({}, f"{self._name}: {shown}{rest}. Usage: {self._usage}")
+        return self._refused("; ".join(dict.fromkeys(complaints)) + rest)
+
+    def _refused(self, complaint: str) -> Checked:
+        return Checked({}, f"{self._name}: {complaint}. Usage: {self._usage}")
 
     def _unknown(self, key: str, properties: Mapping[str, Any]) -> str:
         close = nearest(key, properties)
@@ -91,10 +114,12 @@ def signature_text(name: str, parameters: Mapping[str, Any]) -> str:
         f"{key}: {_type_text(sub)}" + ("" if key in required else " (optional)")
         for key, sub in parameters.get("properties", {}).items()
     ]
-    return f"{name}({', '.join(parts)})"
+    return _short(f"{name}({', '.join(parts)})", _MAX_USAGE_CHARS, quote=False)
 
 
-def _type_text(schema: Mapping[str, Any]) -> str:
+def _type_text(schema: Any) -> str:
+    if not isinstance(schema, Mapping):
+        return "any"
     if "enum" in schema:
         return " | ".join(_short(value) for value in schema["enum"][:8])
     if "const" in schema:
@@ -108,28 +133,10 @@ def _type_text(schema: Mapping[str, Any]) -> str:
     return f"{text} | null" if schema.get("nullable") else text
 
 
-def _with_null(schema: Any) -> Any:
-    """The schema with `nullable: true` written as JSON Schema knows it."""
-    if isinstance(schema, list):
-        return [_with_null(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result = {
-        key: (
-            {name: _with_null(sub) for name, sub in value.items()}
-            if key == "properties" and isinstance(value, Mapping)
-            else value
-            if key in ("enum", "const", "default", "examples")
-            else _with_null(value)
-        )
-        for key, value in schema.items()
-        if key != "nullable"
-    }
-    return {"anyOf": [result, {"type": "null"}]} if schema.get("nullable") is True else result
-
-
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
+def _kinds(schema: Any) -> list[str]:
     """The JSON types a schema allows, as far as it says."""
+    if not isinstance(schema, Mapping):
+        return []
     if "anyOf" in schema:
         return [kind for sub in schema["anyOf"] for kind in _kinds(sub)]
     kind = schema.get("type", [])
@@ -176,28 +183,28 @@ def _from_text(text: str, kinds: Sequence[str]) -> Any:
     if "boolean" in kinds and stripped.lower() in ("true", "false"):
         return stripped.lower() == "true"
     if ("array" in kinds and stripped.startswith("[")) or ("object" in kinds and stripped.startswith("{")):
-        try:
-            return json.loads(stripped)
-        except (ValueError, RecursionError):
-            return text
+        with suppress(ValueError):
+            return read_json(stripped)
     return text
 
 
-def _complain(error: jsonschema.ValidationError) -> str:
+def _complain(error: ValidationError) -> str:
     """One validation error in a short sentence."""
     where = _where(error.absolute_path)
-    kinds = _kinds(error.schema) if isinstance(error.schema, Mapping) else []
+    kinds = _kinds(error.schema)
     got = f"got {_short(error.instance)}"
     rule: Any = error.validator_value
     if error.validator == "required":
         instance: Any = error.instance
         missing = [name for name in rule if name not in instance]
-        names = ", ".join(f"'{name}'" for name in missing)
+        names = _short(", ".join(f"'{name}'" for name in missing), 200, quote=False)
         inside = f"{where}: " if error.absolute_path else ""
         return f"{inside}missing {'parameter' if not inside else 'key'}{'s' if len(missing) > 1 else ''} {names}"
     if error.validator in ("enum", "const"):
         allowed = rule if error.validator == "enum" else [rule]
         return f"{where} must be one of {', '.join(_short(v) for v in allowed[:20])}; {got}"
+    if error.validator in _RULES:
+        return f"{where} must {_RULES[error.validator]} {_short(rule, quote=False)}, {got}"
     if error.validator == "anyOf" and (inner := _inside_the_fitting_branch(error)) is not None:
         return _complain(inner)
     if error.validator in ("type", "anyOf") and kinds:
@@ -207,9 +214,9 @@ def _complain(error: jsonschema.ValidationError) -> str:
     return f"{where}: {_short(error.message, quote=False)}"
 
 
-def _inside_the_fitting_branch(error: jsonschema.ValidationError) -> jsonschema.ValidationError | None:
+def _inside_the_fitting_branch(error: ValidationError) -> ValidationError | None:
     """If the value has the type of just one branch, what is wrong inside it; then that is worth more words."""
-    branches: dict[Any, list[jsonschema.ValidationError]] = {}
+    branches: dict[Any, list[ValidationError]] = {}
     for sub in error.context or ():
         branches.setdefault(sub.relative_schema_path[0], []).append(sub)
     fitting = [
@@ -222,6 +229,7 @@ def _where(path: Iterable[str | int]) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    text = _short(text, 120, quote=False)
     return f"parameter '{text}'" if text else "the arguments"
 
 
