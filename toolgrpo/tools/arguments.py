@@ -78,7 +78,7 @@ class ArgumentChecker:
             if (beyond := beyond or beyond_bounds(known)) is not None:  # text that was read may nest deeper than it did
                 return self._refused(f"the arguments cannot be used: {beyond}")
             unknown = [] if self._open else [key for key in known if key not in properties]
-            errors = list(self._validator.errors(known))
+            errors = self._validator.errors(known)
             if not unknown and not errors:
                 return Checked(known)
             complaints = [self._unknown(key, properties) for key in unknown[:_MAX_COMPLAINTS]]

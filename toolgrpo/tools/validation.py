@@ -58,11 +58,11 @@ class SchemaValidator:
         _check_references(self.schema, specification, where)
         self._validator = bounded(self.schema, registry=NOTHING_RETRIEVED)
 
-    def errors(self, value: object) -> Iterator[ValidationError]:
-        """Yield what is wrong with a value; TimeoutError when the check takes too long."""
+    def errors(self, value: object) -> list[ValidationError]:
+        """Return what is wrong with a value; TimeoutError when the check takes too long."""
         used = _allowance.set(Allowance(_LIMIT_S))
         try:
-            yield from self._validator.iter_errors(value)
+            return list(self._validator.iter_errors(value))
         finally:
             _allowance.reset(used)
 

@@ -339,6 +339,50 @@ def test_no_value_raises(name: str, value: Any) -> None:
     assert len(CHECKER.check({"number": 1, name: value}).complaint or "") < 1000
 
 
+names = st.sampled_from(["a", "b", "nullable", "$ref", ""])
+schemas: Any = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                ["string", "integer", "number", "array", "object", "null", ["integer", "null"], "foo"]
+            ),
+            "nullable": st.booleans(),
+            "pattern": st.sampled_from(["^a*$", "(", r"(\w|\w\w)*!"]),
+            "enum": st.lists(json_values, max_size=3),
+            "multipleOf": st.sampled_from([2, 0.1, 1e-300, 0, 10**300]),
+            "uniqueItems": st.booleans(),
+            "$ref": st.sampled_from(
+                ["#", "#/$defs/a", "#/properties/b", "#/properties/a/items", "http://127.0.0.1:9/"]
+            ),
+        },
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(names, inner, max_size=3),
+            "$defs": st.dictionaries(names, inner, max_size=2),
+            "items": inner | st.booleans(),
+            "additionalProperties": inner | st.booleans(),
+            "anyOf": st.lists(inner | st.booleans(), min_size=1, max_size=3),
+            "not": inner,
+            "required": st.lists(names, max_size=2, unique=True),
+        },
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=schemas, value=st.dictionaries(names, json_values, max_size=3))
+def test_a_schema_is_refused_with_a_sentence_or_used(schema: Any, value: Any) -> None:
+    try:
+        check = ArgumentChecker("f", schema, "here")
+    except PluginError as error:
+        assert str(error).startswith("here: ")
+        return
+    assert "cannot be checked" not in (check.check(value).complaint or "")
+
+
 @pytest.mark.parametrize(
     "call",
     [
