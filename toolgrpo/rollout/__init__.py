@@ -1,6 +1,5 @@
 """Rollouts: one episode (`episode.py`), its limits (`limits.py`), and many episodes at once (`scheduler.py`)."""
 
-from toolgrpo.rollout.cutting import TokenCutter
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.scheduler import RolloutResult, run_episodes, run_rollout
@@ -10,7 +9,6 @@ __all__ = [
     "EpisodeLimits",
     "EpisodeRunner",
     "RolloutResult",
-    "TokenCutter",
     "run_episodes",
     "run_rollout",
 ]

@@ -38,7 +38,7 @@ def load_tools(
     workers: int = 4,
     threads_per_worker: int = 64,
     memory_mb: int = 4096,
-    max_result_chars: int = 20_000,
+    max_result_chars: int = 1_000_000,
     log_path: Path | str | None = None,
     load_timeout_s: float = 120.0,
 ) -> Toolbox:
@@ -53,7 +53,8 @@ def load_tools(
         workers: Worker processes.
         threads_per_worker: Calls that one worker runs at the same time.
         memory_mb: Address space of each worker; 0 for no limit.
-        max_result_chars: Longer results are cut with a notice.
+        max_result_chars: Longer results lose their middle before they travel, so that memory lasts. What a model sees of a
+            result is decided in tokens, by `EpisodeLimits.max_tool_response_tokens`.
         log_path: Where what tools and MCP servers print goes; without it, to the logger `toolgrpo.tools.output`.
         load_timeout_s: Seconds that importing the plugin, or connecting to an MCP server, may take.
     """

@@ -170,7 +170,7 @@ class McpConnection:
             parts = [mcp_types.CallToolResult.model_dump_json(result, include={"structured_content"})]
         rendered = cut("\n".join(parts), self._options.max_result_chars)
         error = ToolErrorKind.RAISED if result.is_error else None
-        return Reply(rendered.text, error, truncated=rendered.truncated)
+        return Reply(rendered.text, error, left_out=rendered.left_out)
 
     async def _connected(self) -> _Open:
         """The connection, opened if need be. The opening outlives a caller whose deadline comes first."""
