@@ -237,8 +237,8 @@ class McpConnection:
     async def _transport(self, stack: AsyncExitStack) -> Any:
         config = self._config
         if config.url is not None:
-            transport = _BoundedAnswers(httpx2.AsyncHTTPTransport())
-            client = httpx2.AsyncClient(headers=dict(config.headers), timeout=None, transport=transport)
+            headers = {"accept-encoding": "identity", **config.headers}
+            client = httpx2.AsyncClient(headers=headers, timeout=None, event_hooks={"response": [_bound_answer]})
             http = await stack.enter_async_context(client)
             return streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES)
         self._output = ServerOutput(self._options.log)
@@ -277,23 +277,12 @@ async def _unchecked(name: str, result: mcp_types.CallToolResult) -> None:
     """Take the result as it is; it becomes text."""
 
 
-class _BoundedAnswers(httpx2.AsyncBaseTransport):
-    """Breaks off an answer that is too long to hold, or that would be once it is unpacked."""
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
-        self._inner = inner
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        request.headers["accept-encoding"] = "identity"
-        response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            response.stream = _BoundedStream(response.stream, 0, "the server packs its answers, though asked not to")
-        elif not response.headers.get("content-type", "").startswith("text/event-stream"):  # the SDK bounds each event
-            response.stream = _BoundedStream(response.stream, MAX_MESSAGE_BYTES, _TOO_LONG)
-        return response
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+async def _bound_answer(response: httpx2.Response) -> None:
+    """Break off an answer that is too long to hold, or that would be once it is unpacked."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        response.stream = _BoundedStream(response.stream, 0, "the server packs its answers, though asked not to")
+    elif not response.headers.get("content-type", "").startswith("text/event-stream"):  # the SDK bounds each event
+        response.stream = _BoundedStream(response.stream, MAX_MESSAGE_BYTES, _TOO_LONG)
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

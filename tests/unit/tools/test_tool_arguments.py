@@ -261,6 +261,18 @@ def test_a_recursive_schema_is_followed_into_the_value() -> None:
     assert "parameter 'root.left.left.value' must be an integer" in (wrong.complaint or "")
 
 
+def test_what_a_reference_leads_to_is_coerced_and_complained_about_by_its_type() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/a~1point"}}}
+    optional = {"anyOf": [{"$ref": "#/$defs/a~1point"}, {"type": "null"}]}
+    check = checker({"at": {"$ref": "#/$defs/a~1point"}, "to": optional}, **{"$defs": {"a/point": point}})
+    assert check.check({"at": '{"x": "3"}', "to": {"next": {"x": "4"}}}).arguments == {
+        "at": {"x": 3},
+        "to": {"next": {"x": 4}},
+    }
+    assert "parameter 'to' must be an object or null, got 5" in (check.check({"to": 5}).complaint or "")
+    assert "parameter 'to.next.x' must be an integer" in (check.check({"to": {"next": {"x": "y"}}}).complaint or "")
+
+
 def deep_schema(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
