@@ -1,7 +1,10 @@
-"""MCP servers that lie, flood, linger and die: each costs one sentence, and no process stays behind."""
+"""MCP servers that lie, flood, linger and die: each costs one sentence, and no process stays
+behind.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -119,7 +122,7 @@ def test_the_schema_of_a_result_is_not_looked_at() -> None:
 @pytest.mark.parametrize(
     ("case", "says"),
     [
-        ("endless-empty", "had not come to the end of its tools within 3 s; there were 0 by then"),
+        ("endless-empty", "had not come to the end of its tools within 8 s; there were 0 by then"),
         ("endless", "lists more than 1000 tools"),
         ("list-error", "there is no such method here"),
         ("deep-schema", "the server's answer cannot be read"),
@@ -129,7 +132,8 @@ def test_the_schema_of_a_result_is_not_looked_at() -> None:
     ],
 )
 def test_a_listing_ends_with_a_sentence(case: str, says: str) -> None:
-    assert says in refusal(case, load_timeout_s=3.0 if "3 s" in says else 60.0)
+    limits_s = {"endless-empty": 8.0, "never-answers": 3.0}  # a busy machine needs some of it to start the server
+    assert says in refusal(case, load_timeout_s=limits_s.get(case, 60.0))
 
 
 def test_what_a_server_says_beside_its_messages_goes_into_the_log(tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ def opened(config: dict[str, Any]) -> Toolbox:
 
 def alive(pids: str) -> list[int]:
     """Which of these processes live still; a moment is given to those that were just killed."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         left = [int(pid) for pid in pids.split() if Path(f"/proc/{pid}").exists() and not is_zombie(int(pid))]
         if not left:
@@ -238,6 +242,19 @@ def test_no_process_stays_behind_when_another_server_cannot_be_reached(tmp_path:
     with pytest.raises(PluginError, match=r"the server 'gone' cannot be reached: .*cannot start '/no/such/command'"):
         load_tools(mcp_config=config)
     assert not pids.exists() or alive(pids.read_text()) == []
+
+
+@linux
+def test_no_process_of_an_episode_that_is_under_way_stays_behind(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    async def close_too_early(box: Toolbox) -> None:
+        async with box.session({}) as session:
+            assert (await session.call([attempt("echo", x=1)]))[0].ok
+            box.close()
+
+    asyncio.run(close_too_early(load_tools(mcp_config=hostile("stubborn", str(pids), session="trajectory"))))
+    assert len(pids.read_text().split()) == 4 and alive(pids.read_text()) == []
 
 
 @linux

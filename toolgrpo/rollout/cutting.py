@@ -22,14 +22,14 @@ class TextTokenizer(Protocol):
 
 
 class TokenCutter:
-    """Keeps the first and last tokens of a text that is longer than `max_tokens`; None leaves every text as it is."""
+    """Keeps the first and last tokens of a text longer than `max_tokens`; None keeps all."""
 
     def __init__(self, tokenizer: TextTokenizer, max_tokens: int | None) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
     def __call__(self, text: str, left_out: int = 0) -> RenderedText:
-        """Cut a text in which a notice already counts `left_out` characters; the new notice counts them too."""
+        """Cut a text; a notice in it that counts `left_out` characters becomes one of all."""
         limit = self._max_tokens
         # A token is a byte at least, and some tokenizers begin every text with one more.
         if limit is None or len(text.encode(errors="replace")) < limit:

@@ -1,9 +1,10 @@
 """Arguments that a model wrote, checked against a tool's schema, in words the model can learn from.
 
-Nothing that a model writes raises here or takes long: what is nested too deeply or has too many digits is refused
-before anything walks it (`bounds.py`), coercion takes one step a value (`coercion.py`), and a check has a bound of
-processor time (`validation.py`).
-Not covered: what only the tool's own types can check (a pydantic validator, say); the worker does that.
+Nothing that a model writes raises here or takes long: what is nested too deeply or has too many
+digits is refused before anything walks it (`bounds.py`), coercion takes one step a value
+(`coercion.py`), and a check has a bound of processor time (`validation.py`).
+Not covered: what only the tool's own types can check (a pydantic validator, say); the worker does
+that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Checked:
 
 
 class ArgumentChecker:
-    """Checks the arguments of one tool; made once from its schema, which raises PluginError if that cannot be used."""
+    """Checks the arguments of one tool; making it raises PluginError for an unusable schema."""
 
     def __init__(self, name: str, parameters: Mapping[str, Any], where: str | None = None) -> None:
         self._name = name

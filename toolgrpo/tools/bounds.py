@@ -1,7 +1,8 @@
 """How deep and how large JSON that a model wrote may be before anything else looks at it.
 
-Whatever walks such a value later (the coercion, the validator, the wire to a worker or a server) may then recurse, turn
-every integer into a float and encode every text as UTF-8. A degenerate completion writes none of the three well.
+Whatever walks such a value later (the coercion, the validator, the wire to a worker or a server)
+may then recurse, turn every integer into a float and encode every text as UTF-8. A degenerate
+completion writes none of the three well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TOO_MANY_DIGITS = f"it holds an integer of more than {MAX_DIGITS} digits"
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text; every way to fail, a text that is nested too deeply too, is a ValueError."""
+    """Return the value of a JSON text; every way to fail is a ValueError, nesting too."""
     try:
         value = json.loads(text, parse_int=_integer)
     except RecursionError as error:
@@ -38,7 +39,7 @@ def _integer(digits: str) -> int:
 
 
 def beyond_bounds(value: object) -> str | None:
-    """Say what in a JSON value is beyond the bounds, or nothing. Takes no recursion and one step a value."""
+    """Say what in a JSON value is beyond the bounds, in one step a value, without recursion."""
     pending: list[tuple[object, int]] = [(value, 1)]
     while pending:
         node, depth = pending.pop()

@@ -1,7 +1,8 @@
 """Values brought into the type that a schema wants, where that loses nothing.
 
-"3" for an integer, 3.0 for an integer, "true" for a boolean, 7 for a string, a list or object that was written as JSON
-text. "abc" never becomes a number and 3.5 never an integer. Each value is looked at once, whatever the schema.
+"3" for an integer, 3.0 for an integer, "true" for a boolean, 7 for a string, a list or object that
+was written as JSON text. "abc" never becomes a number and 3.5 never an integer. Each value is
+looked at once, whatever the schema.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Coercer:
         self._parts: list[Mapping[str, Any]] = []  # those parts, kept so that no other takes an identity over
 
     def coerced(self, value: Any, schema: Any) -> Any:
-        """Return the value in the type the schema wants, where that loses nothing; else the value as it is."""
+        """Return the value in the type wanted, where that loses nothing; else as it is."""
         schema = self._referred(schema)
         if not isinstance(schema, Mapping):
             return value
@@ -44,7 +45,7 @@ class Coercer:
         return self._inside(value, schema)
 
     def kinds(self, schema: Any) -> tuple[str, ...]:
-        """Return the JSON types a schema allows; nothing if it does not say, or if one of its alternatives does not."""
+        """Return the JSON types a schema allows; none if it, or an alternative, does not say."""
         schema = self._referred(schema)
         if not isinstance(schema, Mapping):
             return ()
@@ -73,7 +74,7 @@ class Coercer:
         return {key: self.coerced(item, properties.get(key, other)) for key, item in value.items()}
 
     def _referred(self, schema: Any) -> Any:
-        """Return what a reference into this schema leads to; any other schema, and any other reference, as it is."""
+        """Return what a reference into this schema leads to; anything else as it is."""
         while isinstance(schema, Mapping) and str(schema.get("$ref", "")).startswith("#/"):
             target: Any = self._root
             for part in schema["$ref"][2:].split("/"):

@@ -57,7 +57,7 @@ def complaint_of(error: ValidationError, kinds_of: Callable[[Any], Sequence[str]
 
 
 def _inside_the_fitting_branch(error: ValidationError) -> ValidationError | None:
-    """If the value has the type of just one branch, what is wrong inside it; then that is worth more words."""
+    """Return what is wrong inside the one branch whose type the value has, if it is one."""
     branches: dict[Any, list[ValidationError]] = {}
     for sub in error.context or ():
         branches.setdefault(sub.relative_schema_path[0], []).append(sub)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,6 +59,7 @@ class McpBackend:
         self._remote: dict[str, _Remote] = {}
         self._specs: list[ToolSpec] = []
         self._thread = LoopThread("toolgrpo-mcp")
+        self._of_sessions: set[McpConnection] = set()  # of episodes that are under way
         self._closed = False
         self._shared = {server.name: self._connection(server) for server in servers}
         try:
@@ -73,7 +74,23 @@ class McpBackend:
 
     def session(self, row: Mapping[str, Any]) -> McpSession:
         own = {name: self._connection(server) for name, server in self._servers.items() if server.per_trajectory}
-        return McpSession(self._thread, self._remote, {**self._shared, **own}, list(own.values()), self._timeout_s)
+        self._of_sessions.update(own.values())
+        return McpSession(self, own)
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], own: Mapping[str, McpConnection]) -> Reply:
+        """Ask a tool over the connection of the episode, or that of the run."""
+        remote = self._remote[spec.name]
+        connection = own.get(remote.server) or self._shared[remote.server]
+        work = connection.call(remote.name, arguments, spec.timeout_s or self._timeout_s)
+        future: Future[Reply] = self._thread.submit(work)
+        return await asyncio.wrap_future(future)
+
+    async def leave(self, connections: Iterable[McpConnection]) -> None:
+        """Close the connections of an episode; those of a backend that is closed are closed already."""
+        for connection in connections:
+            if not self._closed:
+                await asyncio.wrap_future(self._thread.submit(connection.close()))
+            self._of_sessions.discard(connection)
 
     def close(self) -> None:
         """Leave all servers, and end those that are ours. Safe to call twice."""
@@ -145,8 +162,8 @@ class McpBackend:
         )
 
     async def _close(self) -> None:
-        closing = (connection.close() for connection in self._shared.values())
-        await asyncio.gather(*closing, return_exceptions=True)
+        connections = {*self._shared.values(), *self._of_sessions}
+        await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
 
 
 class McpSession:
@@ -154,32 +171,18 @@ class McpSession:
 
     observation = None
 
-    def __init__(
-        self,
-        thread: LoopThread,
-        remote: Mapping[str, _Remote],
-        connections: Mapping[str, McpConnection],
-        own: Sequence[McpConnection],
-        timeout_s: float,
-    ) -> None:
-        self._thread = thread
-        self._remote = remote
-        self._connections = connections
+    def __init__(self, backend: McpBackend, own: Mapping[str, McpConnection]) -> None:
+        self._backend = backend
         self._own = own
-        self._timeout_s = timeout_s
 
     async def open(self) -> None:
         """Connections open with the first call."""
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
-        remote = self._remote[spec.name]
-        work = self._connections[remote.server].call(remote.name, arguments, spec.timeout_s or self._timeout_s)
-        future: Future[Reply] = self._thread.submit(work)
-        return await asyncio.wrap_future(future)
+        return await self._backend.call(spec, arguments, self._own)
 
     async def reward(self) -> float | None:
         return None
 
     async def close(self) -> None:
-        for connection in self._own:
-            await asyncio.wrap_future(self._thread.submit(connection.close()))
+        await self._backend.leave(self._own.values())

@@ -1,12 +1,13 @@
 """One connection to one MCP server, on a loop thread that outlives training steps.
 
-The SDK's client must be entered and left by one task, so a task of its own keeps each connection. A connection that broke
-is opened again by the next call, with a pause that grows while that fails. A server that let a call overrun is asked for
-its tools; if that gets no answer either, it counts as broken.
+The SDK's client must be entered and left by one task, so a task of its own keeps each connection. A
+connection that broke is opened again by the next call, with a pause that grows while that fails. A
+server that let a call overrun is asked for its tools; if that gets no answer either, it counts as
+broken.
 
-Bounds: the listing has one deadline over all its pages, and a number of tools; a message has a number of bytes; results
-are text, and the schemas that servers give for them are not looked at (the SDK would match their patterns without a
-bound).
+Bounds: the listing has one deadline over all its pages, and a number of tools; a message has a
+number of bytes; results are text, and the schemas that servers give for them are not looked at (the
+SDK would match their patterns without a bound).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The pipes to an MCP server that is a process of ours.
 
-The SDK's own client for such servers reads a line of any length, in time that grows with its square, ends only the
-processes that stayed in the server's group, and has no ear for what the server prints. Here a message has a bound, a
-message that cannot be read is an error of the call that it answers, what is printed goes into the log and into error
-messages, and `mcp_keeper` ends every process.
+The SDK's own client for such servers reads a line of any length, in time that grows with its
+square, ends only the processes that stayed in the server's group, and has no ear for what the
+server prints. Here a message has a bound, a message that cannot be read is an error of the call
+that it answers, what is printed goes into the log and into error messages, and `mcp_keeper` ends
+every process.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Keepers:
 async def stdio_transport(
     config: McpServerConfig, output: ServerOutput, keepers: Keepers
 ) -> AsyncIterator[tuple[Received, Sent]]:
-    """Start the server of a configuration; give the streams of its messages; end it and all that it started."""
+    """Start a server, give the streams of its messages, end it and all that it started."""
     assert config.command is not None
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), config.command, *config.args),
@@ -136,7 +137,7 @@ async def _read(
     to_client: MemoryObjectSendStream[SessionMessage | Exception],
     output: ServerOutput,
 ) -> None:
-    """Hand on every message, to the end of the pipe; it is emptied also when nobody listens any more."""
+    """Hand on every message; empty the pipe to its end, also when nobody listens any more."""
     assert process.stdout is not None
     lines = _Lines()
     async with to_client:
@@ -203,7 +204,7 @@ class _Lines:
 
 
 def _message(line: _Line, output: ServerOutput) -> SessionMessage | None:
-    """Return the message of a line; an error for the call it answers if it cannot be used; nothing if it is no message."""
+    """Return a line's message, or an error for the call it answers; None if it is neither."""
     if not line.text.strip():
         return None
     if line.size > len(line.text):

@@ -1,9 +1,10 @@
 """Results as the text a model reads.
 
-A string stays as it is, everything else becomes JSON; what cannot be encoded as UTF-8 (lone surrogates) is replaced,
-because a tokenizer would refuse it. What is longer than a bound loses its middle where it is made, before it travels: the
-bound is against memory that runs out, not for the model. How much of a result the model sees is decided in tokens, by the
-episode (`rollout/cutting.py`), and it sees one notice that counts what both left out.
+A string stays as it is, everything else becomes JSON; what cannot be encoded as UTF-8 (lone
+surrogates) is replaced, because a tokenizer would refuse it. What is longer than a bound loses its
+middle where it is made, before it travels: the bound is against memory that runs out, not for the
+model. How much of a result the model sees is decided in tokens, by the episode
+(`rollout/cutting.py`), and it sees one notice that counts what both left out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RenderedText:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a text begins and ends with, as far as it is at hand, and how many characters it had once."""
+    """The beginning and end of a text, as far as they are at hand, and its length once."""
 
     first: str
     last: str
@@ -70,7 +71,7 @@ def ends_of(text: str, left_out: int) -> Ends:
 
 
 def joined(head: str, tail: str, n_chars: int) -> RenderedText:
-    """Return the two ends that are left of a text of `n_chars` characters, around the notice of what is missing."""
+    """Return what is left of a text of `n_chars` characters, around a notice of the rest."""
     left_out = n_chars - len(head) - len(tail)
     return RenderedText(f"{head}{_notice(left_out)}{tail}", left_out)
 

@@ -1,12 +1,14 @@
 """A tool's JSON schema as a validator that nobody can make fetch, recurse for ever or stall.
 
-Schemas come from MCP servers and from users, so each is checked when the tool is loaded: its size and depth, its form
-against the metaschema, that every reference leads to a place in the schema itself (or to a metaschema; nothing is ever
-retrieved), that following references comes to an end, and that its patterns can be read. Values come from models, so one
-check has a bound of processor time, that its patterns share.
+Schemas come from MCP servers and from users, so each is checked when the tool is loaded: its size
+and depth, its form against the metaschema, that every reference leads to a place in the schema
+itself (or to a metaschema; nothing is ever retrieved), that following references comes to an end,
+and that its patterns can be read. Values come from models, so one check has a bound of processor
+time, that its patterns share.
 
 `nullable: true` (the form chat templates know for Optional) is understood as "or null".
-Not covered: `format`, `unevaluatedProperties` and `unevaluatedItems`, which the tool may check itself.
+Not covered: `format`, `unevaluatedProperties` and `unevaluatedItems`, which the tool may check
+itself.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _allowance: ContextVar[Allowance] = ContextVar("allowance")
 
 
 class SchemaValidator:
-    """Checks values against one schema. Raises PluginError if the schema cannot be used; `where` begins its message."""
+    """Checks values against one schema; PluginError, beginning with `where`, if it is unusable."""
 
     def __init__(self, parameters: Mapping[str, Any], where: str) -> None:
         _check_size(parameters, where)
@@ -107,7 +109,7 @@ def _with_null(schema: Any) -> Any:
 
 
 def _dialect(schema: Mapping[str, Any], where: str) -> tuple[Any, Specification[Any]]:
-    """Return the validator of the dialect the schema is written in: the newest if that will do, else draft 7."""
+    """Return the validator of the schema's dialect: the newest if that will do, else draft 7."""
     no_formats = FormatChecker(())  # patterns are read below, as `regex` knows them: \\p{L} is none for `re`
     try:
         Draft202012Validator.check_schema(schema, format_checker=no_formats)
@@ -122,7 +124,7 @@ def _dialect(schema: Mapping[str, Any], where: str) -> tuple[Any, Specification[
 
 
 def _check_references(schema: Mapping[str, Any], specification: Specification[Any], where: str) -> None:
-    """Follow every reference once, and refuse one that leads nowhere, out of the schema, or round in a circle."""
+    """Follow every reference once; refuse one that leads nowhere, out of it, or in a circle."""
     root: Resource[Any] = specification.create_resource(schema)
     resolver = METASCHEMAS.resolver_with_root(root)
     in_place: dict[int, list[object]] = {}
@@ -244,11 +246,11 @@ def _hashable(value: object) -> object:
 
 
 def _unchecked(validator: Any, rule: Any, instance: Any, schema: Any) -> None:
-    """Leave it to the tool: the library looks for the keys that are left with patterns that have no bound."""
+    """Leave it to the tool: the library would match patterns here without a bound."""
 
 
 def _bounded(base: Any) -> Any:
-    """Return a validator class whose every keyword is counted, and whose patterns and lists cost no more than that."""
+    """Return a validator class whose keywords all spend from the allowance, patterns too."""
     ours: dict[str, Keyword] = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
