@@ -3,7 +3,7 @@
 The SDK's own client for such servers reads a line of any length, in time that grows with its
 square, ends only the processes that stayed in the server's group, and has no ear for what the
 server prints. Here a message has a bound, a message that cannot be read is an error of the call
-that it answers, what is printed goes into the log and into error messages, and `mcp_keeper` ends
+that it answers, what is printed goes into the log and into error messages, and `keeper` ends
 every process.
 """
 
@@ -34,7 +34,7 @@ from toolgrpo.tools.workers.output_log import OutputLog
 __all__ = ["MAX_MESSAGE_BYTES", "Keepers", "ServerOutput", "stdio_transport"]
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-_KEEPER = Path(__file__).with_name("mcp_keeper.py")
+_KEEPER = Path(__file__).with_name("keeper.py")
 _CHUNK = 1 << 16
 _ENDS = 256  # what is kept of either end of a message that is too long: the id of the call stands in one of them
 _FLUSH_TIMEOUT_S = 0.5
