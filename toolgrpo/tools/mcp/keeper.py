@@ -1,6 +1,6 @@
 """Runs the command of an MCP server, and ends with it all that it started.
 
-Started as `python -I -S mcp_keeper.py PARENT COMMAND [ARGUMENT...]`, with the server's pipes, which
+Started as `python -I -S keeper.py PARENT COMMAND [ARGUMENT...]`, with the server's pipes, which
 it hands on. When the server ends by itself, when this process gets a SIGTERM, or when the trainer
 (the process PARENT) ends in whatever way, the server and everything it has started are killed, also
 what left its process group. The standard library only: it must be there in some milliseconds.
