@@ -166,7 +166,7 @@ class OurLoop:
         from toolgrpo.chat import resolve_format
         from toolgrpo.engines.base import SamplingOptions
         from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-        from toolgrpo.rollout import EpisodeLimits, EpisodeRunner, TokenCutter
+        from toolgrpo.rollout import EpisodeLimits, EpisodeRunner
         from toolgrpo.tools import load_tools
 
         self.latency_s = 0.0
@@ -182,7 +182,7 @@ class OurLoop:
                 max_completion_length=MAX_TURNS * 128, max_turns=MAX_TURNS, max_turn_tokens=TURN_TOKENS
             ),
             options=SamplingOptions(),
-            cut=TokenCutter(tokenizer, 1024),
+            tokenizer=tokenizer,
             tools=self.tools,
         )
 

@@ -122,7 +122,6 @@ def scheduler_cost(n: int) -> dict[str, float]:
     """Our own cost per turn, with an engine and tools that answer at once."""
     from toolgrpo.engines.base import SamplingOptions
     from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, run_rollout
-    from toolgrpo.rollout.truncation import Cut
     from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
     call, end = ByteChat.say('call f {"a": 1}'), ByteChat.say("the answer is 3")
@@ -132,7 +131,7 @@ def scheduler_cost(n: int) -> dict[str, float]:
         chat=ByteChat(),
         limits=EpisodeLimits(max_completion_length=1000),
         options=SamplingOptions(),
-        cut=lambda text: Cut(text, False),
+        tokenizer=ByteChat(),
         tools=ScriptedTools({"f": lambda a: "3"}),
     )
     episodes = [Episode(messages=({"role": "user", "content": "q"},)) for _ in range(n)]

@@ -32,7 +32,7 @@ def example() -> Trajectory:
     call = CallAttempt(AttemptStatus.OK, '{"name": "f"}', "f", {"a": [1, {"b": None}], "ü": "\U0001f600"})
     broken = CallAttempt(AttemptStatus.INVALID_JSON, "{", detail="the call is not valid JSON")
     good = ToolResult("3", "f", started_s=0.5, duration_s=0.25, cached=True)
-    bad = ToolResult("Error: no", None, ToolErrorKind.INVALID_JSON, truncated=True)
+    bad = ToolResult("Error: no", None, ToolErrorKind.INVALID_JSON, left_out=7)
     ledger.turn(Turn(0, 2, "well", "hm", (call, broken), (good, bad), duration_s=1.5))
     ledger.turn(Turn(3, 4, "done", None, closed=False))
     ledger.say({"role": "assistant", "content": "well"}, {"role": "tool", "content": "3", "name": "f"})

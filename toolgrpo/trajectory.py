@@ -93,13 +93,17 @@ class ToolResult:
     error: ToolErrorKind | None = None
     started_s: float = 0.0  # seconds since the episode began
     duration_s: float = 0.0
-    truncated: bool = False
+    left_out: int = 0  # characters of the result that were cut out of the text
     cached: bool = False
     ends_episode: bool = False
 
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    @property
+    def truncated(self) -> bool:
+        return self.left_out > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def trajectory(sampled: int, context: int, results: tuple[ToolResult, ...], reas
 
 def test_rollout_metrics_count_what_is_in_the_trajectories() -> None:
     good = ToolResult("3", "add", duration_s=0.5)
-    bad = ToolResult("?", "add", ToolErrorKind.TIMEOUT, duration_s=2.0, truncated=True)
+    bad = ToolResult("?", "add", ToolErrorKind.TIMEOUT, duration_s=2.0, left_out=7)
     odd = ToolResult("?", None, ToolErrorKind.INVALID_JSON)
     metrics = rollout_metrics(
         [

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.rollout.truncation import Cut
 from toolgrpo.testing import ByteChat, ScriptedEngine
 from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import AttemptStatus, Trajectory
@@ -26,7 +25,7 @@ def test_each_attempt_has_its_status_and_its_message() -> None:
                 chat=ByteChat(),
                 limits=EpisodeLimits(max_completion_length=4000),
                 options=SamplingOptions(),
-                cut=lambda text: Cut(text, False),
+                tokenizer=ByteChat(),
                 tools=tools,
             )
             await engine.open()

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgrpo.rollout.truncation import TokenCutter
+from toolgrpo.testing import ByteChat
+from toolgrpo.tools.render import RenderedText, cut
 
 
 class Words:
@@ -29,40 +31,40 @@ class Words:
 
 
 def test_short_text_passes_untouched() -> None:
-    assert TokenCutter(Words(), 4)("a b c d") == ("a b c d", False)
+    assert TokenCutter(Words(), 4)("a b c d") == RenderedText("a b c d", 0)
 
 
 def test_long_text_keeps_both_ends_and_says_what_is_gone() -> None:
-    text, truncated = TokenCutter(Words(), 4)("one two three four five six seven")
-    assert truncated
-    assert text == "one two\n[... 17 characters left out ...]\nsix seven"
+    shown = TokenCutter(Words(), 4)("one two three four five six seven")
+    assert shown == RenderedText("one two\n[... 17 characters left out ...]\nsix seven", 17)
 
 
 def test_no_limit() -> None:
-    assert TokenCutter(Words(), None)("a " * 1000)[1] is False
+    assert TokenCutter(Words(), None)("a " * 1000).left_out == 0
 
 
 def test_one_token_is_left_of_the_head() -> None:
-    text, truncated = TokenCutter(Words(), 1)("one two three")
-    assert truncated and text.startswith("one\n[...")
+    shown = TokenCutter(Words(), 1)("one two three")
+    assert shown.left_out == 10 and shown.text.startswith("one\n[...")
 
 
 def test_a_megabyte_costs_no_more_than_its_ends() -> None:
     tokenizer = Words()
-    text, truncated = TokenCutter(tokenizer, 10)("word " * 1_000_000)
-    assert truncated and len(text) < 200
+    shown = TokenCutter(tokenizer, 10)("word " * 1_000_000)
+    assert shown.left_out > 4_999_900 and len(shown.text) < 200
     assert tokenizer.encoded < 10_000
 
 
 @given(words=st.lists(st.text("abc", min_size=1, max_size=5), max_size=60), limit=st.integers(1, 20))
 def test_never_more_tokens_than_allowed(words: list[str], limit: int) -> None:
     text = " ".join(words)
-    cut, truncated = TokenCutter(Words(), limit)(text)
-    assert truncated == (len(words) > limit)
-    if not truncated:
-        assert cut == text
+    shown = TokenCutter(Words(), limit)(text)
+    assert (shown.left_out > 0) == (len(words) > limit)
+    if not shown.left_out:
+        assert shown.text == text
     else:
-        head, tail = cut.split("\n[...")[0], cut.split("...]\n")[1]
+        head, tail = shown.text.split("\n[...")[0], shown.text.split("...]\n")[1]
+        assert len(head) + shown.left_out + len(tail) == len(text)
         assert len([w for w in f"{head} {tail}".split(" ") if w]) == limit
         assert text.startswith(head) and text.endswith(tail)
 
@@ -70,3 +72,26 @@ def test_never_more_tokens_than_allowed(words: list[str], limit: int) -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_the_notice_is_there_however_small_the_limit(limit: int) -> None:
     assert "characters left out" in TokenCutter(Words(), limit)("a b c d e f").text
+
+
+@given(text=st.text("aé", min_size=1, max_size=400), bound=st.integers(2, 300), limit=st.integers(1, 100))
+def test_two_cuts_leave_one_notice_whose_count_adds_up(text: str, bound: int, limit: int) -> None:
+    once = cut(text, bound)
+    shown = TokenCutter(ByteChat(), limit)(once.text, once.left_out)
+    head, notice, tail = shown.text.partition(f"\n[... {shown.left_out} characters left out ...]\n")
+    assert "left out" not in head and "left out" not in tail
+    assert text.startswith(head) and text.endswith(tail)
+    if notice:
+        assert len(head) + shown.left_out + len(tail) == len(text)
+    else:
+        assert shown.left_out == 0 and head == text
+
+
+def test_a_character_of_several_tokens_counts_as_several() -> None:
+    assert TokenCutter(ByteChat(), 10)("ééééé").left_out == 0
+    assert TokenCutter(ByteChat(), 8)("ééééé").left_out == 1
+
+
+def test_a_character_that_the_limit_splits_is_left_out_whole() -> None:
+    shown = TokenCutter(ByteChat(), 5)("ééééé")
+    assert shown == RenderedText("é\n[... 3 characters left out ...]\né", 3)

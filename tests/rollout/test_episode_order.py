@@ -15,8 +15,8 @@ import pytest
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PluginError
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.rollout.truncation import Cut, TokenCutter
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
+from toolgrpo.tools.render import cut
 from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory
 
 pytestmark = pytest.mark.lock
@@ -33,7 +33,6 @@ def run(
     max_model_len: int = 4096,
     engine_retries: int = 0,
     clock: FakeClock | None = None,
-    cut: Callable[[str], Cut] = lambda text: Cut(text, False),
     **limits: Any,
 ) -> tuple[Trajectory, ScriptedEngine]:
     script = turns if callable(turns) else [ByteChat.say(t) if isinstance(t, str) else t for t in turns]
@@ -44,7 +43,7 @@ def run(
         chat=ByteChat(),
         limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
         options=SamplingOptions(),
-        cut=cut,
+        tokenizer=ByteChat(),
         tools=tools if tools is not None else ScriptedTools({"add": lambda a, b: str(a + b)}),
         engine_retries=engine_retries,
         clock=clock,
@@ -129,8 +128,8 @@ def test_calls_of_a_turn_that_was_cut_for_good_are_not_run() -> None:
 
 
 def test_a_turn_cut_by_its_cap_goes_on_if_it_holds_a_call() -> None:
-    cut = ByteChat.say(f"{CALL}\nand a lot more")
-    trajectory, _ = run([cut, "3"], max_turn_tokens=len(CALL) + 2)
+    said = ByteChat.say(f"{CALL}\nand a lot more")
+    trajectory, _ = run([said, "3"], max_turn_tokens=len(CALL) + 2)
     assert trajectory.stop_reason is StopReason.FINISHED
     assert ByteChat.text(trajectory.ids) == f"{CALL}\na|>tool:3|>3|"
     closing = len(CALL) + 2
@@ -185,22 +184,23 @@ def test_the_budget_of_calls_is_the_whole_episodes() -> None:
     assert len(tools.calls) == 2
 
 
-class Bytes:
-    """A tokenizer with a token for every byte."""
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode()
-
-
 @pytest.mark.parametrize(("max_tokens", "content"), [(6, "123456"), (5, "123\n[... 1 characters left out ...]\n56")])
 def test_a_tool_result_is_cut_beyond_its_limit_not_at_it(max_tokens: int, content: str) -> None:
     tools = ScriptedTools({"add": lambda a, b: "123456"})
-    trajectory, _ = run([CALL, "3"], tools=tools, cut=TokenCutter(Bytes(), max_tokens))
+    trajectory, _ = run([CALL, "3"], tools=tools, max_tool_response_tokens=max_tokens)
     assert trajectory.results[0].truncated is (content != "123456")
     assert trajectory.messages[1]["content"] == content
+
+
+def test_a_result_that_had_lost_its_middle_already_is_cut_with_one_notice_that_counts_all() -> None:
+    shorter = cut("0123456789" * 10, 20)  # as a worker does it, long before tokens are counted
+    tools = ScriptedTools({"add": lambda a, b: ToolResult(shorter.text, "add", left_out=shorter.left_out)})
+    trajectory, _ = run([CALL, "3"], tools=tools, max_tool_response_tokens=8)
+    assert trajectory.messages[1]["content"] == "0123\n[... 92 characters left out ...]\n6789"
+    assert trajectory.results[0].left_out == 92
+    trajectory, _ = run([CALL, "3"], tools=tools, max_tool_response_tokens=100)
+    assert trajectory.messages[1]["content"] == "0123456789\n[... 80 characters left out ...]\n0123456789"
+    assert trajectory.results[0].left_out == 80
 
 
 def test_results_stand_in_call_order_malformed_ones_included() -> None:
@@ -292,7 +292,7 @@ def test_without_tools_a_call_is_only_text() -> None:
         chat=ByteChat(),
         limits=EpisodeLimits(max_completion_length=100),
         options=SamplingOptions(),
-        cut=lambda text: Cut(text, False),
+        tokenizer=ByteChat(),
     )
     clock = FakeClock()
 

@@ -10,7 +10,6 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import DataError
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 from toolgrpo.rollout.row_tools import check_tool_names, offered_tools
-from toolgrpo.rollout.truncation import Cut
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools
 from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
 
@@ -26,7 +25,7 @@ def run(row: dict[str, Any], turns: list[str]) -> tuple[Trajectory, ScriptedTool
         chat=ByteChat(),
         limits=EpisodeLimits(max_completion_length=1000),
         options=SamplingOptions(),
-        cut=lambda text: Cut(text, False),
+        tokenizer=ByteChat(),
         tools=tools,
         clock=clock,
     )

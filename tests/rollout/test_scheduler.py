@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PluginError
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutResult, run_episodes, run_rollout
-from toolgrpo.rollout.truncation import Cut
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
 from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult
 
@@ -25,7 +24,7 @@ def runner(engine: ScriptedEngine, tools: ScriptedTools | None = None, **limits:
         chat=ByteChat(),
         limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
         options=SamplingOptions(),
-        cut=lambda text: Cut(text, False),
+        tokenizer=ByteChat(),
         tools=tools or ScriptedTools({"add": lambda a, b: str(a + b)}),
         engine_retries=1,
     )

@@ -14,7 +14,6 @@ from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.rollout.truncation import Cut
 from toolgrpo.testing import ScriptedEngine, ScriptedTools, trl_tokenizer
 from toolgrpo.testing.chat_samples import calling, printed_turn, thinking_markers
 from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
@@ -52,7 +51,7 @@ def says(chat: TemplateFormat, turn: int, request: SampleRequest) -> list[int]:
     return [*thought, *printed[printed.index(opens) :]]
 
 
-def play(chat: TemplateFormat, enable_thinking: bool | None) -> tuple[Trajectory, list[list[int]]]:
+def play(tokenizer: Any, chat: TemplateFormat, enable_thinking: bool | None) -> tuple[Trajectory, list[list[int]]]:
     engine = ScriptedEngine(lambda request, number: says(chat, number, request), max_model_len=100_000)
 
     async def run() -> Trajectory:
@@ -61,7 +60,7 @@ def play(chat: TemplateFormat, enable_thinking: bool | None) -> tuple[Trajectory
             chat=chat,
             limits=EpisodeLimits(max_completion_length=50_000),
             options=SamplingOptions(),
-            cut=lambda text: Cut(text, False),
+            tokenizer=tokenizer,
             tools=ScriptedTools({"look_up": lambda key: f"found {key}"}),
         )
         await engine.open()
@@ -77,7 +76,7 @@ def play(chat: TemplateFormat, enable_thinking: bool | None) -> tuple[Trajectory
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_thought_stays(name: str, value: bool | None) -> None:
     tokenizer, chat = load(name)
-    trajectory, asked = play(chat, value)
+    trajectory, asked = play(tokenizer, chat, value)
     assert trajectory.stop_reason is StopReason.FINISHED
     assert [turn.reasoning for turn in trajectory.turns] == list(THOUGHTS)
     assert [attempt.arguments for attempt in trajectory.attempts] == [{"key": "k0"}, {"key": "k1"}]
@@ -92,9 +91,9 @@ def test_what_was_thought_stays(name: str, value: bool | None) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rows_choice_reaches_the_prompt_and_every_bridge(name: str) -> None:
-    _, chat = load(name)
+    tokenizer, chat = load(name)
     for value in (None, False, True):
-        trajectory, asked = play(chat, value)
+        trajectory, asked = play(tokenizer, chat, value)
         assert asked[0] == chat.prompt([QUESTION], ScriptedTools({"look_up": str}).schemas, enable_thinking=value)
         for turn, following in zip(trajectory.turns, asked[1:], strict=False):
             result = [tool_message("look_up", turn.results[0].content)]

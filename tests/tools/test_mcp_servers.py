@@ -92,7 +92,7 @@ def test_a_call_that_overruns_is_answered_at_its_deadline(toolbox: Toolbox) -> N
 
 def test_long_results_are_cut(toolbox: Toolbox) -> None:
     result = run_tool(toolbox, {"name": "note", "arguments": {"text": "x" * 200}})
-    assert result.truncated and "characters left out]" in result.content
+    assert result.truncated and "[... 150 characters left out ...]" in result.content
 
 
 def test_a_server_that_dies_is_started_again() -> None:
@@ -170,6 +170,7 @@ def test_two_servers_with_one_tool_need_a_prefix() -> None:
     ("content", "says"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("{}", "must have the form"),
         ('{"mcpServers": {"a": {}}}', "server 'a' needs either a \"command\""),
         ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "needs either"),

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import enum
+import json
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, nearest, signature_text
+from toolgrpo.tools.bounds import MAX_DEPTH, read_json
+from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.plugin.schema import function_schema
+from toolgrpo.trajectory import AttemptStatus
 
 
 class Unit(enum.Enum):
@@ -133,3 +141,283 @@ def test_usage_shows_choices_and_lists() -> None:
     text = signature_text("f", function_schema(sample, "f", "h")["function"]["parameters"])
     assert 'unit: "celsius" | "fahrenheit" (optional)' in text
     assert "items: array of integer | null (optional)" in text
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def checker(properties: dict[str, Any], **rest: Any) -> ArgumentChecker:
+    return ArgumentChecker("f", {"type": "object", "properties": properties, **rest})
+
+
+LIST = {"type": "array"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "says"),
+    [
+        ({"type": "integer", "multipleOf": 0.5}, 10**399, "more than 300 digits"),
+        ({"type": "integer", "multipleOf": 7}, 10**3999, "more than 300 digits"),
+        ({"type": "integer", "multipleOf": 7}, "9" * 400, "must be an integer"),
+        ({"type": "number", "multipleOf": 1e-300}, 10**300 - 1, "must be a multiple of 1e-300, got 9"),
+        ({"type": "number"}, float("nan"), "no number in JSON"),
+        ({"type": "number", "multipleOf": 2}, float("inf"), "no number in JSON"),
+        (LIST, nested(MAX_DEPTH + 1), "nested too deeply"),
+        (LIST, nested(5000), "nested too deeply"),
+        (LIST, "[" * 5000 + "]" * 5000, "must be a list"),
+        (LIST, "[" * 100_000, "must be a list"),
+        (LIST, "[" + "9" * 5000 + "]", "must be a list"),
+        ({"type": "object"}, '{"a":' * 900 + "1" + "}" * 900, "must be an object"),
+        ({"type": "string"}, "\ud800", "half a character"),
+        ({"type": "object"}, {"\udfff": 1}, "half a character"),
+        ({"type": "array", "uniqueItems": True}, [{}, 1, {}], "there twice"),
+        ({"type": "string", "pattern": "^a+$"}, "b" * 9000, "must match the pattern ^a+$, got"),
+    ],
+)
+def test_degenerate_arguments_are_a_complaint(schema: Any, value: Any, says: str) -> None:
+    checked = checker({"x": schema}).check({"x": value})
+    assert checked.complaint is not None and says in checked.complaint
+    assert len(checked.complaint) < 900
+
+
+def test_text_that_becomes_a_list_counts_as_deep_as_it_is_then() -> None:
+    schema: Any = LIST
+    for _ in range(20):
+        schema = {"type": "array", "items": schema}
+    value: Any = "[" * 60 + "]" * 60
+    for _ in range(20):
+        value = [value]
+    assert "nested too deeply" in (checker({"x": schema}).check({"x": value}).complaint or "")
+
+
+def test_values_at_the_bounds_pass() -> None:
+    open_checker = checker({"x": {}})
+    for value in (nested(MAX_DEPTH - 1), 10**299, -(10**299), "é" * 50_000):
+        assert open_checker.check({"x": value}).arguments == {"x": value}
+
+
+def test_equal_items_are_found_as_json_compares_them() -> None:
+    unique = checker({"x": {"type": "array", "uniqueItems": True}})
+    assert unique.check({"x": [1, True, 0, False, "1", [1], [True], {"a": 1}, {"a": True}]}).complaint is None
+    assert unique.check({"x": [{"a": 1, "b": 2}, {"b": 2.0, "a": 1.0}]}).complaint is not None
+
+
+def cpu_seconds(check: Any, value: Any) -> float:
+    began = time.thread_time()
+    check.check(value)
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize(
+    ("schema", "wide"),
+    [
+        (LIST | {"uniqueItems": True}, [{"k": i} for i in range(5000)]),
+        ({"type": "array", "items": {"type": "integer"}}, "[" + "1," * 5000 + "1]"),
+        ({"type": "array", "items": {"type": "integer"}}, ["x"] * 5000),
+        ({"type": "number"}, "1" * 50_000 + "x"),
+        ({"type": "object", "additionalProperties": {"type": "number"}}, {f"k{i}": "1" for i in range(5000)}),
+    ],
+    ids=["unique", "list as text", "wrong items", "digits", "keys"],
+)
+def test_wide_arguments_cost_one_step_a_value(schema: Any, wide: Any) -> None:
+    check = checker({"x": schema})
+    assert cpu_seconds(check, {"x": wide}) < 5  # some hundredths; a minute or more if it grew with the square
+    assert "too long" not in (check.check({"x": wide}).complaint or "")
+
+
+def test_unknown_parameters_by_the_thousand_are_counted_quickly() -> None:
+    properties = {f"a_rather_long_parameter_name_{i}": {"type": "integer"} for i in range(50)}
+    wrong = {f"a_rather_long_parameter_nome_{i}": 1 for i in range(5000)}
+    assert cpu_seconds(checker(properties), wrong) < 5
+    assert "and 4997 more" in (checker(properties).check(wrong).complaint or "")
+
+
+def test_a_pattern_that_never_ends_is_stopped() -> None:
+    began = time.thread_time()
+    evil = checker({"x": {"type": "string", "pattern": r"^(\w|\w\w)*$"}})
+    assert "too long to check" in (evil.check({"x": "a" * 60 + "!"}).complaint or "")
+    keys = checker({}, patternProperties={r"^(\w|\w\w)*$": {}}, additionalProperties=False)
+    assert "too long to check" in (keys.check({"a" * 60 + "!": 1}).complaint or "")
+    assert evil.check({"x": "honest"}).arguments == {"x": "honest"}
+    assert time.thread_time() - began < 10
+
+
+def test_alternatives_that_multiply_are_stopped() -> None:
+    levels = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
+    check = checker({"x": {"$ref": "#/$defs/d0"}}, **{"$defs": {**levels, "d30": {"type": "integer"}}})
+    began = time.thread_time()
+    assert "too long to check" in (check.check({"x": "text"}).complaint or "")
+    assert time.thread_time() - began < 10
+
+
+def test_a_recursive_schema_is_followed_into_the_value() -> None:
+    tree = {"type": "object", "properties": {"value": {"type": "integer"}, "left": {"$ref": "#/$defs/tree"}}}
+    check = checker({"root": {"$ref": "#/$defs/tree"}}, **{"$defs": {"tree": tree}})
+    assert check.check({"root": {"value": 1, "left": {"value": 2, "left": {}}}}).complaint is None
+    wrong = check.check({"root": {"left": {"left": {"value": "x"}}}})
+    assert "parameter 'root.left.left.value' must be an integer" in (wrong.complaint or "")
+
+
+def test_what_a_reference_leads_to_is_coerced_and_complained_about_by_its_type() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/a~1point"}}}
+    optional = {"anyOf": [{"$ref": "#/$defs/a~1point"}, {"type": "null"}]}
+    check = checker({"at": {"$ref": "#/$defs/a~1point"}, "to": optional}, **{"$defs": {"a/point": point}})
+    assert check.check({"at": '{"x": "3"}', "to": {"next": {"x": "4"}}}).arguments == {
+        "at": {"x": 3},
+        "to": {"next": {"x": 4}},
+    }
+    assert "parameter 'to' must be an object or null, got 5" in (check.check({"to": 5}).complaint or "")
+    assert "parameter 'to.next.x' must be an integer" in (check.check({"to": {"next": {"x": "y"}}}).complaint or "")
+
+
+def deep_schema(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}, "refers to 'http://127.0.0.1:9/schema.json'"),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "Nothing is fetched from elsewhere"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "which is not in the schema"),
+        ({"properties": {"a": {"$dynamicRef": "#none"}}}, "which is not in the schema"),
+        ({"properties": {"a": {"title": "t", "items": {"$ref": "#/properties/a/title"}}}}, "which is no schema"),
+        ({"$ref": "#"}, "refers to itself"),
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, "refers to itself"),
+        ({"properties": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}}, "$defs": {"b": {"not": {"$ref": "#/properties/a"}}}}, "refers to itself"),
+        ({"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(500)} | {"d500": {}}, "$ref": "#/$defs/d0"}, "at one place"),
+        ({"properties": {"a": {"pattern": "("}}}, "the pattern '(' of its schema cannot be read"),
+        ({"patternProperties": {"[": {}}}, "cannot be read"),
+        ({"properties": {"a": {"pattern": "(" * 50_000}}}, "cannot be read"),
+        ({"properties": {"a": {"type": "foo"}}}, "its schema is not valid at '/properties/a/type'"),
+        ({"properties": {"a": 3}}, "is not valid"),
+        ({"properties": []}, "must describe an object"),
+        ({"type": "string"}, "must describe an object"),
+        ({"required": "a"}, "is not valid at '/required'"),
+        ({"properties": {"a": {"enum": [object()]}}}, "is not plain JSON"),
+        ({"properties": {"a": {"description": "x" * 1_000_000}}}, "every prompt would hold them"),
+        (deep_schema(40), "levels deep"),
+        (deep_schema(10_000), "levels deep"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_cannot_be_used_is_refused_when_it_is_loaded(schema: dict[str, Any], says: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        ArgumentChecker("f", schema, "the MCP server 's': the tool 'f'")
+    assert str(caught.value).startswith("the MCP server 's': the tool 'f': ")
+    assert says in str(caught.value) and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": True, "b": {"anyOf": [True, {"type": "integer"}]}, "c": {"items": False}}},
+        {"properties": {"a": {"type": "array", "items": [{"type": "integer"}]}}, "definitions": {"x": {}}},  # draft 7
+        {"properties": {"a": {"pattern": r"^\p{L}+$"}, "nullable": {"type": "integer"}}},
+        {
+            "properties": {"a": {"$ref": "#/$defs/nullable"}},
+            "$defs": {"nullable": {"type": "integer", "nullable": True}},
+        },
+        {"$id": "https://example.com/s.json", "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {}}},
+        {"properties": {"a": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}},
+        {},
+    ],
+)
+def test_odd_schemas_that_are_legal_can_be_used(schema: dict[str, Any]) -> None:
+    check = ArgumentChecker("f", schema)
+    for value in (1, "x", None, [1], {"a": {}}, [], True):
+        assert len(check.check({"a": value, "b": value}).complaint or "") < 900
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.integers()
+    | st.sampled_from([10**400, "[[1]]"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(name=st.sampled_from([*"abc", "number", "ratio", "items", "table", "either", "unit"]), value=json_values)
+def test_no_value_raises(name: str, value: Any) -> None:
+    assert len(CHECKER.check({"number": 1, name: value}).complaint or "") < 1000
+
+
+names = st.sampled_from(["a", "b", "nullable", "$ref", ""])
+schemas: Any = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                ["string", "integer", "number", "array", "object", "null", ["integer", "null"], "foo"]
+            ),
+            "nullable": st.booleans(),
+            "pattern": st.sampled_from(["^a*$", "(", r"(\w|\w\w)*!"]),
+            "enum": st.lists(json_values, max_size=3),
+            "multipleOf": st.sampled_from([2, 0.1, 1e-300, 0, 10**300]),
+            "uniqueItems": st.booleans(),
+            "$ref": st.sampled_from(
+                ["#", "#/$defs/a", "#/properties/b", "#/properties/a/items", "http://127.0.0.1:9/"]
+            ),
+        },
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(names, inner, max_size=3),
+            "$defs": st.dictionaries(names, inner, max_size=2),
+            "items": inner | st.booleans(),
+            "additionalProperties": inner | st.booleans(),
+            "anyOf": st.lists(inner | st.booleans(), min_size=1, max_size=3),
+            "not": inner,
+            "required": st.lists(names, max_size=2, unique=True),
+        },
+    ),
+    max_leaves=8,
+)
+
+
+@given(schema=schemas, value=st.dictionaries(names, json_values, max_size=3))
+def test_a_schema_is_refused_with_a_sentence_or_used(schema: Any, value: Any) -> None:
+    try:
+        check = ArgumentChecker("f", schema, "here")
+    except PluginError as error:
+        assert str(error).startswith("here: ")
+        return
+    assert "cannot be checked" not in (check.check(value).complaint or "")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "f", "arguments": ' + "[" * 100_000,
+        '{"name": "f", "arguments": {"x": ' + "[" * 500 + "]" * 500 + "}}",
+        '{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}",
+        {"name": "f", "arguments": json.dumps({"x": nested(500)})},
+        {"name": "f", "arguments": '{"x": NaN}'},
+        {"name": "f", "arguments": '{"x": ' + "9" * 400 + "}"},
+    ],
+)
+def test_a_call_beyond_the_bounds_is_no_valid_json(call: Any) -> None:
+    attempt = parse_call(call)
+    assert attempt.status is AttemptStatus.INVALID_JSON
+    assert attempt.detail is not None and len(attempt.detail) < 300
+
+
+def test_an_object_that_cannot_be_shown_is_a_call_like_any_other() -> None:
+    attempt = parse_call({"name": "f", "arguments": {"x": nested(5000)}})
+    assert attempt.status is AttemptStatus.OK
+    assert "nested too deeply" in (checker({"x": {}}).check(attempt.arguments or {}).complaint or "")
+
+
+def test_json_within_the_bounds_is_read_as_ever() -> None:
+    assert read_json('{"a": [1, -2.5, "x", null, true]}') == {"a": [1, -2.5, "x", None, True]}

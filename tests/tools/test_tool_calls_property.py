@@ -83,11 +83,15 @@ def test_coercion_loses_nothing_and_is_stable(arguments: dict[str, Any]) -> None
 
 
 @given(text=st.text(), limit=st.integers(1, 50))
-def test_a_cut_keeps_the_beginning(text: str, limit: int) -> None:
+def test_a_cut_keeps_both_ends(text: str, limit: int) -> None:
     rendered = cut(text, limit)
-    kept = text[:limit].encode("utf-8", "replace").decode()
-    assert rendered.text.startswith(kept)
-    assert rendered.truncated == (len(text) > limit)
+    plain = text.encode("utf-8", "replace").decode()
+    if len(text) <= limit:
+        assert (rendered.text, rendered.left_out) == (plain, 0)
+    else:
+        half = limit // 2
+        assert rendered.left_out == len(text) - limit
+        assert rendered.text.startswith(plain[: limit - half]) and rendered.text.endswith(plain[len(text) - half :])
 
 
 @given(value=JSON)

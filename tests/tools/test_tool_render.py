@@ -69,8 +69,14 @@ def test_what_has_no_text_form_is_refused_by_its_type(value: Any) -> None:
 def test_cut_says_how_much_is_left_out() -> None:
     assert cut("x" * 10, 10) == cut("x" * 10, 99)
     rendered = cut("x" * 110, 10)
-    assert rendered.truncated
-    assert rendered.text == "x" * 10 + "\n[cut: 100 of 110 characters left out]"
+    assert rendered.left_out == 100
+    assert rendered.text == "xxxxx\n[... 100 characters left out ...]\nxxxxx"
+
+
+def test_what_is_cut_again_keeps_one_notice() -> None:
+    once = cut("0123456789" * 10, 50)
+    assert cut(once.text, 10, once.left_out).text == "01234\n[... 90 characters left out ...]\n56789"
+    assert cut("Error: " + once.text, 10, once.left_out).left_out == 97
 
 
 def test_an_exception_that_cannot_be_read_is_named() -> None:

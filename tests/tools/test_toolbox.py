@@ -239,7 +239,7 @@ def test_a_stop_tool_ends_the_episode_only_when_it_went_well(toolbox: Toolbox) -
 def test_long_results_are_cut_with_a_notice(toolbox: Toolbox) -> None:
     result = run_tool(toolbox, {"name": "long_text", "arguments": {"n": 1000}})
     assert result.truncated
-    assert result.content.endswith("[cut: 900 of 1000 characters left out]")
+    assert "\n[... 900 characters left out ...]\n" in result.content and result.left_out == 900
 
 
 def test_a_pure_tool_is_asked_once(toolbox: Toolbox, tmp_path: Path) -> None:

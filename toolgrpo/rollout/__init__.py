@@ -3,14 +3,12 @@
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.scheduler import RolloutResult, run_episodes, run_rollout
-from toolgrpo.rollout.truncation import TokenCutter
 
 __all__ = [
     "Episode",
     "EpisodeLimits",
     "EpisodeRunner",
     "RolloutResult",
-    "TokenCutter",
     "run_episodes",
     "run_rollout",
 ]

@@ -36,7 +36,7 @@ from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, S
 from toolgrpo.errors import EngineError, WorldError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
-from toolgrpo.rollout.truncation import Cut
+from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
@@ -66,7 +66,7 @@ class EpisodeRunner:
     chat: ChatFormat
     limits: EpisodeLimits
     options: SamplingOptions
-    cut: Callable[[str], Cut]
+    tokenizer: TextTokenizer  # long results are cut in its tokens
     tools: ToolProvider | None = None
     engine_retries: int = 3
     clock: Callable[[], float] = time.monotonic
@@ -90,6 +90,7 @@ class _Run:
         self.shared = shared
         self.episode = episode
         self.tools = offered_tools(shared.tools, episode.row)
+        self.cutter = TokenCutter(shared.tokenizer, shared.limits.max_tool_response_tokens)
         self.started = shared.clock()
         self.calls_run = 0
         self.ledger: Ledger | None = None
@@ -205,8 +206,8 @@ class _Run:
         return results
 
     def _cut(self, result: ToolResult) -> ToolResult:
-        text, truncated = self.shared.cut(result.content)
-        return replace(result, content=text, truncated=True) if truncated else result
+        shown = self.cutter(result.content, result.left_out)
+        return replace(result, content=shown.text, left_out=shown.left_out)
 
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
         messages = list(self.episode.messages)

@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Protocol
 
-__all__ = ["Cut", "TokenCutter"]
+from toolgrpo.tools.render import RenderedText, ends_of, joined
+
+__all__ = ["TextTokenizer", "TokenCutter"]
 
 _LONGEST_TOKEN_CHARS = 128  # no vocabulary of the supported families has a longer entry that matters here
+_HALF_A_CHARACTER = "\ufffd"  # what a cut between the tokens of one character leaves on both sides
 
 
-class Cut(NamedTuple):
-    text: str
-    truncated: bool
+class TextTokenizer(Protocol):
+    """The two sides of a tokenizer that cutting needs."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
+
+    def decode(self, ids: Sequence[int], /) -> str: ...
 
 
 class TokenCutter:
-    """Keeps the first and last tokens of a text that is longer than `max_tokens`."""
+    """Keeps the first and last tokens of a text longer than `max_tokens`; None keeps all."""
 
-    def __init__(self, tokenizer: Any, max_tokens: int | None) -> None:
+    def __init__(self, tokenizer: TextTokenizer, max_tokens: int | None) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
-    def __call__(self, text: str) -> Cut:
+    def __call__(self, text: str, left_out: int = 0) -> RenderedText:
+        """Cut a text; a notice in it that counts `left_out` characters becomes one of all."""
         limit = self._max_tokens
-        if limit is None or len(text) <= limit:  # a token is at least one character
-            return Cut(text, False)
+        # A token is a byte at least, and some tokenizers begin every text with one more.
+        if limit is None or len(text.encode(errors="replace")) < limit:
+            return RenderedText(text, left_out)
         # Only the ends can survive, so only they are tokenized: a megabyte of output costs no more than a page.
         window = limit * _LONGEST_TOKEN_CHARS
-        head_ids = self._encode(text[:window])
-        if len(text) <= window and len(head_ids) <= limit:
-            return Cut(text, False)
-        tail_ids = self._encode(text[-window:])
+        if len(text) <= window and len(self._encode(text)) <= limit:
+            return RenderedText(text, left_out)
+        ends = ends_of(text, left_out)
         half = limit // 2
-        head, tail = self._decode(head_ids[: limit - half]), self._decode(tail_ids[-half:] if half else [])
-        dropped = len(text) - len(head) - len(tail)
-        return Cut(f"{head}\n[... {dropped} characters left out ...]\n{tail}", True)
+        head = self._tokenizer.decode(self._encode(ends.first[:window])[: limit - half])
+        tail = self._tokenizer.decode(self._encode(ends.last[-window:])[-half:]) if half else ""
+        return joined(head.removesuffix(_HALF_A_CHARACTER), tail.removeprefix(_HALF_A_CHARACTER), ends.n_chars)
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids)
-        return text
+    def _encode(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)

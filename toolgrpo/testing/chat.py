@@ -1,6 +1,6 @@
 """A chat format over plain bytes, for tests that want whole episodes and no tokenizer; and a tokenizer over bytes.
 
-In `ByteChat` a token is a byte; 256 ends a turn, 257 opens one. The model calls a tool with a line `call NAME JSON`; a
+In `ByteChat`, which is its own tokenizer, a token is a byte; 256 ends a turn, 257 opens one. The model calls a tool with a line `call NAME JSON`; a
 line that starts with `call` and cannot be read is a malformed attempt.
 
 `byte_tokenizer` makes a real Hugging Face tokenizer out of bytes and the special tokens of any family, to test a chat
@@ -36,6 +36,12 @@ class ByteChat:
     def text(cls, ids: Sequence[int]) -> str:
         """Any ids, readable: `|` ends a turn, `>` opens one."""
         return bytes({256: ord("|"), 257: ord(">")}.get(i, i) for i in ids).decode(errors="replace")
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.text(ids)
 
     def prompt(
         self,

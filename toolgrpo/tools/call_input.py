@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from toolgrpo.tools.bounds import read_json
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["parse_call"]
@@ -17,11 +17,11 @@ def parse_call(call: object) -> CallAttempt:
     """`{"name": ..., "arguments": {...}}` as text or object; the OpenAI form with a `function` inside is understood too."""
     if isinstance(call, CallAttempt):
         return call
-    raw = call if isinstance(call, str) else repr(call)
+    raw = call if isinstance(call, str) else _written(call)
     if isinstance(call, str):
         try:
-            call = json.loads(call)
-        except (ValueError, RecursionError) as error:
+            call = read_json(call)
+        except ValueError as error:
             return _bad(AttemptStatus.INVALID_JSON, raw, f"this is not valid JSON ({error}). Write {_FORM}")
     if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
         call = call["function"]
@@ -35,8 +35,8 @@ def parse_call(call: object) -> CallAttempt:
         arguments = {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
+            arguments = read_json(arguments) if arguments.strip() else {}
+        except ValueError as error:
             return _bad(AttemptStatus.INVALID_JSON, raw, f'the "arguments" are not valid JSON ({error})', name)
     if not isinstance(arguments, Mapping):
         detail = f'"arguments" must be an object like {{"key": value}}, got {_kind(arguments)}'
@@ -46,6 +46,13 @@ def parse_call(call: object) -> CallAttempt:
 
 def _bad(status: AttemptStatus, raw: str, detail: str, name: str | None = None) -> CallAttempt:
     return CallAttempt(status, raw, name, None, detail)
+
+
+def _written(call: object) -> str:
+    try:
+        return repr(call)
+    except (RecursionError, ValueError) as error:  # nested without end; an integer with too many digits
+        return f"({type(call).__name__} that cannot be shown: {error})"
 
 
 def _kind(value: object) -> str:

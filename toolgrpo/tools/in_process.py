@@ -79,7 +79,7 @@ class InProcessBackend(StatelessBackend):
 
     def _rendered(self, value: object) -> Reply:
         rendered = render_result(value, self._max_result_chars)
-        return Reply(rendered.text, truncated=rendered.truncated)
+        return Reply(rendered.text, left_out=rendered.left_out)
 
 
 def _failed(error: BaseException) -> Reply:

@@ -38,7 +38,7 @@ def load_tools(
     workers: int = 4,
     threads_per_worker: int = 64,
     memory_mb: int = 4096,
-    max_result_chars: int = 20_000,
+    max_result_chars: int = 1_000_000,
     log_path: Path | str | None = None,
     load_timeout_s: float = 120.0,
 ) -> Toolbox:
@@ -53,8 +53,9 @@ def load_tools(
         workers: Worker processes.
         threads_per_worker: Calls that one worker runs at the same time.
         memory_mb: Address space of each worker; 0 for no limit.
-        max_result_chars: Longer results are cut with a notice.
-        log_path: Where what tools print goes; without it, to the logger `toolgrpo.tools.output`.
+        max_result_chars: Longer results lose their middle before they travel, so that memory lasts. What a model sees of a
+            result is decided in tokens, by `EpisodeLimits.max_tool_response_tokens`.
+        log_path: Where what tools and MCP servers print goes; without it, to the logger `toolgrpo.tools.output`.
         load_timeout_s: Seconds that importing the plugin, or connecting to an MCP server, may take.
     """
     _check_positive(tool_timeout_s=tool_timeout_s, workers=workers, load_timeout_s=load_timeout_s)
@@ -81,7 +82,7 @@ def load_tools(
             undo.callback(inside.close)
             backends.append(inside)
         if mcp_config is not None:
-            servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars)
+            servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars, log_path)
             undo.callback(servers.close)
             backends.append(servers)
         toolbox = Toolbox(backends, order)
@@ -128,11 +129,18 @@ def _choose(spec: ToolSource | None) -> _Chosen:
     )
 
 
-def _mcp(config: str | Path | Mapping[str, Any], timeout_s: float, connect_timeout_s: float, max_chars: int) -> Backend:
+def _mcp(
+    config: str | Path | Mapping[str, Any],
+    timeout_s: float,
+    connect_timeout_s: float,
+    max_chars: int,
+    log_path: Path | str | None,
+) -> Backend:
     servers = read_mcp_config(config)
     from toolgrpo.tools.mcp.servers import McpBackend  # the SDK takes a second to import; most runs need none of it
 
-    return McpBackend(servers, timeout_s, connect_timeout_s=connect_timeout_s, max_result_chars=max_chars)
+    log = OutputLog(None if log_path is None else Path(log_path))
+    return McpBackend(servers, timeout_s, connect_timeout_s=connect_timeout_s, max_result_chars=max_chars, log=log)
 
 
 def _check_positive(**values: float) -> None:

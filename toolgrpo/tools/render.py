@@ -1,8 +1,10 @@
 """Results as the text a model reads.
 
-A string stays as it is, everything else becomes JSON; what is too long is cut with a notice; what cannot be encoded as
-UTF-8 (lone surrogates) is replaced, because a tokenizer would refuse it. Used inside the workers, where a huge result is
-cut before it travels.
+A string stays as it is, everything else becomes JSON; what cannot be encoded as UTF-8 (lone
+surrogates) is replaced, because a tokenizer would refuse it. What is longer than a bound loses its
+middle where it is made, before it travels: the bound is against memory that runs out, not for the
+model. How much of a result the model sees is decided in tokens, by the episode
+(`rollout/truncation.py`), and it sees one notice that counts what both left out.
 """
 
 from __future__ import annotations
@@ -11,7 +13,16 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RenderedText", "UnrenderableResult", "cut", "describe_exception", "render_result"]
+__all__ = [
+    "Ends",
+    "RenderedText",
+    "UnrenderableResult",
+    "cut",
+    "describe_exception",
+    "ends_of",
+    "joined",
+    "render_result",
+]
 
 
 class UnrenderableResult(Exception):
@@ -20,8 +31,19 @@ class UnrenderableResult(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RenderedText:
+    """A text, and how many characters its notice says are missing; 0 for a text that is whole."""
+
     text: str
-    truncated: bool
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The beginning and end of a text, as far as they are at hand, and its length once."""
+
+    first: str
+    last: str
+    n_chars: int
 
 
 def render_result(value: object, max_chars: int) -> RenderedText:
@@ -29,12 +51,33 @@ def render_result(value: object, max_chars: int) -> RenderedText:
     return cut(value if type(value) is str else _as_json(value), max_chars)
 
 
-def cut(text: str, max_chars: int) -> RenderedText:
-    """At most `max_chars` characters of the text, with a notice of what was left out."""
+def cut(text: str, max_chars: int, left_out: int = 0) -> RenderedText:
+    """The first and last characters of a longer text, `max_chars` of them, around a notice.
+
+    `left_out` is what a notice in the text counts already; the new one counts that too, and stands in its place.
+    """
     if len(text) <= max_chars:
-        return RenderedText(_encodable(text), truncated=False)
-    notice = f"\n[cut: {len(text) - max_chars} of {len(text)} characters left out]"
-    return RenderedText(_encodable(text[:max_chars]) + notice, truncated=True)
+        return RenderedText(_encodable(text), left_out)
+    ends = ends_of(text, left_out)
+    half = max_chars // 2
+    head, tail = ends.first[: max_chars - half], ends.last[-half:] if half else ""
+    return joined(_encodable(head), _encodable(tail), ends.n_chars)
+
+
+def ends_of(text: str, left_out: int) -> Ends:
+    """Return what stands before the notice and after it; without one, the whole text as both."""
+    first, notice, last = text.partition(_notice(left_out)) if left_out else (text, "", "")
+    return Ends(first, last, len(first) + left_out + len(last)) if notice else Ends(text, text, len(text))
+
+
+def joined(head: str, tail: str, n_chars: int) -> RenderedText:
+    """Return what is left of a text of `n_chars` characters, around a notice of the rest."""
+    left_out = n_chars - len(head) - len(tail)
+    return RenderedText(f"{head}{_notice(left_out)}{tail}", left_out)
+
+
+def _notice(left_out: int) -> str:
+    return f"\n[... {left_out} characters left out ...]\n"
 
 
 def describe_exception(error: BaseException, max_chars: int = 500) -> str:

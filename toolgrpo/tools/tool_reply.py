@@ -17,7 +17,7 @@ class Reply:
 
     text: str
     error: ToolErrorKind | None = None
-    truncated: bool = False
+    left_out: int = 0  # characters that were cut out of the text
     started: float = 0.0
     ended: float = 0.0
     cached: bool = False
@@ -26,13 +26,13 @@ class Reply:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Reply:
         """A worker's frame; what does not look like one is the tool's doing and counts as its death."""
-        error, text = message.get("error"), message.get("text")
+        error, text, left_out = message.get("error"), message.get("text"), message.get("left_out", 0)
         if error is not None and error not in list(ToolErrorKind):
             return cls("the process of the tool answered nonsense", ToolErrorKind.DIED)
         return cls(
             text=text if isinstance(text, str) else "",
             error=None if error is None else ToolErrorKind(error),
-            truncated=message.get("truncated") is True,
+            left_out=left_out if isinstance(left_out, int) and left_out > 0 else 0,
             silent=text is None,
         )
 

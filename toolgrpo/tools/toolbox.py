@@ -20,7 +20,7 @@ from toolgrpo.tools.backends import Backend, BackendSession
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
-from toolgrpo.tools.render import cut
+from toolgrpo.tools.render import RenderedText, cut
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 __all__ = ["Session", "Toolbox", "run_tool"]
@@ -148,21 +148,24 @@ class Session:
         if checked.complaint is not None:
             return self._refuse(attempt, ToolErrorKind.BAD_ARGUMENTS, checked.complaint)
         reply = await self._parts[owner].call(spec, checked.arguments)
-        text = reply.text if reply.error is None else cut(f"Error: {spec.name}: {reply.text}", _MAX_ERROR_CHARS).text
+        shown = RenderedText(reply.text, reply.left_out)
+        if reply.error is not None:
+            shown = cut(f"Error: {spec.name}: {reply.text}", _MAX_ERROR_CHARS, reply.left_out)
         return ToolResult(
-            content=text,
+            content=shown.text,
             name=spec.name,
             error=reply.error,
             started_s=max(0.0, reply.started - self._began),
             duration_s=max(0.0, reply.ended - reply.started),
-            truncated=reply.truncated,
+            left_out=shown.left_out,
             cached=reply.cached,
             ends_episode=spec.ends_episode and reply.error is None,
         )
 
     def _refuse(self, attempt: CallAttempt, kind: ToolErrorKind, detail: str) -> ToolResult:
-        content = cut(f"Error: {detail}", _MAX_ERROR_CHARS).text
-        return ToolResult(content, attempt.name, kind, started_s=time.monotonic() - self._began)
+        shown = cut(f"Error: {detail}", _MAX_ERROR_CHARS)
+        started_s = time.monotonic() - self._began
+        return ToolResult(shown.text, attempt.name, kind, started_s=started_s, left_out=shown.left_out)
 
 
 def run_tool(toolbox: Toolbox, call: object) -> ToolResult:

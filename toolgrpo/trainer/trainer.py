@@ -31,7 +31,7 @@ from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.reduction import of_all_processes
 from toolgrpo.observe.tables import episode_rows
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
-from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, TokenCutter, run_rollout
+from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, run_rollout
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import trl_seam
@@ -102,7 +102,6 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.progress = RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
-        self._cutter = TokenCutter(tokenizer, args.max_tool_response_tokens)
         self.n_episodes = 0  # of all processes, so far
         self.recorder = EpisodeRecorder(
             episodes_path(Path(args.output_dir), self.accelerator.process_index) if args.record_episodes else None
@@ -154,7 +153,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             chat=self.chat,
             limits=self.args.episode_limits(),
             options=options or self.args.sampling_options(),
-            cut=self._cutter,
+            tokenizer=self.processing_class,
             tools=self.toolbox,
             engine_retries=self.args.engine_retries,
         )

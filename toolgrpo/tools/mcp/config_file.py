@@ -47,7 +47,7 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
             content = json.loads(Path(config).read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"the MCP configuration {label} cannot be read: {error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"the MCP configuration {label} is not JSON: {error}") from error
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import mcp_types
 
 from toolgrpo.errors import PluginError
+from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.mcp.config_file import McpServerConfig
-from toolgrpo.tools.mcp.connection import McpConnection, ServerDown
+from toolgrpo.tools.mcp.connection import ConnectionOptions, McpConnection
+from toolgrpo.tools.mcp.stdio import Keepers
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
+from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.tool_reply import Reply
+from toolgrpo.tools.workers.output_log import OutputLog
 
 __all__ = ["McpBackend"]
+
+_CLOSE_TIMEOUT_S = 40.0  # all servers at once; each has limits of its own that are shorter
+_MAX_DESCRIPTION_CHARS = 20_000
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_LEAVE_OUT = 'Name the tools you want, without this one, under "tools" in the MCP configuration.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +49,17 @@ class McpBackend:
         *,
         connect_timeout_s: float,
         max_result_chars: int,
+        log: OutputLog,
     ) -> None:
         self._timeout_s = timeout_s
-        self._connect_timeout_s = connect_timeout_s
-        self._max_result_chars = max_result_chars
+        self._log = log
+        self._keepers = Keepers()
+        self._options = ConnectionOptions(connect_timeout_s, max_result_chars, log, self._keepers)
         self._servers = {server.name: server for server in servers}
         self._remote: dict[str, _Remote] = {}
         self._specs: list[ToolSpec] = []
         self._thread = LoopThread("toolgrpo-mcp")
+        self._of_sessions: set[McpConnection] = set()  # of episodes that are under way
         self._closed = False
         self._shared = {server.name: self._connection(server) for server in servers}
         try:
@@ -60,26 +74,46 @@ class McpBackend:
 
     def session(self, row: Mapping[str, Any]) -> McpSession:
         own = {name: self._connection(server) for name, server in self._servers.items() if server.per_trajectory}
-        return McpSession(self._thread, self._remote, {**self._shared, **own}, list(own.values()), self._timeout_s)
+        self._of_sessions.update(own.values())
+        return McpSession(self, own)
+
+    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], own: Mapping[str, McpConnection]) -> Reply:
+        """Ask a tool over the connection of the episode, or that of the run."""
+        remote = self._remote[spec.name]
+        connection = own.get(remote.server) or self._shared[remote.server]
+        work = connection.call(remote.name, arguments, spec.timeout_s or self._timeout_s)
+        future: Future[Reply] = self._thread.submit(work)
+        return await asyncio.wrap_future(future)
+
+    async def leave(self, connections: Iterable[McpConnection]) -> None:
+        """Close the connections of an episode; those of a backend that is closed are closed already."""
+        for connection in connections:
+            if not self._closed:
+                await asyncio.wrap_future(self._thread.submit(connection.close()))
+            self._of_sessions.discard(connection)
 
     def close(self) -> None:
+        """Leave all servers, and end those that are ours. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            self._thread.submit(self._close()).result(timeout=30)
+            with suppress(Exception):  # however leaving them fails, they are ended below
+                self._thread.submit(self._close()).result(timeout=_CLOSE_TIMEOUT_S)
             self._thread.close()
+            self._keepers.end()
+            self._log.close()
 
     def _connection(self, server: McpServerConfig) -> McpConnection:
-        return McpConnection(server, self._connect_timeout_s, self._max_result_chars)
+        return McpConnection(server, self._options)
 
     async def _open(self) -> None:
         """Connect to every server at once and learn its tools."""
-        listed = await asyncio.gather(*(self._list(name) for name in self._servers))
+        listed = await asyncio.gather(*(self._shared[name].list_tools() for name in self._servers))
         for (name, server), tools in zip(self._servers.items(), listed, strict=True):
             known = {tool.name for tool in tools}
             for wanted in server.tools or ():
                 if wanted not in known:
                     raise PluginError(
-                        f"the MCP server '{name}' has no tool '{wanted}'; it has {', '.join(sorted(known))}"
+                        f"the MCP server '{name}' has no tool '{wanted}'; it has {', '.join(sorted(known))[:1000]}"
                     )
             for tool in tools:
                 if server.tools is None or tool.name in server.tools:
@@ -87,28 +121,49 @@ class McpBackend:
             if server.per_trajectory:
                 await self._shared[name].close()
 
-    async def _list(self, name: str) -> list[mcp_types.Tool]:
-        try:
-            return await self._shared[name].list_tools()
-        except ServerDown as error:
-            raise PluginError(f"{error}. Check its command or URL in the MCP configuration.") from error
-
     def _add(self, server: McpServerConfig, tool: mcp_types.Tool) -> None:
         name = server.prefix + tool.name
-        if name in self._remote:
+        where = f"the MCP server '{server.name}': tool '{name[:128]}'"
+        self._check_name(server, name, where)
+        description = tool.description or tool.title or name
+        if len(description) > _MAX_DESCRIPTION_CHARS:
             raise PluginError(
-                f"two MCP servers have a tool named '{name}': '{self._remote[name].server}' and '{server.name}'. "
-                'Give one of them a "prefix" in the MCP configuration.'
+                f"{where}: its description has {len(description):,} characters, and every prompt would hold them; at most "
+                f"{_MAX_DESCRIPTION_CHARS:,}. {_LEAVE_OUT}"
             )
         parameters = {key: value for key, value in tool.input_schema.items() if key not in ("$schema", "title")}
         if "properties" not in parameters:
             parameters = {**parameters, "properties": {}, "additionalProperties": True}
-        described = {"name": name, "description": tool.description or tool.title or name, "parameters": parameters}
+        try:
+            ArgumentChecker(name, parameters, where)
+        except PluginError as error:
+            raise PluginError(f"{error} {_LEAVE_OUT}") from error
+        except Exception as error:  # a schema can hold anything, and must not end the run with a bare error
+            raise PluginError(
+                f"{where}: its schema cannot be used ({describe_exception(error, 300)}) {_LEAVE_OUT}"
+            ) from error
+        described = {"name": name, "description": description, "parameters": parameters}
         self._remote[name] = _Remote(server.name, tool.name)
         self._specs.append(ToolSpec(name, {"type": "function", "function": described}, is_async=True))
 
+    def _check_name(self, server: McpServerConfig, name: str, where: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise PluginError(
+                f"the MCP server '{server.name}' has a tool named {name[:128]!r}. A model must be able to write a name: 1 to "
+                f"128 letters, digits and _ . : / - are allowed. {_LEAVE_OUT}"
+            )
+        if name not in self._remote:
+            return
+        if (other := self._remote[name].server) == server.name:
+            raise PluginError(f"{where}: it is listed twice")
+        raise PluginError(
+            f"two MCP servers have a tool named '{name}': '{other}' and '{server.name}'. "
+            'Give one of them a "prefix" in the MCP configuration.'
+        )
+
     async def _close(self) -> None:
-        await asyncio.gather(*(connection.close() for connection in self._shared.values()))
+        connections = {*self._shared.values(), *self._of_sessions}
+        await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
 
 
 class McpSession:
@@ -116,32 +171,18 @@ class McpSession:
 
     observation = None
 
-    def __init__(
-        self,
-        thread: LoopThread,
-        remote: Mapping[str, _Remote],
-        connections: Mapping[str, McpConnection],
-        own: Sequence[McpConnection],
-        timeout_s: float,
-    ) -> None:
-        self._thread = thread
-        self._remote = remote
-        self._connections = connections
+    def __init__(self, backend: McpBackend, own: Mapping[str, McpConnection]) -> None:
+        self._backend = backend
         self._own = own
-        self._timeout_s = timeout_s
 
     async def open(self) -> None:
         """Connections open with the first call."""
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
-        remote = self._remote[spec.name]
-        work = self._connections[remote.server].call(remote.name, arguments, spec.timeout_s or self._timeout_s)
-        future: Future[Reply] = self._thread.submit(work)
-        return await asyncio.wrap_future(future)
+        return await self._backend.call(spec, arguments, self._own)
 
     async def reward(self) -> float | None:
         return None
 
     async def close(self) -> None:
-        for connection in self._own:
-            await asyncio.wrap_future(self._thread.submit(connection.close()))
+        await self._backend.leave(self._own.values())

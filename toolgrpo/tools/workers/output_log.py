@@ -38,14 +38,17 @@ class OutputLog:
             return True
         if count == 0:
             return False
-        view = memoryview(self._buffer)[:count]
-        self.tail = (self.tail + bytes(view[-_TAIL:]))[-_TAIL:]
+        self.record(memoryview(self._buffer)[:count])
+        return True
+
+    def record(self, text: bytes | memoryview) -> None:
+        """Write what was printed, as far as the limit goes."""
+        self.tail = (self.tail + bytes(text[-_TAIL:]))[-_TAIL:]
         if self._left > 0:
-            self._write(bytes(view[: self._left]))
-            self._left -= count
+            self._write(bytes(text[: self._left]))
+            self._left -= len(text)
             if self._left <= 0:
                 self._write(b"\n[the limit of this log is reached; what tools print from here on is dropped]\n")
-        return True
 
     def close(self) -> None:
         if self._file is not None:

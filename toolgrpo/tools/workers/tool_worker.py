@@ -47,7 +47,7 @@ class Limits:
 
     threads: int = 64
     memory_mb: int = 4096  # of address space; 0: no limit
-    max_result_chars: int = 20_000
+    max_result_chars: int = 1_000_000
 
 
 class Worker:
@@ -163,7 +163,7 @@ class Worker:
 
     def _rendered(self, value: object) -> dict[str, Any]:
         rendered = render_result(value, self._limits.max_result_chars)
-        return {"text": rendered.text, "truncated": rendered.truncated}
+        return {"text": rendered.text, "left_out": rendered.left_out}
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, BadArguments):

@@ -1,0 +1,288 @@
+"""MCP servers that lie, flood, linger and die: each costs one sentence, and no process stays
+behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from toolgrpo.errors import PluginError
+from toolgrpo.testing.ports import free_port
+from toolgrpo.testing.tools import attempt, call_all
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.trajectory import ToolErrorKind
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(300)]
+SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "hostile_mcp_server.py")
+CALL = {"name": "echo", "arguments": {"x": 1}}
+
+
+def hostile(case: str, argument: str = "", **more: Any) -> dict[str, Any]:
+    return {"mcpServers": {"bad": {"command": sys.executable, "args": ["-S", SERVER, case, argument], **more}}}
+
+
+def refusal(case: str, argument: str = "", *, load_timeout_s: float = 60.0, **more: Any) -> str:
+    """What is said when the tools of such a server are loaded."""
+    with pytest.raises(PluginError) as caught:
+        load_tools(mcp_config=hostile(case, argument, **more), load_timeout_s=load_timeout_s).close()
+    text = str(caught.value)
+    assert "the MCP server 'bad'" in text or "the server 'bad'" in text
+    assert len(text) < 1500
+    return text
+
+
+def one_tool(schema: object, name: object = "t", **more: object) -> str:
+    schema = {"type": "object", **schema} if isinstance(schema, dict) else schema
+    return json.dumps([{"name": name, "inputSchema": schema, **more}])
+
+
+@pytest.mark.parametrize(
+    ("tools", "says"),
+    [
+        (one_tool({"properties": {"a": {"$ref": "#/$defs/none"}}}), "which is not in the schema"),
+        (one_tool({"type": "object", "$ref": "#"}), "refers to itself"),
+        (one_tool({"properties": {"a": {"pattern": "("}}}), "the pattern '(' of its schema cannot be read"),
+        (one_tool({"properties": {"a": {"type": "foo"}}}), "is not valid at '/properties/a/type'"),
+        (one_tool({"type": "string"}), "its tools cannot be listed (tools.0.inputSchema.type: "),
+        (one_tool({}, name="a tool"), "A model must be able to write a name"),
+        (one_tool({}, name="<|im_end|>"), "A model must be able to write a name"),
+        (one_tool({}, name="x\n"), "A model must be able to write a name"),
+        (one_tool({}, name=""), "A model must be able to write a name"),
+        (one_tool({}, name="x" * 200), "A model must be able to write a name"),
+        (one_tool({}, name=5), "its tools cannot be listed"),
+        (one_tool("object"), "its tools cannot be listed"),
+        (json.dumps([{"name": "t"}]), "its tools cannot be listed"),
+        (json.dumps([json.loads(one_tool({}))[0]] * 2), "it is listed twice"),
+        ("5", "its tools cannot be listed"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused_when_they_are_loaded(tools: str, says: str) -> None:
+    assert says in refusal("tools", tools)
+
+
+def test_a_tool_that_is_not_wanted_may_be_as_it_likes() -> None:
+    good = {"name": "echo", "inputSchema": {"type": "object", "additionalProperties": True}}
+    tools = json.dumps([good, {"name": "a b", "inputSchema": {"type": "object", "$ref": "#"}}])
+    with load_tools(mcp_config=hostile("tools", tools, tools=["echo"])) as box:
+        assert run_tool(box, CALL).content == '{"x": 1}'
+
+
+def test_a_schema_makes_nobody_fetch_anything() -> None:
+    asked: list[str] = []
+
+    class Bait(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    bait = HTTPServer(("127.0.0.1", 0), Bait)
+    thread = Thread(target=bait.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{bait.server_port}/schema.json"
+        for schema in ({"properties": {"a": {"$ref": url}}}, {"$id": url, "properties": {"a": {"$ref": "other.json"}}}):
+            assert "Nothing is fetched from elsewhere" in refusal("tools", one_tool(schema))
+    finally:
+        bait.shutdown()
+        thread.join()
+        bait.server_close()
+    assert asked == []
+
+
+def test_a_pattern_that_never_ends_costs_one_complaint() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": r"^(\w|\w\w)*$"}}}
+    with load_tools(mcp_config=hostile("tools", one_tool(schema, "echo"))) as box:
+        began = time.thread_time()
+        slow, quick = call_all(box, attempt("echo", x="a" * 60 + "!"), attempt("echo", x="honest"))
+        assert time.thread_time() - began < 20
+    assert slow.error is ToolErrorKind.BAD_ARGUMENTS and "too long to check" in slow.content
+    assert quick.content == '{"x": "honest"}'
+
+
+def test_the_schema_of_a_result_is_not_looked_at() -> None:
+    with load_tools(mcp_config=hostile("evil-result-schema"), tool_timeout_s=30) as box:
+        result = run_tool(box, CALL)
+    assert result.ok and "aaa!" in result.content
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("endless-empty", "had not come to the end of its tools within 8 s; there were 0 by then"),
+        ("endless", "lists more than 1000 tools"),
+        ("list-error", "there is no such method here"),
+        ("deep-schema", "the server's answer cannot be read"),
+        ("long-description", "its description has 1,000,000 characters"),
+        ("never-answers", "no answer within 3 s"),
+        ("ends-at-once", "ImportError: no module named nothing"),
+    ],
+)
+def test_a_listing_ends_with_a_sentence(case: str, says: str) -> None:
+    limits_s = {"endless-empty": 8.0, "never-answers": 3.0}  # a busy machine needs some of it to start the server
+    assert says in refusal(case, load_timeout_s=limits_s.get(case, 60.0))
+
+
+def test_what_a_server_says_beside_its_messages_goes_into_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "tools.log"
+    with load_tools(mcp_config=hostile("talks"), log_path=log) as box:
+        assert run_tool(box, CALL).content == '{"x": 1}'
+    assert "Starting up ..." in log.read_text() and "{not json" in log.read_text()
+
+
+def test_a_server_that_dies_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "tools.log"
+    with load_tools(mcp_config=hostile("dies"), log_path=log) as box:
+        lost = run_tool(box, CALL)
+    assert lost.error is ToolErrorKind.DIED
+    assert (
+        "the server 'bad' closed the connection; it is started again. The last it printed: line before" in lost.content
+    )
+    assert lost.content.endswith("Fatal: the database is gone")
+    assert "Fatal: the database is gone" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("big", "bytes; at most 16,777,216 are read"),
+        ("deep", "the server's answer cannot be read: Invalid JSON: recursion limit exceeded"),
+        ("not-a-result", "answered with what is no result (content: "),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_an_error_of_its_call(case: str, says: str) -> None:
+    with load_tools(mcp_config=hostile(case), tool_timeout_s=60) as box:
+        answer = run_tool(box, CALL)
+        assert answer.error in (ToolErrorKind.RAISED, ToolErrorKind.BAD_RESULT) and says in answer.content
+        assert len(answer.content) <= 1100
+        assert run_tool(box, CALL).error is answer.error  # the connection lives
+
+
+@pytest.mark.parametrize(
+    ("case", "says"), [("http-big", "more than 16,777,216 bytes"), ("http-packed", "packs its answers")]
+)
+def test_an_answer_over_http_has_the_same_bound(case: str, says: str) -> None:
+    port = free_port()
+    server = subprocess.Popen([sys.executable, "-S", SERVER, case, str(port)])
+    try:
+        with opened({"mcpServers": {"bad": {"url": f"http://127.0.0.1:{port}/mcp"}}}) as box:
+            answer = run_tool(box, CALL)
+            assert answer.error is not None and says in answer.content
+    finally:
+        server.kill()
+        server.wait()
+
+
+def opened(config: dict[str, Any]) -> Toolbox:
+    """The toolbox of a server that may only just be starting."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return load_tools(mcp_config=config)
+        except PluginError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def alive(pids: str) -> list[int]:
+    """Which of these processes live still; a moment is given to those that were just killed."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        left = [int(pid) for pid in pids.split() if Path(f"/proc/{pid}").exists() and not is_zombie(int(pid))]
+        if not left:
+            return []
+        time.sleep(0.01)
+    return left
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes that left their group are found on Linux only")
+
+
+@linux
+@pytest.mark.parametrize("case", ["children", "stubborn"])
+def test_no_process_stays_behind_after_close(tmp_path: Path, case: str) -> None:
+    pids = tmp_path / "pids"
+    with load_tools(mcp_config=hostile(case, str(pids))) as box:
+        assert run_tool(box, CALL).ok
+    assert len(pids.read_text().split()) == 4 and alive(pids.read_text()) == []
+
+
+@linux
+def test_no_process_stays_behind_after_a_load_that_failed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    assert "has no tool 'other'; it has echo" in refusal("stubborn", str(pids), tools=["other"])
+    assert len(pids.read_text().split()) == 4 and alive(pids.read_text()) == []
+
+
+@linux
+def test_no_process_stays_behind_when_another_server_cannot_be_reached(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    config = hostile("stubborn", str(pids))
+    config["mcpServers"]["gone"] = {"command": "/no/such/command"}
+    with pytest.raises(PluginError, match=r"the server 'gone' cannot be reached: .*cannot start '/no/such/command'"):
+        load_tools(mcp_config=config)
+    assert not pids.exists() or alive(pids.read_text()) == []
+
+
+@linux
+def test_no_process_of_an_episode_that_is_under_way_stays_behind(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    async def close_too_early(box: Toolbox) -> None:
+        async with box.session({}) as session:
+            assert (await session.call([attempt("echo", x=1)]))[0].ok
+            box.close()
+
+    asyncio.run(close_too_early(load_tools(mcp_config=hostile("stubborn", str(pids), session="trajectory"))))
+    assert len(pids.read_text().split()) == 4 and alive(pids.read_text()) == []
+
+
+@linux
+def test_no_process_stays_behind_when_the_server_dies(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with load_tools(mcp_config=hostile("children", str(pids))):
+        server = pids.read_text()
+        os.kill(int(server.split()[0]), signal.SIGKILL)
+        assert alive(server) == []
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_stays_behind_when_the_trainer_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    pids = tmp_path / "pids"
+    code = f"""
+import time
+from toolgrpo.tools import load_tools
+box = load_tools(mcp_config={hostile("stubborn", str(pids))!r})
+print("ready", flush=True)
+time.sleep(1000)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert trainer.stdout is not None and trainer.stdout.readline() == "ready\n"
+        assert len(pids.read_text().split()) == 4
+    finally:
+        trainer.send_signal(number)
+        trainer.wait()
+        trainer.stdout.close()
+    assert alive(pids.read_text()) == []
