@@ -66,7 +66,7 @@ def wait_until_dead(pid: int, timeout_s: float = 120.0) -> bool:
         ("allocate", ToolErrorKind.RAISED, "out of memory (a tool may use 4096 MB)"),
         ("print_gigabyte", None, "printed"),
         ("print_forever", ToolErrorKind.TIMEOUT, "no answer within 2 s"),
-        ("return_too_much", None, "characters left out]"),
+        ("return_too_much", None, "characters left out ...]"),
         ("unserialisable", ToolErrorKind.BAD_RESULT, "returned a lock"),
         ("circular", ToolErrorKind.BAD_RESULT, "returned a list"),
         ("change_directory", None, "/"),

@@ -215,17 +215,18 @@ def cpu_seconds(check: Any, value: Any) -> float:
 @pytest.mark.parametrize(
     ("schema", "wide"),
     [
-        (LIST | {"uniqueItems": True}, lambda n: [{"k": i} for i in range(n)]),
-        ({"type": "array", "items": {"type": "integer"}}, lambda n: "[" + "1," * n + "1]"),
-        ({"type": "array", "items": {"type": "integer"}}, lambda n: ["x"] * n),
-        ({"type": "number"}, lambda n: "1" * (4 * n) + "x"),
-        ({"type": "object", "additionalProperties": {"type": "number"}}, lambda n: {f"k{i}": "1" for i in range(n)}),
+        (LIST | {"uniqueItems": True}, [{"k": i} for i in range(5000)]),
+        ({"type": "array", "items": {"type": "integer"}}, "[" + "1," * 5000 + "1]"),
+        ({"type": "array", "items": {"type": "integer"}}, ["x"] * 5000),
+        ({"type": "number"}, "1" * 50_000 + "x"),
+        ({"type": "object", "additionalProperties": {"type": "number"}}, {f"k{i}": "1" for i in range(5000)}),
     ],
+    ids=["unique", "list as text", "wrong items", "digits", "keys"],
 )
-def test_a_check_takes_time_in_proportion_to_what_is_checked(schema: Any, wide: Any) -> None:
+def test_wide_arguments_cost_one_step_a_value(schema: Any, wide: Any) -> None:
     check = checker({"x": schema})
-    small = min(cpu_seconds(check, {"x": wide(500)}) for _ in range(3))
-    assert cpu_seconds(check, {"x": wide(5000)}) < 10 * max(small, 0.002) * 4  # 40 times; squared it is 100 times
+    assert cpu_seconds(check, {"x": wide}) < 5  # some hundredths; a minute or more if it grew with the square
+    assert "too long" not in (check.check({"x": wide}).complaint or "")
 
 
 def test_unknown_parameters_by_the_thousand_are_counted_quickly() -> None:
