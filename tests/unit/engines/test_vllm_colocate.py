@@ -17,6 +17,8 @@ class CountingEngine:
         self.open: list[str] = []
         self.steps: list[int] = []
 
+    vocabulary = 10
+
     @property
     def has_work(self) -> bool:
         return bool(self.open)
@@ -27,7 +29,7 @@ class CountingEngine:
     def step(self) -> list[tuple[str, Sample]]:
         ended, self.open = self.open, []
         self.steps.append(len(ended))
-        return [(request_id, Sample((1,), (-0.5,), FinishReason.STOP)) for request_id in ended]
+        return [(request_id, Sample((1,) * 5, (-0.5,) * 5, FinishReason.LENGTH)) for request_id in ended]
 
     def abort(self, request_ids: list[str]) -> None:
         self.open = [request_id for request_id in self.open if request_id not in request_ids]
