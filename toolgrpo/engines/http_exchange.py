@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,7 +40,6 @@ class Answer:
 
     status: int
     body: bytes
-    connected_s: float | None  # when a new connection was made for it; None: one that was open was used
 
     @property
     def excerpt(self) -> str:
@@ -66,14 +64,23 @@ def _certificates() -> Any:
     return httpx.create_ssl_context()
 
 
-async def exchange(client: httpx.AsyncClient, method: str, url: str, *, most_bytes: int, **options: Any) -> Answer:
-    """Send one request and read its answer; `NoAnswer` if none comes, `BadAnswer` if it cannot be read."""
-    connected_s: float | None = None
+async def exchange(
+    client: httpx.AsyncClient,
+    method: str,
+    url: str,
+    *,
+    most_bytes: int,
+    on_connect: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Answer:
+    """Send one request and read its answer; `NoAnswer` if none comes, `BadAnswer` if it cannot be read.
+
+    `on_connect` is called if a new connection is made for it, before anything is sent.
+    """
 
     async def trace(event: str, _: Any) -> None:
-        nonlocal connected_s
         if event == "connection.connect_tcp.complete":
-            connected_s = time.monotonic()
+            on_connect()
 
     try:
         async with client.stream(method, url, extensions={"trace": trace}, **options) as response:
@@ -83,7 +90,7 @@ async def exchange(client: httpx.AsyncClient, method: str, url: str, *, most_byt
                     "its status", Said(f"{response.status_code}, a redirect to {to}"), "an answer of its own"
                 )
             body = await _bounded_body(response, most_bytes)
-            return Answer(response.status_code, body, connected_s)
+            return Answer(response.status_code, body)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise NoAnswer(f"{type(error).__name__}: {error}") from error
 

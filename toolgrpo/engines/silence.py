@@ -24,6 +24,11 @@ class Silence:
         if self._since_s is None:
             self._since_s = now_s
 
+    def left(self, still_open: int) -> None:
+        """A request was cancelled: nothing is owed for it."""
+        if not still_open and self._problem is None:
+            self._since_s = None
+
     def failed(self, problem: str) -> None:
         """A request failed: its answer is still owed."""
         self._problem = problem

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from logging import getLogger
 from typing import Any, NoReturn, TypeVar
-
-import httpx
+from urllib.parse import urlsplit
 
 from toolgrpo.engines import server_answers
 from toolgrpo.engines.base import SampleRequest
@@ -255,10 +254,11 @@ class ServerControl:
 def _checked_url(url: str) -> str:
     """The address without `/v1` and slashes at its end."""
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        parsed = urlsplit(url)
+        has_host = bool(parsed.hostname) and parsed.port != 0 and not any(map(str.isspace, url))
+    except ValueError as error:
         _refuse_url(url, str(error))
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not has_host:
         _refuse_url(url, "it needs http:// or https:// and a host")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

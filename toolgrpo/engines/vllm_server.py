@@ -147,6 +147,10 @@ class _Lost(Exception):
     """One attempt failed in a way that another attempt may mend."""
 
 
+class _CutShort(_Lost):
+    """The request's own time ended in the middle of an attempt, which says little of the server."""
+
+
 class _Run:
     """What lives between `open` and `close`: the connections, the router, and the requests in flight."""
 
@@ -211,23 +215,21 @@ class _Run:
         """Attempts with back-off, until one succeeds, or there were too many bad answers or too much time has passed."""
         servers_asked = min(2, len(self._servers))
         give_up_s = time.monotonic() + self._patience.timeout_s * servers_asked
-        pause_s, bad_answers = _FIRST_PAUSE_S, 0
+        pause_s, bad_answers, why = _FIRST_PAUSE_S, 0, ""
         while True:
             number = self._router.choose(request.ids, self._down())
             try:
                 sample = await self._attempt_within(number, request, give_up_s)
             except (_Lost, BadAnswer) as problem:
                 bad_answers += isinstance(problem, BadAnswer)
+                why = why if why and isinstance(problem, _CutShort) else str(problem)
                 self._note_failure(number, problem)
                 if bad_answers > self._patience.retries:
-                    self._give_up(
-                        number, f"gave {_answers(bad_answers)} that cannot be used, the last: {problem}", request
-                    )
+                    so_many = f"{bad_answers} in all" if bad_answers > 1 else "the first"
+                    self._give_up(number, f"gave an answer that cannot be used ({so_many}): {why}", request)
                 if time.monotonic() + pause_s >= give_up_s:
                     waited_s = self._patience.timeout_s * servers_asked
-                    self._give_up(
-                        number, f"gave no answer within {waited_s:g} s (--engine_timeout): {problem}", request
-                    )
+                    self._give_up(number, f"gave no answer within {waited_s:g} s (--engine_timeout): {why}", request)
             else:
                 self._silence[number].answered(time.monotonic(), self._router.open_requests[number])
                 return sample
@@ -266,7 +268,10 @@ class _Run:
             async with asyncio.timeout(limit_s):
                 return await self._attempt(number, request)
         except TimeoutError:
-            raise _Lost(f"silent for {limit_s:.3g} s") from None
+            raise _CutShort(f"silent for {limit_s:.3g} s") from None
+        except asyncio.CancelledError:
+            self._silence[number].left(self._router.open_requests[number] - 1)
+            raise
         finally:
             self._router.open_requests[number] -= 1
 
@@ -282,15 +287,15 @@ class _Run:
                 most_bytes=completion_bytes(request),
                 json=completion_payload(request, asked.model),
                 headers={"X-Request-Id": asked.request_id},
+                on_connect=guard.doubt,
             )
         except NoAnswer as error:
             raise _Lost(str(error)) from error
         if answer.status >= 500 or answer.status in _MAY_PASS:
             raise _Lost(f"HTTP {answer.status}: {answer.excerpt}")
-        unknown_model = answer.status == 404
-        if answer.connected_s is not None or unknown_model:
-            asked_since_s = time.monotonic() if unknown_model or answer.connected_s is None else answer.connected_s
-            await guard.ensure(asked_since_s)
+        if answer.status == 404:  # an adapter that it has no longer
+            guard.doubt()
+        await guard.ensure()
         if guard.restores != restores_before:
             raise _Lost("it was restarted and has been given the trained weights again")
         self._check_status(server, answer, request)
@@ -305,21 +310,29 @@ class _Run:
 
 
 class _WeightGuard:
-    """Knows whether one server still holds the trained weights, and gives them back when it does not."""
+    """Knows whether one server still holds the trained weights, and gives them back when it does not.
+
+    A doubt lasts until the server has answered: a question that failed is put again, whatever connection is used then.
+    """
 
     def __init__(self, server: ServerControl, weights: ServerWeights | None) -> None:
         self._server = server
         self._weights = weights
+        self._doubted_at_s = 0.0
         self._held_at_s = -1.0
         self._lock = asyncio.Lock()
         self.restores = 0
 
-    async def ensure(self, since_s: float) -> None:
-        """Ask the server, unless it was asked after `since_s`; `_Lost` if it cannot be reached."""
-        if self._weights is None:
+    def doubt(self) -> None:
+        """A new connection: the server may be another one than before."""
+        self._doubted_at_s = time.monotonic()
+
+    async def ensure(self) -> None:
+        """Ask the server, unless it was asked after the last doubt; `_Lost` if it cannot be reached."""
+        if self._weights is None or self._held_at_s > self._doubted_at_s:
             return
         async with self._lock:
-            if self._held_at_s > since_s:
+            if self._held_at_s > self._doubted_at_s:
                 return
             asked_s = time.monotonic()
             try:
@@ -329,10 +342,6 @@ class _WeightGuard:
             except EngineError as error:
                 raise _Lost(str(error)) from error
             self._held_at_s = asked_s
-
-
-def _answers(number: int) -> str:
-    return "an answer" if number == 1 else f"{number} answers"
 
 
 def _refuse_repeated(urls: Sequence[str]) -> None:
