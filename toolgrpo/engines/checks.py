@@ -1,11 +1,12 @@
-"""What every engine refuses, in the same words: requests that cannot be answered, and answers that cannot be believed.
+"""What every engine refuses, in the same words: impossible requests, and unbelievable answers.
 
-A sample that passes has as many log-probabilities as ids, ids of the vocabulary, log-probabilities of tokens that can be
-drawn, and ends where its finish reason says. So nothing behind an engine needs to look again.
+A sample that passes has as many log-probabilities as ids, ids of the vocabulary, log-probabilities
+of tokens that can be drawn, and ends where its finish reason says. So nothing behind an engine
+needs to look again.
 
-Log-probabilities are above `LEAST_LOGPROB`: fp32, in which tokens are drawn everywhere, has no positive number below
-e**-104, so a token that is less likely than that was not drawn from the distribution it is said to come from. vLLM writes
-minus infinity as -9999.
+Log-probabilities are above `LEAST_LOGPROB`: fp32, in which tokens are drawn everywhere, has no
+positive number below e**-104, so a token that is less likely than that was not drawn from the
+distribution it is said to come from. vLLM writes minus infinity as -9999.
 
 Pure functions; the cost is a few passes over the tokens inside the interpreter's own loops.
 """
@@ -39,7 +40,7 @@ class BadAnswer(Exception):
 
 
 def shown(value: Any) -> str:
-    """Return a short form of a value for a sentence; without control characters, whoever wrote it."""
+    """Return a short form of a value for a sentence, without control characters."""
     return value.text if isinstance(value, Said) else _short.repr(value)
 
 
@@ -69,7 +70,10 @@ def check_request(request: SampleRequest, max_model_len: int) -> None:
 def checked_sample(
     ids: Sequence[Any], logprobs: Sequence[Any], finish_reason: FinishReason, request: SampleRequest, vocabulary: int
 ) -> Sample:
-    """Return what was drawn as a `Sample`, or raise `BadAnswer`. `vocabulary` is the number of ids the model has."""
+    """Return what was drawn as a `Sample`, or raise `BadAnswer`.
+
+    `vocabulary` is the number of ids the model has.
+    """
     _check_ids(ids, vocabulary)
     if len(logprobs) != len(ids):
         raise BadAnswer("token_logprobs", Said(f"{len(logprobs)} numbers"), f"{len(ids)}, one for each token")

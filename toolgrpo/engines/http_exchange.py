@@ -1,11 +1,13 @@
 """One HTTP request and its whole answer, bounded in bytes and in time.
 
-Invariants: an answer is read up to a number of bytes and no further, and is not decompressed (none is asked for, and one
-that comes compressed is refused); nothing is followed elsewhere; what keeps a caller from an answer is a `NoAnswer`, what
-is wrong with one a `BadAnswer`. The deadline is the caller's `asyncio.timeout` around `exchange`, so it holds for the
-headers and the body together, however slowly they drip.
+Invariants: an answer is read up to a number of bytes and no further, and is not decompressed (none
+is asked for, and one that comes compressed is refused); nothing is followed elsewhere; what keeps a
+caller from an answer is a `NoAnswer`, what is wrong with one a `BadAnswer`. The deadline is the
+caller's `asyncio.timeout` around `exchange`, so it holds for the headers and the body together,
+however slowly they drip.
 
-`in_background` is for callers that block: each gets an event loop of its own, also where one runs already (a notebook).
+`in_background` is for callers that block: each gets an event loop of its own, also where one runs
+already (a notebook).
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ class Answer:
 
     @property
     def excerpt(self) -> str:
-        """Its first characters, fit for a sentence."""
+        """Return its first characters, fit for a sentence."""
         return shown(self.body[:300].decode(errors="replace"))
 
 
 def new_client(url: str, headers: Mapping[str, str], *, keepalive_s: float | None = None) -> httpx.AsyncClient:
-    """Return a client for any number of requests at the same time. Deadlines are the callers', but for connecting."""
+    """Return a client for many requests at once; but for connecting, deadlines are the callers'."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=keepalive_s)
     return httpx.AsyncClient(
         limits=limits,
@@ -73,7 +75,7 @@ async def exchange(
     on_connect: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Answer:
-    """Send one request and read its answer; `NoAnswer` if none comes, `BadAnswer` if it cannot be read.
+    """Send one request and read its answer; `NoAnswer` if none comes, `BadAnswer` if it is bad.
 
     `on_connect` is called if a new connection is made for it, before anything is sent.
     """
@@ -108,7 +110,7 @@ async def _bounded_body(response: httpx.Response, most_bytes: int) -> bytes:
 
 
 def decoded(body: bytes) -> Any:
-    """Return what a body says in JSON; `BadAnswer` for anything else, too deep or too long numbers included."""
+    """Return what a body says in JSON; `BadAnswer` if it is none, or too deep, or has huge numbers."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:  # broken UTF-8 and JSON are ValueErrors
@@ -141,7 +143,7 @@ def in_background(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def without_waiting(function: Callable[..., T], *arguments: Any) -> T:
-    """Call what blocks in a thread that nobody waits for: a cancelled caller leaves at once, and so does the program.
+    """Call what blocks in a thread that nobody waits for: a cancelled caller leaves at once.
 
     (The threads of `asyncio.to_thread` are waited for when the event loop ends.)
     """

@@ -1,7 +1,8 @@
 """What a vLLM server's answers mean, and which of them are not believed. Tested with vLLM 0.31.0.
 
-Pure functions from decoded JSON to a value; what does not fit raises `BadAnswer`, which names the field, its value and what
-was expected. Every field has one place, which the sentence names; nothing is searched for.
+Pure functions from decoded JSON to a value; what does not fit raises `BadAnswer`, which names the
+field, its value and what was expected. Every field has one place, which the sentence names; nothing
+is searched for.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def accepted(body: Any) -> None:
 
 
 def _field(holder: Any, name: str, kind: type, where: str = "", hint: str = "") -> Any:
-    """The value under `name`, if it is of this kind (and a whole number is not true or false)."""
+    """Return the value under `name`, if it is of this kind (`True` is no whole number)."""
     if type(holder) is not dict:
         raise BadAnswer(where.rstrip(".") or "its body", holder, "an object")
     value = holder.get(name, MISSING)

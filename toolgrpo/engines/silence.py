@@ -1,7 +1,7 @@
 """How long a server has owed an answer, as a line for the person who waits.
 
-Pure bookkeeping: it knows no clock and no HTTP. Any answer ends a silence, so a busy server that answers now and then is
-not complained about.
+Pure bookkeeping: it knows no clock and no HTTP. Any answer ends a silence, so a busy server that
+answers now and then is not complained about.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def _context_window(model: Any, wanted: int | None) -> int:
 
 
 def _vocabulary(model: Any) -> int:
-    """How many ids the model can draw."""
+    """Return how many ids the model can draw."""
     vocabulary: int = model.config.get_text_config().vocab_size
     return vocabulary
 

@@ -1,12 +1,13 @@
 """What is said to a `vllm serve` over HTTP. Tested with vLLM 0.31.0.
 
-Token ids go in and come out (`prompt` takes ids, `return_token_ids` gives them back), so nothing is tokenized on the way.
-`ServerControl` is the blocking side: readiness, and the calls that replace weights, made while no rollout runs.
+Token ids go in and come out (`prompt` takes ids, `return_token_ids` gives them back), so nothing is
+tokenized on the way. `ServerControl` is the blocking side: readiness, and the calls that replace
+weights, made while no rollout runs.
 
-Invariants of a control call: it ends within `timeout_s`, tries and answer included; a lost connection, a 5xx and an answer
-that `server_answers` does not believe are tried again a few times where the call may be made twice; what is left is an
-`EngineError` (or a `ConfigError`, where the server was started wrongly) that names the server. While it waits, a line a
-minute says so.
+Invariants of a control call: it ends within `timeout_s`, tries and answer included; a lost
+connection, a 5xx and an answer that `server_answers` does not believe are tried again a few times
+where the call may be made twice; what is left is an `EngineError` (or a `ConfigError`, where the
+server was started wrongly) that names the server. While it waits, a line a minute says so.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def completion_payload(request: SampleRequest, model: str) -> dict[str, Any]:
 
 
 def completion_bytes(request: SampleRequest) -> int:
-    """More than any honest answer has: a token takes about 120 bytes of it, one of the prompt about 8."""
+    """Return more bytes than any honest answer has: about 120 a token, 8 for one of the prompt."""
     return (1 << 16) + 32 * len(request.ids) + 1024 * request.max_tokens
 
 
@@ -122,7 +123,7 @@ class ServerControl:
         return card.name, card.max_model_len
 
     def adapters(self) -> set[str]:
-        """The names of everything that is served, adapters among them."""
+        """Return the names of everything that is served, adapters among them."""
         return {card.name for card in self.get("/v1/models", server_answers.model_cards)}
 
     def warn_if_untested(self) -> None:
@@ -169,7 +170,7 @@ class ServerControl:
         return self._known_config
 
     def get(self, path: str, read: Callable[[Any], T], *, or_none: bool = False) -> Any:
-        """What `read` makes of an answer; with `or_none` None where the server has no such path."""
+        """Return what `read` makes of an answer; with `or_none` None where there is no such path."""
         return self._call("GET", path, None, lambda answer: read(decoded(answer.body)), _TRIES, or_none=or_none)
 
     def post(
@@ -180,7 +181,7 @@ class ServerControl:
         *,
         once: bool = False,
     ) -> Any:
-        """Post; what `read` makes of the answer (None: any answer will do). `once`: it must not be sent twice."""
+        """Return what `read` makes of the answer (None: any will do). `once`: never send it twice."""
 
         def result(answer: Answer) -> Any:
             return None if read is None else read(decoded(answer.body))
@@ -218,7 +219,7 @@ class ServerControl:
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _exchange(self, method: str, path: str, body: Any, left_s: float) -> Answer:
-        """One try, within the seconds that are left, with a line a minute."""
+        """Try once, within the seconds that are left, logging a line a minute."""
         waiting = asyncio.create_task(self._say_waiting(path.partition("?")[0]))
         try:
             async with asyncio.timeout(max(0.0, left_s)), new_client(self.url, self.headers) as client:
@@ -252,7 +253,7 @@ class ServerControl:
 
 
 def _checked_url(url: str) -> str:
-    """The address without `/v1` and slashes at its end."""
+    """Return the address without `/v1` and slashes at its end."""
     try:
         parsed = urlsplit(url)
         has_host = bool(parsed.hostname) and parsed.port != 0 and not any(map(str.isspace, url))

@@ -2,19 +2,22 @@
 
 Invariants:
 
-* Every `sample` ends: with a `Sample` that was checked, with `EngineError`, or by cancellation, which closes the
-  connection, whereupon vLLM aborts the request. After `close` no request is open.
-* No sample is drawn from stale weights. A server that was restarted has its old ones again; a restart shows as a new
-  connection, and whatever comes over a new connection counts only after the server was asked which weights it holds.
-* A request is tried again by this engine and by nobody else, at another server if there is one: after a lost connection, a
-  5xx, or `timeout_s` without an answer, until `timeout_s` have passed (twice that with several servers); after an answer
-  that is not believed, `retries` times. A 4xx is not: it is our bug.
-* When one request is given up, so are all: a rollout with a hole is not trained on. So a run ends at the time its first
-  request is given up, not one such time after the other.
+* Every `sample` ends: with a `Sample` that was checked, with `EngineError`, or by cancellation,
+  which closes the connection, whereupon vLLM aborts the request. After `close` no request is open.
+* No sample is drawn from stale weights. A server that was restarted has its old ones again; a
+  restart shows as a new connection, and whatever comes over a new connection counts only after the
+  server was asked which weights it holds.
+* A request is tried again by this engine and by nobody else, at another server if there is one:
+  after a lost connection, a 5xx, or `timeout_s` without an answer, until `timeout_s` have passed
+  (twice that with several servers); after an answer that is not believed, `retries` times. A 4xx is
+  not: it is our bug.
+* When one request is given up, so are all: a rollout with a hole is not trained on. So a run ends
+  at the time its first request is given up, not one such time after the other.
 * Whoever waits is told: a line a minute for each server that has not answered for so long.
 
-Not covered: a load balancer between trainer and servers (it hides restarts, and weights must reach every server): give the
-URL of each server. Anyone who can reach a server in development mode can replace its weights: keep it on a private network.
+Not covered: a load balancer between trainer and servers (it hides restarts, and weights must reach
+every server): give the URL of each server. Anyone who can reach a server in development mode can
+replace its weights: keep it on a private network.
 """
 
 from __future__ import annotations
@@ -68,9 +71,10 @@ class _Patience:
 class VLLMServerEngine:
     """The `vllm_server` engine. The constructor waits until every server is ready.
 
-    `vocabulary` is the number of ids the model has; an answer with others is not believed. `weights` is the road that
-    `load_weights` takes (None: the servers' weights stay as they are). With several training processes only the main one
-    pushes; the others walk the weights and meet it in `wait_for_everyone`.
+    `vocabulary` is the number of ids the model has; an answer with others is not believed.
+    `weights` is the road that `load_weights` takes (None: the servers' weights stay as they are).
+    With several training processes only the main one pushes; the others walk the weights and meet
+    it in `wait_for_everyone`.
     """
 
     name = "vllm_server"
@@ -203,7 +207,7 @@ class _Run:
             await client.aclose()
 
     async def _say_silence(self) -> None:
-        """A line for each server that a request waits for, each time another `say_every_s` have passed."""
+        """Log a line for each silent server, each time another `say_every_s` have passed."""
         every_s = self._patience.say_every_s
         while True:
             await asyncio.sleep(min(1.0, every_s / 4))
@@ -212,7 +216,7 @@ class _Run:
                     _log.warning(line)
 
     async def _retrying(self, request: SampleRequest) -> Sample:
-        """Attempts with back-off, until one succeeds, or there were too many bad answers or too much time has passed."""
+        """Try, with pauses, until there is a sample, or too many bad answers, or no more time."""
         servers_asked = min(2, len(self._servers))
         give_up_s = time.monotonic() + self._patience.timeout_s * servers_asked
         pause_s, bad_answers, why = _FIRST_PAUSE_S, 0, ""
@@ -260,7 +264,7 @@ class _Run:
         return {number for number, until in enumerate(self._down_until) if until > now}
 
     async def _attempt_within(self, number: int, request: SampleRequest, give_up_s: float) -> Sample:
-        """One attempt, counted where it goes, for as long as one server may take."""
+        """Try once, for as long as one server may take, and count the request there."""
         limit_s = min(self._patience.timeout_s, give_up_s - time.monotonic())
         self._router.open_requests[number] += 1
         self._silence[number].asked(time.monotonic())
@@ -312,7 +316,8 @@ class _Run:
 class _WeightGuard:
     """Knows whether one server still holds the trained weights, and gives them back when it does not.
 
-    A doubt lasts until the server has answered: a question that failed is put again, whatever connection is used then.
+    A doubt lasts until the server has answered: a question that failed is put again, whatever
+    connection is used then.
     """
 
     def __init__(self, server: ServerControl, weights: ServerWeights | None) -> None:

@@ -1,13 +1,15 @@
-"""A server on loopback that speaks enough of vLLM's HTTP for the engine, and says whatever a test wants instead.
+"""A server on loopback with enough of vLLM's HTTP for the engine, that says what a test wants.
 
-What comes back next for a path is put into `next_answers[path]`, one after the other, or into `answers[path]` for good:
+What comes back next for a path is put into `next_answers[path]`, one after the other, or into
+`answers[path]` for good:
 
 * a function, which gets the honest body and returns the one to send;
 * `Body`: a status, headers and bytes of their own;
 * `Wire`: bytes as they go over the wire, at a pace;
 * `DROP`, which closes the connection, or `HANG`, which answers nothing until `release`.
 
-Not covered: a model. The honest answer to a completion is what `draw` says: by default one token and the first stop token.
+Not covered: a model. The honest answer to a completion is what `draw` says: by default one token
+and the first stop token.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Body:
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes as they are written, one piece each `pause_s`; then the connection is closed, unless `keep`."""
+    """Bytes as they are written, a piece each `pause_s`; then it hangs up, unless `keep`."""
 
     pieces: Iterable[bytes]
     pause_s: float = 0.0
@@ -53,7 +55,7 @@ What = Callable[[Any], Any] | Body | Wire | str
 
 
 def honest_completion(body: Mapping[str, Any], request_id: str, drawn: list[int]) -> dict[str, Any]:
-    """What vLLM answers when `drawn` is what the model says."""
+    """Return what vLLM answers when `drawn` is what the model says."""
     stopped = drawn[-1] in body["stop_token_ids"]
     choice = {
         "index": 0,
@@ -67,7 +69,7 @@ def honest_completion(body: Mapping[str, Any], request_id: str, drawn: list[int]
 
 
 def one_token(body: Mapping[str, Any]) -> list[int]:
-    """One token and the first stop token, as far as they were asked for."""
+    """Return one token and the first stop token, as far as they were asked for."""
     stops, most = body["stop_token_ids"], body["max_tokens"]
     return [5, stops[0]][:most] if stops else [5] * most
 
@@ -118,17 +120,21 @@ class StandInVLLM:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it; also twice."""
         self.release()
         self._server.shutdown()
         self._server.server_close()
 
     def what_next(self, path: str) -> What | None:
-        """What a test wants said to the next request of this path; None: the truth."""
+        """Return what a test wants said to the next request of this path; None: the truth."""
         queue = self.next_answers[path]
         return queue.pop(0) if queue else self.answers.get(path)
 
     def honest(self, method: str, path: str, body: Any, request_id: str) -> tuple[int, Any]:
-        """Status and body of what a vLLM in good health would say."""
+        """Return status and body of what a vLLM in good health would say."""
         if path == COMPLETIONS:
             if body["model"] not in ("base", *self.adapters):
                 return 404, {"error": "no such model"}

@@ -66,7 +66,10 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINES},
     )
     engine_retries: int = field(
-        default=3, metadata={"help": "How often a request that failed is tried again before its episode is lost."}
+        default=3,
+        metadata={
+            "help": "How often a request that failed is tried again before its episode is lost; of a server: after a bad answer."
+        },
     )
     engine_timeout: float = field(
         default=900.0,
@@ -160,7 +163,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
                 raise ConfigError(f"{name} must be at least {least}{why}, got {value}")
 
     def server_urls(self) -> list[str]:
-        """The vLLM servers that were configured, ours or TRL's way; none if there are none."""
+        """Return the vLLM servers that were configured, our way or TRL's; none if there are none."""
         if self.vllm_server_urls:
             return list(self.vllm_server_urls)
         if self.vllm_server_base_url:
@@ -173,7 +176,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         return []
 
     def _check_servers(self) -> None:
-        """Servers are named in one way, and for an engine that uses them."""
+        """Refuse servers that are named in two ways, or for an engine that uses none."""
         ways = [name for name in ("vllm_server_urls", "vllm_server_base_url") if getattr(self, name)]
         if len(ways) == 2:
             raise ConfigError("vllm_server_urls and vllm_server_base_url both name servers; give one of them")

@@ -1,8 +1,8 @@
 """Answers that a server in good health never gives, over real HTTP: none of them is trained on, and each is named.
 
-One line an answer: what the server says to a completion (a change of the honest body, or bytes), and what the sentence
-must hold besides the server's address. The request asks for at most 8 tokens after (1, 2, 3) and stops at 9; the honest
-answer is (5, 9).
+One line an answer: what the server says to a completion (a change of the honest body, or bytes),
+and what the sentence must hold besides the server's address. The request asks for at most 8 tokens
+after (1, 2, 3) and stops at 9; the honest answer is (5, 9).
 """
 
 from __future__ import annotations
