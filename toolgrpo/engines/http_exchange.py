@@ -46,7 +46,7 @@ class Answer:
     @property
     def excerpt(self) -> str:
         """Return its first characters, fit for a sentence."""
-        return shown(self.body[:300].decode(errors="replace"))
+        return repr(self.body[:500].decode(errors="replace"))
 
 
 def new_client(url: str, headers: Mapping[str, str], *, keepalive_s: float | None = None) -> httpx.AsyncClient:
