@@ -94,7 +94,7 @@ async def exchange(
             body = await _bounded_body(response, most_bytes)
             return Answer(response.status_code, body)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise NoAnswer(f"{type(error).__name__}: {error}") from error
+        raise NoAnswer(f"{type(error).__name__}: {error}".removesuffix(": ")) from error
 
 
 async def _bounded_body(response: httpx.Response, most_bytes: int) -> bytes:
