@@ -16,6 +16,7 @@ Three kinds of failure take three roads (see DESIGN in the docs):
     │   └── ChatFormatError        a chat template that cannot be used for tool episodes
     └── WorldError                 (also RuntimeError)
         ├── EngineError            the generation engine or its server failed
+        │   └── FinalEngineError   and another try would not help, or was made already
         ├── ToolExecutorError      the tool workers cannot be started or kept alive
         ├── SandboxError           the sandbox cannot be started or kept alive
         ├── StorageError           a checkpoint or a log cannot be written: the disk is full or failed
@@ -29,6 +30,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EngineError",
+    "FinalEngineError",
     "ModelError",
     "PeerError",
     "PluginError",
@@ -80,6 +82,10 @@ class WorldError(ToolGRPOError, RuntimeError):
 
 class EngineError(WorldError):
     """The generation engine or its server failed."""
+
+
+class FinalEngineError(EngineError):
+    """An engine's failure that nobody tries again: the engine did, or the request itself cannot be answered."""
 
 
 class ToolExecutorError(WorldError):

@@ -58,7 +58,7 @@ def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
     url = request.getfixturevalue("vllm_server").url
     folder = request.getfixturevalue("tmp_path_factory").mktemp("weights")
-    engine = VLLMServerEngine([url], weights=DiskWeights(folder))
+    engine = VLLMServerEngine([url], vocabulary=VOCABULARY, weights=DiskWeights(folder))
 
     yield Subject(engine, request.getfixturevalue("tiny_qwen3")(0), None)
     engine.shutdown()

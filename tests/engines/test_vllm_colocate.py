@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+from toolgrpo.errors import EngineError
 
 
 class CountingEngine:
@@ -17,6 +20,8 @@ class CountingEngine:
         self.open: list[str] = []
         self.steps: list[int] = []
 
+    vocabulary = 10
+
     @property
     def has_work(self) -> bool:
         return bool(self.open)
@@ -27,7 +32,7 @@ class CountingEngine:
     def step(self) -> list[tuple[str, Sample]]:
         ended, self.open = self.open, []
         self.steps.append(len(ended))
-        return [(request_id, Sample((1,), (-0.5,), FinishReason.STOP)) for request_id in ended]
+        return [(request_id, Sample((1,) * 5, (-0.5,) * 5, FinishReason.LENGTH)) for request_id in ended]
 
     def abort(self, request_ids: list[str]) -> None:
         self.open = [request_id for request_id in self.open if request_id not in request_ids]
@@ -82,3 +87,19 @@ def test_a_stream_of_requests_without_end_does_not_hold_the_engine_back():
 
     asyncio.run(main())
     assert sum(vllm.steps) >= vllm.steps[0] > 1
+
+
+def test_a_sample_that_cannot_be_trained_on_is_an_error_of_its_request_alone():
+    vllm = CountingEngine()
+    vllm.vocabulary = 1  # so that token 1 is beyond it
+    engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        await engine.open()
+        with pytest.raises(EngineError, match=r"token_ids\[0\] is 1; expected an id from 0 to 0"):
+            await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))
+        vllm.vocabulary = 10
+        await engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))
+        await engine.close()
+
+    asyncio.run(main())

@@ -51,7 +51,7 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server):
     64 requests of 500 tokens are cancelled as soon as one of a single token, sent after them, is answered. The server may
     count later than it answers, so it is asked until it has counted all that were to end by their length.
     """
-    engine = VLLMServerEngine([vllm_server.url])
+    engine = VLLMServerEngine([vllm_server.url], vocabulary=320)
 
     def ended_by_length() -> float:
         return counted(vllm_server.url, "vllm:request_success_total", 'finished_reason="length"')
@@ -83,7 +83,7 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server):
 def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(vllm_server, tiny_qwen3, tmp_path):
     """Every turn of every episode is completed, and each token is drawn from the weights that were pushed."""
     trained = tiny_qwen3(1)  # the server itself starts from tiny_qwen3(0)
-    engine = VLLMServerEngine([vllm_server.url], weights=DiskWeights(tmp_path), retry_for_s=900)
+    engine = VLLMServerEngine([vllm_server.url], vocabulary=320, weights=DiskWeights(tmp_path), timeout_s=900)
     engine.load_weights(trained.named_parameters())
     done: list[tuple[SampleRequest, Sample]] = []
     turns_done_at_crash: list[int] = []
@@ -141,7 +141,8 @@ def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3, tmp_path)
         base, max_model_len=128, ready_timeout_s=900, extra_args=["--enable-lora", "--max-lora-rank", "8"]
     ) as server:
         model = get_peft_model(tiny_qwen3(0), LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
-        engine = VLLMServerEngine([server.url], weights=LoraWeights(tmp_path / "adapters", model.save_pretrained))
+        road = LoraWeights(tmp_path / "adapters", model.save_pretrained)
+        engine = VLLMServerEngine([server.url], vocabulary=320, weights=road)
         drawn: list[tuple[int, ...]] = []
         for step in range(3):
             torch.manual_seed(step)

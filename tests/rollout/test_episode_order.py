@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.errors import EngineError, PluginError
+from toolgrpo.errors import EngineError, FinalEngineError, PluginError
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
 from toolgrpo.tools.render import cut
@@ -268,6 +268,12 @@ def test_an_engine_that_stays_gone_loses_the_episode_not_its_tokens() -> None:
     assert trajectory.stop_reason is StopReason.ENGINE_FAILURE
     assert trajectory.failure == "EngineError: gone"
     assert ByteChat.text(trajectory.ids) == f"{CALL}|>tool:3|>"
+
+
+def test_a_failure_that_the_engine_calls_final_is_not_tried_again() -> None:
+    trajectory, engine = run([CALL, FinalEngineError("gone for good")], engine_retries=5)
+    assert trajectory.stop_reason is StopReason.ENGINE_FAILURE
+    assert trajectory.failure == "FinalEngineError: gone for good" and len(engine.requests) == 2
 
 
 def test_a_bug_in_a_plugin_is_not_a_stop_reason() -> None:

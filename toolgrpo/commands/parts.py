@@ -17,6 +17,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, check_gold, load_tasks
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.rewards import Reward, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
@@ -145,6 +146,7 @@ class RunParts:
     def trainer(self, model: Any, **arguments: Any) -> ToolGRPOTrainer:
         """The trainer; what a library says against the settings meanwhile is shown as the user's mistake it is."""
         wanted = list(self.config.report_to)
+        show_engine_lines(self.terminal.say)
         try:
             trainer = ToolGRPOTrainer(model=model, args=self.config, **arguments)
         except ToolGRPOError:

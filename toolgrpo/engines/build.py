@@ -21,9 +21,7 @@ __all__ = ["build_engine", "compute_dtype"]
 def build_engine(trainer: Any) -> tuple[Engine, EngineChoice]:
     """The engine for this trainer's model and arguments, and why it is that one."""
     args = trainer.args
-    choice = choose_engine(
-        args.engine, server_urls=args.vllm_server_urls, vllm_mode=args.vllm_mode if args.use_vllm else None
-    )
+    choice = choose_engine(args.engine, server_urls=args.server_urls())
     build = {"vllm_colocate": _vllm_colocate, "vllm_server": _vllm_server, "transformers": _transformers}[choice.name]
     return build(trainer), choice
 
@@ -79,12 +77,11 @@ def _vllm_server(trainer: Any) -> Engine:
     from toolgrpo.engines.vllm_server import VLLMServerEngine
 
     args, accelerator = trainer.args, trainer.accelerator
-    urls = args.vllm_server_urls or [
-        args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-    ]
+    urls = args.server_urls()
     (run_id,) = broadcast_object_list([uuid.uuid4().hex[:12]])  # the same in every process
     return VLLMServerEngine(
         urls,
+        vocabulary=base_model(trainer).config.get_text_config().vocab_size,
         weights=choose_road(
             urls,
             device=accelerator.device,
@@ -92,7 +89,11 @@ def _vllm_server(trainer: Any) -> Engine:
             run_id=run_id,
             save_adapter=adapter_saver(trainer),
             ready_timeout_s=args.vllm_server_timeout,
+            timeout_s=args.engine_timeout,
+            group_port=args.vllm_group_port,
         ),
+        timeout_s=args.engine_timeout,
+        retries=args.engine_retries,
         ready_timeout_s=args.vllm_server_timeout,
         is_main_process=accelerator.is_main_process,
         wait_for_everyone=accelerator.wait_for_everyone,

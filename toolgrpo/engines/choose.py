@@ -21,10 +21,10 @@ def given(engine: Engine) -> EngineChoice:
     return EngineChoice(engine.name, "given")
 
 
-def choose_engine(engine: str, *, server_urls: list[str] | None, vllm_mode: str | None = None) -> EngineChoice:
+def choose_engine(engine: str, *, server_urls: list[str] | None) -> EngineChoice:
     """Resolve `auto`, and refuse what cannot work here."""
     if engine == "auto":
-        if server_urls or vllm_mode == "server":
+        if server_urls:
             return EngineChoice("vllm_server", "server URLs are configured")
         if vllm_available():
             return EngineChoice("vllm_colocate", "vLLM is installed")
@@ -35,5 +35,7 @@ def choose_engine(engine: str, *, server_urls: list[str] | None, vllm_mode: str 
             "`pip install toolgrpo[cuda]` with CUDA, or use --engine transformers."
         )
     if engine == "vllm_server" and not server_urls:
-        raise ConfigError("engine vllm_server needs --vllm_server_urls, e.g. http://localhost:8000")
+        raise ConfigError(
+            "engine vllm_server needs --vllm_server_urls, e.g. http://localhost:8000 (or TRL's --vllm_server_base_url)"
+        )
     return EngineChoice(engine, "asked for")

@@ -17,12 +17,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
 
+from toolgrpo.engines import server_answers
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import EngineError
 from toolgrpo.trl_parts import nccl_client
@@ -84,16 +86,18 @@ class DiskWeights:
             pass
 
     def holds(self, server: ServerControl) -> bool:
-        return self._version == 0 or bool(server.get("/weight_info")["weight_version"] == self._path.name)
+        return self._version == 0 or _holds(server, self._path.name)
 
     def restore(self, server: ServerControl) -> None:
-        if not self._path.is_dir():
-            raise EngineError(f"{self._path} is gone, so the vLLM server at {server.url} cannot be given its weights")
+        path = self._path  # of this version to the end, however long the server takes
+        if not path.is_dir():
+            raise EngineError(f"{path} is gone, so the vLLM server at {server.url} cannot be given its weights")
         server.check_reloadable()
-        server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self._path)}})
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        server.post("/collective_rpc", reload, server_answers.accepted)
         if server.on_cpu:
-            server.post("/collective_rpc", {"method": "toolgrpo_repack_tied_heads"})
-        _finish(server, self._path.name)
+            server.post("/collective_rpc", {"method": "toolgrpo_repack_tied_heads"}, server_answers.accepted)
+        _finish(server, path.name)
 
     @property
     def _path(self) -> Path:
@@ -123,19 +127,21 @@ class LoraWeights:
         _for_each(servers, self.restore)
         old = self._name(self._version - 1)
         for server in servers:
-            if old in _adapters(server):
-                server.post("/v1/unload_lora_adapter", {"lora_name": old})
+            if old in server.adapters():
+                server.post("/v1/unload_lora_adapter", {"lora_name": old}, once=True)
         shutil.rmtree(self._folder / old, ignore_errors=True)
 
     def follow(self, weights: Weights) -> None:
         self._version += 1
 
     def holds(self, server: ServerControl) -> bool:
-        return self._version == 0 or self._name(self._version) in _adapters(server)
+        return self._version == 0 or self._name(self._version) in server.adapters()
 
     def restore(self, server: ServerControl) -> None:
         name = self._name(self._version)
-        server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self._folder / name)})
+        server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self._folder / name)}, once=True)
+        if name not in server.adapters():
+            raise EngineError(f"the vLLM server at {server.url} was given the adapter {name}, but does not list it")
 
     def _name(self, version: int) -> str:
         return f"{self._run_id}-{version}"
@@ -145,10 +151,11 @@ class NcclWeights:
     """Weights from GPU to GPU through TRL's `VLLMClient`, in chunks. The servers run with an NCCL weight-transfer config.
 
     Thin on purpose: the rendezvous and the broadcast are TRL's. It needs a GPU for the trainer and one for each server,
-    so it has not been run on the machines this project is tested on.
+    so it has not been run on the machines this project is tested on. Server number n meets the trainer at port
+    `group_port` + n (TRL's `--vllm_group_port`).
     """
 
-    def __init__(self, device: torch.device, *, group_port: int = 51216, run_id: str | None = None) -> None:
+    def __init__(self, device: torch.device, *, group_port: int, run_id: str | None = None) -> None:
         self._device = device
         self._group_port = group_port
         self._run_id = run_id or uuid.uuid4().hex[:12]
@@ -177,7 +184,7 @@ class NcclWeights:
             pass
 
     def holds(self, server: ServerControl) -> bool:
-        return self._version == 0 or bool(server.get("/weight_info")["weight_version"] == self._name)
+        return self._version == 0 or _holds(server, self._name)
 
     def restore(self, server: ServerControl) -> None:
         raise EngineError(
@@ -205,6 +212,8 @@ def choose_road(
     run_id: str,
     save_adapter: Callable[[Path], Any] | None = None,
     ready_timeout_s: float,
+    timeout_s: float,
+    group_port: int,
 ) -> ServerWeights:
     """The adapter alone if there is one to save; NCCL from a GPU to servers that were started for it; else a folder.
 
@@ -212,18 +221,15 @@ def choose_road(
     """
     if save_adapter is not None:
         return LoraWeights(folder, save_adapter, run_id)
-    if device.type == "cuda" and all(_takes_nccl(url, ready_timeout_s) for url in urls):
-        return NcclWeights(device, run_id=run_id)
+    if device.type == "cuda" and all(_takes_nccl(url, ready_timeout_s, timeout_s) for url in urls):
+        return NcclWeights(device, group_port=group_port, run_id=run_id)
     return DiskWeights(folder, run_id)
 
 
-def _takes_nccl(url: str, ready_timeout_s: float) -> bool:
-    server = ServerControl(url)
-    try:
-        server.wait_ready(ready_timeout_s)
-        return server.takes_nccl
-    finally:
-        server.close()
+def _takes_nccl(url: str, ready_timeout_s: float, timeout_s: float) -> bool:
+    server = ServerControl(url, timeout_s=timeout_s)
+    server.wait_ready(ready_timeout_s)
+    return server.takes_nccl
 
 
 def _chunks(weights: Weights) -> Iterator[dict[str, torch.Tensor]]:
@@ -248,8 +254,9 @@ def _for_each(servers: Sequence[ServerControl], action: Callable[[ServerControl]
 def _finish(server: ServerControl, version: str) -> None:
     """Forget every cached prefix, and only then name the version that is now loaded."""
     for _ in range(_CACHE_RESET_TRIES):
-        if server.post("/reset_prefix_cache")["success"]:
-            server.post("/update_weight_version", {"new_version": version})
+        if server.post("/reset_prefix_cache", read=server_answers.cache_was_emptied):
+            named = partial(server_answers.named_version, version)
+            server.post("/update_weight_version", {"new_version": version}, named)
             return
         time.sleep(0.1)  # blocks are still held by requests that are being aborted
     raise EngineError(
@@ -258,5 +265,5 @@ def _finish(server: ServerControl, version: str) -> None:
     )
 
 
-def _adapters(server: ServerControl) -> set[str]:
-    return {card["id"] for card in server.get("/v1/models")["data"]}
+def _holds(server: ServerControl, version: str) -> bool:
+    return bool(server.get("/weight_info", server_answers.version_of_weights) == version)

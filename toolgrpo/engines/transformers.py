@@ -22,7 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from toolgrpo.engines.base import Sample, SampleRequest
-from toolgrpo.engines.checks import check_request
+from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.decode_batch import Row, Wave
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 
@@ -51,7 +51,7 @@ class TransformersEngine:
         model = self._get_model()
         _refuse_split_parameters(model)
         self._own_generator(model)
-        self._run = _Run(model, self._max_rows)
+        self._run = _Run(model, self._max_rows, _vocabulary(model))
 
     async def sample(self, request: SampleRequest) -> Sample:
         if self._run is None:
@@ -92,7 +92,8 @@ class TransformersEngine:
 class _Run:
     """What lives between `open` and `close`: the wave, its thread, and the task that steps it."""
 
-    def __init__(self, model: Any, max_rows: int) -> None:
+    def __init__(self, model: Any, max_rows: int, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
         self._modes = [(module, module.training) for module in model.modules()]
         model.eval()
         self._new_wave = partial(Wave, model, max_rows=max_rows)
@@ -147,7 +148,22 @@ class _Run:
             for row in finished:
                 answer = self._answers.pop(row, None)
                 if answer is not None and not answer.done():
-                    answer.set_result(row.sample())
+                    self._settle(answer, row)
+
+    def _settle(self, answer: asyncio.Future[Sample], row: Row) -> None:
+        try:
+            sample = row.sample()
+            assert sample.logprobs is not None
+            answer.set_result(
+                checked_sample(sample.ids, sample.logprobs, sample.finish_reason, row.request, self._vocabulary)
+            )
+        except BadAnswer as error:
+            answer.set_exception(
+                EngineError(
+                    f"the transformers engine drew what cannot be trained on: {error}. Log-probabilities that are not "
+                    f"numbers come from weights that are none: lower the learning rate, and resume from a checkpoint."
+                )
+            )
 
     def _fail(self, error: Exception) -> None:
         for answer in self._answers.values():
@@ -174,6 +190,12 @@ def _context_window(model: Any, wanted: int | None) -> int:
             f"give a maximum model length"
         )
     return min(limit for limit in (of_model, wanted) if limit is not None)
+
+
+def _vocabulary(model: Any) -> int:
+    """Return how many ids the model can draw."""
+    vocabulary: int = model.config.get_text_config().vocab_size
+    return vocabulary
 
 
 def _refuse_split_parameters(model: Any) -> None:

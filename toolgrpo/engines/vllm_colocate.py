@@ -16,10 +16,10 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolgrpo.engines.base import Sample, SampleRequest
-from toolgrpo.engines.checks import check_request
+from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.vllm_seam import StepEngine
 from toolgrpo.errors import EngineError
 
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["VLLMColocateEngine"]
 
 _PAUSE_S, _MOST_PAUSES = 0.001, 10
+
+
+class _Waiting(NamedTuple):
+    """An open request, and where its sample goes."""
+
+    request: SampleRequest
+    future: asyncio.Future[Sample]
 
 
 class VLLMColocateEngine:
@@ -44,7 +51,7 @@ class VLLMColocateEngine:
         self._vllm = vllm
         self._save_adapter = save_adapter
         self._numbers = itertools.count()
-        self._waiting: dict[str, asyncio.Future[Sample]] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._aborted: list[str] = []
         self._work: asyncio.Event | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -68,7 +75,7 @@ class VLLMColocateEngine:
         request_id = str(next(self._numbers))
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._vllm.add(request_id, request)
-        self._waiting[request_id] = future
+        self._waiting[request_id] = _Waiting(request, future)
         self._work.set()
         try:
             return await future
@@ -119,13 +126,23 @@ class VLLMColocateEngine:
                     self._start_over(error)
                     finished = []
                 for request_id, sample in finished:
-                    future = self._waiting.pop(request_id, None)
-                    if future is not None and not future.done():
-                        future.set_result(sample)
+                    waiting = self._waiting.pop(request_id, None)
+                    if waiting is not None and not waiting.future.done():
+                        self._settle(waiting, sample)
                 resting = not self._vllm.has_work
                 await asyncio.sleep(0)
         except Exception as error:  # nor does an abort have to work; without a pump no further request is taken
             self._fail_waiting(_failed_step(error))
+
+    def _settle(self, waiting: _Waiting, sample: Sample) -> None:
+        try:
+            assert sample.logprobs is not None
+            vocabulary = self._vllm.vocabulary
+            waiting.future.set_result(
+                checked_sample(sample.ids, sample.logprobs, sample.finish_reason, waiting.request, vocabulary)
+            )
+        except BadAnswer as error:
+            waiting.future.set_exception(EngineError(f"vLLM drew what cannot be trained on: {error}"))
 
     async def _gather(self) -> None:
         """Let those that ended together go on together: after a pause, hold the first step while requests keep coming.
@@ -148,9 +165,9 @@ class VLLMColocateEngine:
 
     def _fail_waiting(self, failure: EngineError) -> None:
         waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(failure)
+        for one in waiting.values():
+            if not one.future.done():
+                one.future.set_exception(failure)
 
     def _abort(self, request_ids: list[str]) -> None:
         if request_ids:

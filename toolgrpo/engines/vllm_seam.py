@@ -195,6 +195,11 @@ class StepEngine:
         return int(self._engine.model_config.max_model_len)
 
     @property
+    def vocabulary(self) -> int:
+        """How many ids the model can draw."""
+        return int(self._engine.model_config.get_vocab_size())
+
+    @property
     def has_work(self) -> bool:
         return bool(self._engine.has_unfinished_requests())
 
@@ -299,4 +304,4 @@ def _sample(output: Any) -> Sample:
     ids = tuple(completion.token_ids)
     logprobs = tuple(completion.logprobs.logprobs)  # `logprobs=0`: one a token, that of the token drawn
     finish = FinishReason.STOP if completion.finish_reason == "stop" else FinishReason.LENGTH
-    return Sample(ids=ids, logprobs=logprobs, finish_reason=finish)
+    return Sample(ids=ids, logprobs=logprobs, finish_reason=finish)  # the engine checks it

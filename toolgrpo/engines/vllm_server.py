@@ -2,31 +2,49 @@
 
 Invariants:
 
-* Every `sample` ends: with a `Sample`, with `EngineError` after bounded retries or at its deadline, or by cancellation,
+* Every `sample` ends: with a `Sample` that was checked, with `EngineError`, or by cancellation,
   which closes the connection, whereupon vLLM aborts the request. After `close` no request is open.
-* No sample is drawn from stale weights. A server that was restarted has its old ones again; a restart shows as a new
-  connection, and whatever comes over a new connection counts only after the server was asked which weights it holds.
-* A request is retried on connection loss and on 5xx, at another server if there is one. A 4xx is not: it is our bug.
+* No sample is drawn from stale weights. A server that was restarted has its old ones again; a
+  restart shows as a new connection, and whatever comes over a new connection counts only after the
+  server was asked which weights it holds.
+* A request is tried again by this engine and by nobody else, at another server if there is one:
+  after a lost connection, a 5xx, or `timeout_s` without an answer, until `timeout_s` have passed
+  (twice that with several servers); after an answer that is not believed, `retries` times. A 4xx is
+  not: it is our bug.
+* When one request is given up, so are all: a rollout with a hole is not trained on. So a run ends
+  at the time its first request is given up, not one such time after the other.
+* Whoever waits is told: a line a minute for each server that has not answered for so long.
 
-Not covered: a load balancer between trainer and servers (it hides restarts, and weights must reach every server): give the
-URL of each server. Anyone who can reach a server in development mode can replace its weights: keep it on a private network.
+Not covered: a load balancer between trainer and servers (it hides restarts, and weights must reach
+every server): give the URL of each server. Anyone who can reach a server in development mode can
+replace its weights: keep it on a private network.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import httpx
+from dataclasses import dataclass
+from logging import getLogger
+from typing import TYPE_CHECKING
 
 from toolgrpo.engines.base import Sample, SampleRequest
-from toolgrpo.engines.checks import check_request
+from toolgrpo.engines.checks import BadAnswer, check_request
+from toolgrpo.engines.http_exchange import Answer, NoAnswer, decoded, exchange, new_client, without_waiting
 from toolgrpo.engines.prefix_router import PrefixRouter
+from toolgrpo.engines.server_answers import Completion, completion_sample
 from toolgrpo.engines.server_weights import ServerWeights
-from toolgrpo.engines.vllm_http import COMPLETIONS, ServerControl, completion_payload, parse_completion
-from toolgrpo.errors import ConfigError, EngineError
+from toolgrpo.engines.silence import Silence
+from toolgrpo.engines.vllm_http import (
+    COMPLETIONS,
+    SAY_EVERY_S,
+    ServerControl,
+    completion_bytes,
+    completion_payload,
+)
+from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +55,26 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 4.0
 _DOWN_FOR_S = 5.0  # how long a server that failed is avoided
 _KEEPALIVE_S = 4.0  # vLLM drops idle connections after 5 s; be first
+_MAY_PASS = (408, 425, 429)  # of the refusals, those that say "later"
+_log = getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long a request is tried."""
+
+    timeout_s: float  # for one server to answer
+    retries: int  # after answers that are not believed
+    say_every_s: float
 
 
 class VLLMServerEngine:
     """The `vllm_server` engine. The constructor waits until every server is ready.
 
-    `weights` is the road that `load_weights` takes (None: the servers' weights stay as they are). With several training
-    processes only the main one pushes; the others walk the weights and meet it in `wait_for_everyone`.
+    `vocabulary` is the number of ids the model has; an answer with others is not believed.
+    `weights` is the road that `load_weights` takes (None: the servers' weights stay as they are).
+    With several training processes only the main one pushes; the others walk the weights and meet
+    it in `wait_for_everyone`.
     """
 
     name = "vllm_server"
@@ -53,20 +84,25 @@ class VLLMServerEngine:
         self,
         urls: Sequence[str],
         *,
+        vocabulary: int,
         weights: ServerWeights | None = None,
         api_key: str | None = None,
-        request_timeout_s: float = 1800.0,
-        retry_for_s: float = 120.0,
+        timeout_s: float = 900.0,
+        retries: int = 3,
         ready_timeout_s: float = 600.0,
+        say_every_s: float = SAY_EVERY_S,
         is_main_process: bool = True,
         wait_for_everyone: Callable[[], None] = lambda: None,
     ) -> None:
         if not urls:
             raise ConfigError("engine vllm_server needs at least one URL, e.g. http://localhost:8000")
-        self._servers = [ServerControl(url, api_key=api_key) for url in urls]
+        self._servers = [
+            ServerControl(url, api_key=api_key, timeout_s=timeout_s, say_every_s=say_every_s) for url in urls
+        ]
+        _refuse_repeated([server.url for server in self._servers])
+        self._vocabulary = vocabulary
         self._weights = weights
-        self._request_timeout_s = request_timeout_s
-        self._retry_for_s = retry_for_s
+        self._patience = _Patience(timeout_s, retries, say_every_s)
         self._is_main_process = is_main_process
         self._wait_for_everyone = wait_for_everyone
         self._run: _Run | None = None
@@ -81,20 +117,15 @@ class VLLMServerEngine:
     async def open(self) -> None:
         if self._run is not None:
             raise EngineError("the engine is already open; close the rollout that uses it first")
-        self._run = _Run(self._servers, self._served_names, self._weights, self._retry_for_s)
+        models = [name if self._weights is None else self._weights.model(name) for name in self._served_names]
+        self._run = _Run(self._servers, models, self._vocabulary, self._weights, self._patience)
 
     async def sample(self, request: SampleRequest) -> Sample:
         run = self._run
         if run is None:
             raise EngineError("the vllm_server engine is not open")
         check_request(request, self.max_model_len)
-        try:
-            async with asyncio.timeout(self._request_timeout_s):
-                return await run.sample(request)
-        except TimeoutError as error:
-            raise EngineError(
-                f"no vLLM server answered a request of {len(request.ids)} tokens within {self._request_timeout_s:g} s"
-            ) from error
+        return await run.sample(request)
 
     async def close(self) -> None:
         run, self._run = self._run, None
@@ -106,20 +137,22 @@ class VLLMServerEngine:
             raise ConfigError("this vllm_server engine was given no road for weights; pass `weights=DiskWeights(...)`")
         if self._is_main_process:
             for server in self._servers:
-                server.wait_ready(self._retry_for_s)
+                server.wait_ready(self._patience.timeout_s)
             self._weights.push(weights, self._servers)
         else:
             self._weights.follow(weights)
         self._wait_for_everyone()
 
     def shutdown(self) -> None:
-        """Drop the connections; the servers were started by someone else and go on."""
-        for server in self._servers:
-            server.close()
+        """Nothing outlives `close`; the servers were started by someone else and go on."""
 
 
 class _Lost(Exception):
     """One attempt failed in a way that another attempt may mend."""
+
+
+class _CutShort(_Lost):
+    """The request's own time ended in the middle of an attempt, which says little of the server."""
 
 
 class _Run:
@@ -128,24 +161,27 @@ class _Run:
     def __init__(
         self,
         servers: Sequence[ServerControl],
-        served_names: Sequence[str],
+        models: Sequence[str],
+        vocabulary: int,
         weights: ServerWeights | None,
-        retry_for_s: float,
+        patience: _Patience,
     ) -> None:
         self._servers = servers
-        self._models = [name if weights is None else weights.model(name) for name in served_names]
-        self._weights = weights
-        self._retry_for_s = retry_for_s
+        self._models = models
+        self._vocabulary = vocabulary
+        self._patience = patience
         self._router = PrefixRouter(len(servers))
         self._down_until = [0.0] * len(servers)
         self._guards = [_WeightGuard(server, weights) for server in servers]
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEPALIVE_S)
-        # The deadline of a request is the engine's; only connecting has one of its own.
-        timeout = httpx.Timeout(None, connect=10.0)
-        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, headers=servers[0].headers)
+        self._clients = [new_client(server.url, server.headers, keepalive_s=_KEEPALIVE_S) for server in servers]
         self._in_flight: set[asyncio.Task[Sample]] = set()
+        self._given_up: EngineError | None = None
+        self._silence = [Silence(server.url, patience.timeout_s) for server in servers]
+        self._saying = asyncio.get_running_loop().create_task(self._say_silence(), name="vllm-server-silence")
 
     async def sample(self, request: SampleRequest) -> Sample:
+        if self._given_up is not None:
+            raise FinalEngineError(str(self._given_up)) from self._given_up
         task = asyncio.get_running_loop().create_task(self._retrying(request))
         self._in_flight.add(task)
         try:
@@ -154,104 +190,166 @@ class _Run:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
+            if self._given_up is not None:
+                raise FinalEngineError(str(self._given_up)) from self._given_up
             raise EngineError("the engine was closed while this request was open") from None
         finally:
             self._in_flight.discard(task)
 
     async def end(self) -> None:
         """Cancel what is still open, wait until it is gone, and drop the connections."""
+        self._saying.cancel()
         in_flight = list(self._in_flight)
         for task in in_flight:
             task.cancel()
-        await asyncio.gather(*in_flight, return_exceptions=True)
-        await self._client.aclose()
+        await asyncio.gather(self._saying, *in_flight, return_exceptions=True)
+        for client in self._clients:
+            await client.aclose()
+
+    async def _say_silence(self) -> None:
+        """Log a line for each silent server, each time another `say_every_s` have passed."""
+        every_s = self._patience.say_every_s
+        while True:
+            await asyncio.sleep(min(1.0, every_s / 4))
+            for silence in self._silence:
+                if self._in_flight and (line := silence.due(time.monotonic(), every_s)) is not None:
+                    _log.warning(line)
 
     async def _retrying(self, request: SampleRequest) -> Sample:
-        """Attempts with back-off, until one succeeds or failures have gone on for too long."""
-        first_failure_s: float | None = None
-        pause_s = _FIRST_PAUSE_S
+        """Try, with pauses, until there is a sample, or too many bad answers, or no more time."""
+        servers_asked = min(2, len(self._servers))
+        give_up_s = time.monotonic() + self._patience.timeout_s * servers_asked
+        pause_s, bad_answers, why = _FIRST_PAUSE_S, 0, ""
         while True:
             number = self._router.choose(request.ids, self._down())
-            self._router.open_requests[number] += 1
             try:
-                return await self._attempt(number, request)
-            except _Lost as lost:
-                now = time.monotonic()
-                first_failure_s = now if first_failure_s is None else first_failure_s
-                self._down_until[number] = now + _DOWN_FOR_S
-                if now + pause_s - first_failure_s > self._retry_for_s:
-                    raise EngineError(
-                        f"the vLLM server at {self._servers[number].url} failed for {self._retry_for_s:g} s: {lost}. "
-                        f"Look at its log; when it is up again, resume from the last checkpoint."
-                    ) from lost
-            finally:
-                self._router.open_requests[number] -= 1
+                sample = await self._attempt_within(number, request, give_up_s)
+            except (_Lost, BadAnswer) as problem:
+                bad_answers += isinstance(problem, BadAnswer)
+                why = why if why and isinstance(problem, _CutShort) else str(problem)
+                self._note_failure(number, problem)
+                if bad_answers > self._patience.retries:
+                    so_many = f"{bad_answers} in all" if bad_answers > 1 else "the first"
+                    self._give_up(number, f"gave an answer that cannot be used ({so_many}): {why}", request)
+                if time.monotonic() + pause_s >= give_up_s:
+                    waited_s = self._patience.timeout_s * servers_asked
+                    self._give_up(number, f"gave no answer within {waited_s:g} s (--engine_timeout): {why}", request)
+            else:
+                self._silence[number].answered(time.monotonic(), self._router.open_requests[number])
+                return sample
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _note_failure(self, number: int, problem: Exception) -> None:
+        self._down_until[number] = time.monotonic() + _DOWN_FOR_S
+        self._silence[number].failed(str(problem))
+        if isinstance(problem, BadAnswer):
+            _log.warning("an answer of the vLLM server at %s cannot be used: %s", self._servers[number].url, problem)
+
+    def _give_up(self, number: int, problem: str, request: SampleRequest) -> None:
+        """End this request and every other one of the rollout."""
+        error = FinalEngineError(
+            f"the vLLM server at {self._servers[number].url} {problem}. It was a request of {len(request.ids)} tokens "
+            f"for at most {request.max_tokens} more. Look at the server's log; when it is well again, resume from the "
+            f"last checkpoint."
+        )
+        self._given_up = error
+        for task in self._in_flight:
+            if task is not asyncio.current_task():
+                task.cancel()
+        raise error
 
     def _down(self) -> set[int]:
         now = time.monotonic()
         return {number for number, until in enumerate(self._down_until) if until > now}
 
+    async def _attempt_within(self, number: int, request: SampleRequest, give_up_s: float) -> Sample:
+        """Try once, for as long as one server may take, and count the request there."""
+        limit_s = min(self._patience.timeout_s, give_up_s - time.monotonic())
+        self._router.open_requests[number] += 1
+        self._silence[number].asked(time.monotonic())
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._attempt(number, request)
+        except TimeoutError:
+            raise _CutShort(f"silent for {limit_s:.3g} s") from None
+        except asyncio.CancelledError:
+            self._silence[number].left(self._router.open_requests[number] - 1)
+            raise
+        finally:
+            self._router.open_requests[number] -= 1
+
     async def _attempt(self, number: int, request: SampleRequest) -> Sample:
         server, guard = self._servers[number], self._guards[number]
         restores_before = guard.restores
-        connected_s: float | None = None
-
-        async def trace(event: str, _: Any) -> None:
-            nonlocal connected_s
-            if event == "connection.connect_tcp.complete":
-                connected_s = time.monotonic()
-
+        asked = Completion(request, uuid.uuid4().hex, self._models[number], self._vocabulary)
         try:
-            response = await self._client.post(
+            answer = await exchange(
+                self._clients[number],
+                "POST",
                 f"{server.url}{COMPLETIONS}",
-                json=completion_payload(request, self._models[number]),
-                extensions={"trace": trace},
+                most_bytes=completion_bytes(request),
+                json=completion_payload(request, asked.model),
+                headers={"X-Request-Id": asked.request_id},
+                on_connect=guard.doubt,
             )
-        except httpx.TransportError as error:
-            raise _Lost(f"{type(error).__name__}: {error}") from error
-        if response.status_code >= 500:
-            raise _Lost(f"HTTP {response.status_code}: {response.text[:500]}")
-        unknown_model = response.status_code == 404
-        if connected_s is not None or unknown_model:
-            asked_since_s = time.monotonic() if unknown_model or connected_s is None else connected_s
-            await guard.ensure(asked_since_s)
+        except NoAnswer as error:
+            raise _Lost(str(error)) from error
+        if answer.status >= 500 or answer.status in _MAY_PASS:
+            raise _Lost(f"HTTP {answer.status}: {answer.excerpt}")
+        if answer.status == 404:  # an adapter that it has no longer
+            guard.doubt()
+        await guard.ensure()
         if guard.restores != restores_before:
             raise _Lost("it was restarted and has been given the trained weights again")
-        if not response.is_success:
-            raise EngineError(
+        self._check_status(server, answer, request)
+        return completion_sample(decoded(answer.body), asked)
+
+    def _check_status(self, server: ServerControl, answer: Answer, request: SampleRequest) -> None:
+        if not 200 <= answer.status < 300:
+            raise FinalEngineError(
                 f"the vLLM server at {server.url} refused a request of {len(request.ids)} tokens with "
-                f"{response.status_code}: {response.text[:500]}"
+                f"{answer.status}: {answer.excerpt}"
             )
-        try:
-            return parse_completion(response.json(), request)
-        except EngineError as error:
-            raise _Lost(str(error)) from error
 
 
 class _WeightGuard:
-    """Knows whether one server still holds the trained weights, and gives them back when it does not."""
+    """Knows whether one server still holds the trained weights, and gives them back when it does not.
+
+    A doubt lasts until the server has answered: a question that failed is put again, whatever
+    connection is used then.
+    """
 
     def __init__(self, server: ServerControl, weights: ServerWeights | None) -> None:
         self._server = server
         self._weights = weights
+        self._doubted_at_s = 0.0
         self._held_at_s = -1.0
         self._lock = asyncio.Lock()
         self.restores = 0
 
-    async def ensure(self, since_s: float) -> None:
-        """Ask the server, unless it was asked after `since_s`; `_Lost` if it cannot be reached."""
-        if self._weights is None:
+    def doubt(self) -> None:
+        """A new connection: the server may be another one than before."""
+        self._doubted_at_s = time.monotonic()
+
+    async def ensure(self) -> None:
+        """Ask the server, unless it was asked after the last doubt; `_Lost` if it cannot be reached."""
+        if self._weights is None or self._held_at_s > self._doubted_at_s:
             return
         async with self._lock:
-            if self._held_at_s > since_s:
+            if self._held_at_s > self._doubted_at_s:
                 return
             asked_s = time.monotonic()
             try:
-                if not await asyncio.to_thread(self._weights.holds, self._server):
-                    await asyncio.to_thread(self._weights.restore, self._server)
+                if not await without_waiting(self._weights.holds, self._server):
+                    await without_waiting(self._weights.restore, self._server)
                     self.restores += 1
             except EngineError as error:
                 raise _Lost(str(error)) from error
             self._held_at_s = asked_s
+
+
+def _refuse_repeated(urls: Sequence[str]) -> None:
+    repeated = sorted({url for url in urls if urls.count(url) > 1})
+    if repeated:
+        raise ConfigError(f"the vLLM server at {repeated[0]} is given more than once; give each server one URL")

@@ -11,7 +11,7 @@ Invariants:
 What ends an episode, in the order it is looked at in each turn:
 
     1. room       nothing left to sample into: LENGTH, or CONTEXT_FULL if the context window is the tighter bound
-    2. sample     the engine fails more than `engine_retries` times in a row: ENGINE_FAILURE
+    2. sample     the engine fails more than `engine_retries` times in a row, or finally: ENGINE_FAILURE
     3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
     4. no calls   FINISHED
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.chat.messages import assistant_message, tool_message
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
-from toolgrpo.errors import EngineError, WorldError
+from toolgrpo.errors import EngineError, FinalEngineError, WorldError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
@@ -172,7 +172,7 @@ class _Run:
         return None
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
-        """One turn from the engine; a failed request is tried again as a fresh one, a few times."""
+        """One turn from the engine; a request that failed is tried again a few times, unless its engine did so itself."""
         request = SampleRequest(
             ids=ledger.all_ids,
             max_tokens=max_tokens,
@@ -183,8 +183,8 @@ class _Run:
         for retry in range(self.shared.engine_retries + 1):
             try:
                 return await self.shared.engine.sample(request)
-            except EngineError:
-                if retry == self.shared.engine_retries:
+            except EngineError as error:
+                if isinstance(error, FinalEngineError) or retry == self.shared.engine_retries:
                     raise
                 await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
         raise AssertionError("unreachable: the last retry raises")

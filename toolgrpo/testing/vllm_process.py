@@ -84,8 +84,6 @@ class VLLMServerProcess:
             control.wait_ready(self._ready_timeout_s, may_come=self._is_alive)
         except EngineError as error:
             raise EngineError(f"{error}\nThe end of the server's log:\n{self.log_tail()}") from error
-        finally:
-            control.close()
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

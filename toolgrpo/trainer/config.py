@@ -59,7 +59,14 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINES},
     )
     engine_retries: int = field(
-        default=3, metadata={"help": "How often a request that failed is tried again before its episode is lost."}
+        default=3,
+        metadata={
+            "help": "How often a request that failed is tried again before its episode is lost; of a server: after a bad answer."
+        },
+    )
+    engine_timeout: float = field(
+        default=900.0,
+        metadata={"help": "Seconds a vLLM server has to answer one request; longer than any should take."},
     )
     vllm_server_urls: list[str] | None = field(
         default=None, metadata={"help": "URLs of one or several running `vllm serve` (engine vllm_server)."}
@@ -108,15 +115,12 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         super().__post_init__()
         if self.engine not in ENGINES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")
-        if self.vllm_server_urls and self.engine not in ("auto", "vllm_server"):
-            raise ConfigError(
-                f"vllm_server_urls is given, but engine is {self.engine!r}; use engine vllm_server (or auto)"
-            )
+        self._check_servers()
         if self.vllm_lora_sync not in LORA_SYNCS:
             raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
-        for name in ("tool_timeout", "episode_timeout"):
+        for name in ("tool_timeout", "episode_timeout", "engine_timeout"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}")
         if self.vllm_kv_cache_gib < 1:
             raise ConfigError(f"vllm_kv_cache_gib must be at least 1, got {self.vllm_kv_cache_gib}")
@@ -148,6 +152,27 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             if value is not None and value < least:
                 why = " (GRPO compares the episodes of a group)" if name == "num_generations" else ""
                 raise ConfigError(f"{name} must be at least {least}{why}, got {value}")
+
+    def server_urls(self) -> list[str]:
+        """Return the vLLM servers that were configured, our way or TRL's; none if there are none."""
+        if self.vllm_server_urls:
+            return list(self.vllm_server_urls)
+        if self.vllm_server_base_url:
+            return [self.vllm_server_base_url]
+        defaults = {known.name: known.default for known in fields(GRPOConfig)}
+        address = ("vllm_server_host", "vllm_server_port")
+        named = any(getattr(self, name) != defaults[name] for name in address)
+        if named or (self.use_vllm and self.vllm_mode == "server"):
+            return [f"http://{self.vllm_server_host}:{self.vllm_server_port}"]
+        return []
+
+    def _check_servers(self) -> None:
+        """Refuse servers that are named in two ways, or for an engine that uses none."""
+        ways = [name for name in ("vllm_server_urls", "vllm_server_base_url") if getattr(self, name)]
+        if len(ways) == 2:
+            raise ConfigError("vllm_server_urls and vllm_server_base_url both name servers; give one of them")
+        if ways and self.engine not in ("auto", "vllm_server"):
+            raise ConfigError(f"{ways[0]} is given, but engine is {self.engine!r}; use engine vllm_server (or auto)")
 
     def episode_limits(self) -> EpisodeLimits:
         """The limits of an episode as one value."""

@@ -1,0 +1,312 @@
+"""Answers that a server in good health never gives, over real HTTP: none of them is trained on, and each is named.
+
+One line an answer: what the server says to a completion (a change of the honest body, or bytes),
+and what the sentence must hold besides the server's address. The request asks for at most 8 tokens
+after (1, 2, 3) and stops at 9; the honest answer is (5, 9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines import vllm_server
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.errors import FinalEngineError
+from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, Body, StandInVLLM, Wire
+
+VOCABULARY = 320
+NAN, INFINITY = float("nan"), float("inf")
+Bad = tuple[str, Any, tuple[str, ...]]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "_FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def server() -> Iterator[StandInVLLM]:
+    with StandInVLLM() as running:
+        yield running
+
+
+def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
+    return VLLMServerEngine(
+        [server.url for server in servers], **{"vocabulary": VOCABULARY, "retries": 1, "timeout_s": 20.0, **options}
+    )
+
+
+def ask(engine: VLLMServerEngine, times: int = 1) -> list[Sample]:
+    request = SampleRequest(ids=(1, 2, 3), max_tokens=8, stop_ids=(9,), options=SamplingOptions())
+
+    async def main() -> list[Sample]:
+        await engine.open()
+        try:
+            return [await engine.sample(request) for _ in range(times)]
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def changed(**fields: Any) -> Callable[[Any], Any]:
+    """The honest body with these fields, or without those that are `...`."""
+    return lambda honest: _with(honest, fields)
+
+
+def choice(**fields: Any) -> Callable[[Any], Any]:
+    return lambda honest: {**honest, "choices": [_with(honest["choices"][0], fields)]}
+
+
+def drawn(ids: Any, logprobs: Any = None, reason: str = "stop") -> Callable[[Any], Any]:
+    """Other tokens, each with a log-probability unless they are given too."""
+    numbers = [-0.5] * len(ids) if logprobs is None else logprobs
+    return choice(token_ids=ids, logprobs={"token_logprobs": numbers}, finish_reason=reason)
+
+
+def logprobs(*numbers: Any) -> Callable[[Any], Any]:
+    return drawn([5, 9], list(numbers))
+
+
+def _with(honest: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in {**honest, **fields}.items() if value is not ...}
+
+
+def raw(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"\r\n".join([b"HTTP/1.1 " + status, *headers, b"", body])
+
+
+def text(content: str, **headers: str) -> Body:
+    return Body(content.encode(), headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+HONEST = json.dumps({"id": "cmpl-1", "model": "base", "choices": []}).encode()
+
+# What a body may be that is no completion.
+BODIES: list[Bad] = [
+    ("truncated JSON", text('{"id": "cmpl-1", "choices": [{"token_ids": [5'), ("its body is", "JSON (")),
+    ("HTML with status 200", text("<html>Sign in</html>", content_type="text/html"), ("<html>Sign in", "JSON (")),
+    ("nothing", text(""), ("its body is ''", "JSON (")),
+    ("no content", Body(status=204, headers={"content-length": "0"}), ("its body is ''",)),
+    ("a word", text("OK"), ("'OK'", "JSON (")),
+    ("two documents", text("{} {}"), ("'{} {}'", "JSON (")),
+    ("deep lists", text("[" * 10_000), ("'[[[", "nested too deeply")),
+    ("deep objects", text('{"a":' * 10_000), ('\'{"a":', "nested too deeply")),
+    ("a number of 5,000 digits", text("1" * 5000), ("'111", "JSON (")),
+    ("broken UTF-8", Body(b'{"id": "\xff\xfe"}'), ("its body is", "JSON (")),
+    ("escape sequences", text("\x1b]0;title\x07\x1b[2J"), (r"\x1b]0;title", "JSON (")),
+    ("server-sent events", text('data: {"id": 1}\n\ndata: [DONE]\n'), ("data:", "JSON (")),
+    ("null", text("null"), ("its body is None", "an object")),
+    ("a list", text("[]"), ("its body is []", "an object")),
+    ("a text", text('"done"'), ("its body is 'done'", "an object")),
+    ("a number", text("7"), ("its body is 7", "an object")),
+    ("bytes that are no gzip", Body(b"no gzip", headers={"content-encoding": "gzip"}), ("content-encoding is 'gzip'",)),
+    ("a gzip", Body(gzip.compress(HONEST), headers={"content-encoding": "gzip"}), ("content-encoding is 'gzip'",)),
+    ("an unknown encoding", Body(HONEST, headers={"content-encoding": "rot13"}), ("content-encoding is 'rot13'",)),
+    ("a body without end", text('{"a": "' + "x" * 2_000_000 + '"}'), ("its body is longer than", "bytes")),
+    ("an error with status 200", text('{"error": {"message": "out of memory"}}'), ("id is missing", "a text")),
+    ("a redirect", Body(status=307, headers={"location": "http://192.0.2.1/"}), ("307", "'http://192.0.2.1/'")),
+    ("a redirect nowhere", Body(status=302), ("302, a redirect to None",)),
+]
+
+# What a completion may lack or have.
+COMPLETION: list[Bad] = [
+    ("no id", changed(id=...), ("id is missing", "a text")),
+    (
+        "another request's answer",
+        changed(id="cmpl-of-somebody-else"),
+        ("id is 'cmpl-of-somebody-else'", "this request"),
+    ),
+    ("an id of another kind", changed(id=7), ("id is 7", "a text")),
+    ("another model's answer", changed(model="gpt-oss"), ("model is 'gpt-oss'", "'base'")),
+    ("no model", changed(model=...), ("model is missing",)),
+    ("no choices", changed(choices=...), ("choices is missing", "a list")),
+    ("null choices", changed(choices=None), ("choices is None", "a list")),
+    ("empty choices", changed(choices=[]), ("choices is a list of 0", "one choice")),
+    ("choices in an object", changed(choices={"0": {}}), ("choices is {'0'", "a list")),
+    ("two choices", lambda honest: {**honest, "choices": honest["choices"] * 2}, ("choices is a list of 2",)),
+    ("a null choice", changed(choices=[None]), ("choices[0] is None", "an object")),
+    ("a nested choice", lambda honest: {**honest, "choices": [honest["choices"]]}, ("choices[0] is [{", "an object")),
+    ("a text for a choice", changed(choices=["hello"]), ("choices[0] is 'hello'",)),
+    ("no prompt", choice(prompt_token_ids=...), ("choices[0].prompt_token_ids is missing",)),
+    ("another prompt", choice(prompt_token_ids=[1, 2, 4]), ("prompt_token_ids is [1, 2, 4]", "[1, 2, 3], those sent")),
+    ("a longer prompt", choice(prompt_token_ids=[0, 1, 2, 3]), ("prompt_token_ids is [0, 1, 2, 3]",)),
+    ("no finish_reason", choice(finish_reason=...), ("choices[0].finish_reason is missing",)),
+    ("a null finish_reason", choice(finish_reason=None), ("choices[0].finish_reason is None",)),
+    ("an aborted request", choice(finish_reason="abort"), ("choices[0].finish_reason is 'abort'",)),
+    ("another finish_reason", choice(finish_reason="tool_calls"), ("finish_reason is 'tool_calls'",)),
+    ("finish_reason true", choice(finish_reason=True), ("finish_reason is True",)),
+    ("a list for a finish_reason", choice(finish_reason=["stop"]), ("finish_reason is ['stop']",)),
+]
+
+# What the tokens may be.
+TOKENS: list[Bad] = [
+    ("no token ids", choice(token_ids=...), ("choices[0].token_ids is missing", "vLLM 0.31")),
+    ("null token ids", choice(token_ids=None), ("choices[0].token_ids is None", "vLLM 0.31")),
+    ("token ids as a text", choice(token_ids="5 9"), ("choices[0].token_ids is '5 9'",)),
+    ("token ids in an object", choice(token_ids={"0": 5}), ("choices[0].token_ids is {'0': 5}",)),
+    ("an empty stop", drawn([]), ("token_ids is []", "at least one token")),
+    ("an empty length", drawn([], reason="length"), ("token_ids is []", "at least one token")),
+    ("an id beyond the vocabulary", drawn([5, VOCABULARY, 9]), ("token_ids[1] is 320", "from 0 to 319")),
+    ("an id far beyond it", drawn([2**63, 9]), ("token_ids[0] is 9223372036854775808", "from 0 to 319")),
+    ("an id of 400 digits", drawn([10**400, 9]), ("token_ids[0] is 1000", "...", "from 0 to 319")),
+    ("a negative id", drawn([5, -1, 9]), ("token_ids[1] is -1",)),
+    ("a fraction of an id", drawn([5.5, 9]), ("token_ids[0] is 5.5",)),
+    ("an id as a whole float", drawn([5.0, 9]), ("token_ids[0] is 5.0",)),
+    ("true for an id", drawn([True, 9]), ("token_ids[0] is True",)),
+    ("a nested id", drawn([[5], 9]), ("token_ids[0] is [5]",)),
+    ("nested ids", drawn([[5, 9]]), ("token_ids[0] is [5, 9]",)),
+    ("a text for an id", drawn(["token_id:5", 9]), ("token_ids[0] is 'token_id:5'",)),
+    ("null for an id", drawn([None, 9]), ("token_ids[0] is None",)),
+    ("an object for an id", drawn([{"id": 5}, 9]), ("token_ids[0] is {'id': 5}",)),
+    ("more tokens than asked for", drawn([5] * 9, reason="length"), ("token_ids is 9 tokens", "at most the 8")),
+    ("more tokens, then a stop", drawn([5] * 8 + [9]), ("token_ids is 9 tokens", "at most the 8")),
+    ("tokens beyond the window", drawn([5] * 900, reason="length"), ("token_ids is 900 tokens",)),
+    ("fewer tokens than asked for", drawn([5] * 7, reason="length"), ("token_ids is 7 tokens", "the 8 asked for")),
+    ("a stop token in the middle", drawn([5, 9, 5, 9]), ("token_ids[1] is 9", "no stop token before the end")),
+    ("a stop token in a length", drawn([5] * 7 + [9], reason="length"), ("token_ids[7] is 9", "ended by length")),
+    ("a stop at another token", drawn([5, 8]), ("the last of token_ids is 8", "--generation-config vllm")),
+    ("a stop without a stop token", drawn([5] * 8), ("the last of token_ids is 5", "(9,)")),
+]
+
+# What their log-probabilities may be.
+LOGPROBS: list[Bad] = [
+    ("no logprobs", choice(logprobs=...), ("choices[0].logprobs is missing", "vLLM 0.31")),
+    ("null logprobs", choice(logprobs=None), ("choices[0].logprobs is None", "vLLM 0.31")),
+    ("logprobs in a list", choice(logprobs=[-1.0, -1.0]), ("choices[0].logprobs is [-1.0, -1.0]", "an object")),
+    ("no token_logprobs", choice(logprobs={}), ("choices[0].logprobs.token_logprobs is missing",)),
+    ("null token_logprobs", choice(logprobs={"token_logprobs": None}), ("token_logprobs is None", "a list")),
+    ("fewer logprobs than ids", logprobs(-0.5), ("token_logprobs is 1 numbers", "2, one for each")),
+    ("more logprobs than ids", logprobs(-0.5, -0.5, -0.5), ("token_logprobs is 3 numbers", "2, one for each")),
+    ("no logprobs in the list", logprobs(), ("token_logprobs is 0 numbers",)),
+    ("NaN", logprobs(-0.5, NAN), ("token_logprobs[1] is nan", "from -200 to 0")),
+    ("NaN first", logprobs(NAN, -0.5), ("token_logprobs[0] is nan",)),
+    ("minus infinity", logprobs(-INFINITY, -0.5), ("token_logprobs[0] is -inf",)),
+    ("infinity", logprobs(INFINITY, -0.5), ("token_logprobs[0] is inf",)),
+    ("infinities of both signs", logprobs(-INFINITY, INFINITY), ("token_logprobs[0] is -inf",)),
+    ("a positive one", logprobs(5.0, -0.5), ("token_logprobs[0] is 5.0",)),
+    ("a positive one that a sum hides", logprobs(5.0, -50.0), ("token_logprobs[0] is 5.0",)),
+    ("probabilities", logprobs(0.6, 0.25), ("token_logprobs[0] is 0.6",)),
+    ("vLLM's minus infinity", logprobs(-9999.0, -0.5), ("token_logprobs[0] is -9999.0", "from -200 to 0")),
+    ("a null one", logprobs(None, -0.5), ("token_logprobs[0] is None",)),
+    ("a text", logprobs("-0.5", -0.5), ("token_logprobs[0] is '-0.5'",)),
+    ("true", logprobs(-0.5, True), ("token_logprobs[1] is True",)),
+    ("nested ones", logprobs([-0.5], [-0.5]), ("token_logprobs[0] is [-0.5]",)),
+    ("an integer of 400 digits", logprobs(-(10**400), -0.5), ("token_logprobs[0] is -1000",)),
+    ("an exponent out of range", text(json.dumps({"choices": 0}).replace("0", "-1e999")), ("id is missing",)),
+]
+
+# What may come over the wire instead of an answer: tried again until the time is over, as a lost connection is.
+LONG = b"content-length: 400"
+CHUNKED = b"transfer-encoding: chunked"
+WIRES: list[Bad] = [
+    ("a closed connection", DROP, ("RemoteProtocolError",)),
+    ("no HTTP", Wire([b"SSH-2.0-OpenSSH_9.6\r\n"]), ("RemoteProtocolError",)),
+    ("half a status line", Wire([b"HTTP/1.1 20"]), ("RemoteProtocolError",)),
+    ("half of the headers", Wire([b"HTTP/1.1 200 OK\r\ncontent-ty"]), ("RemoteProtocolError",)),
+    ("a body shorter than its length", Wire([raw(b"{}", LONG)]), ("RemoteProtocolError", "2 bytes, expected 400")),
+    ("a length that is no number", Wire([raw(b"{}", b"content-length: many")]), ("RemoteProtocolError",)),
+    ("two lengths", Wire([raw(b"{}", LONG, b"content-length: 2")]), ("RemoteProtocolError",)),
+    ("a chunk that is cut", Wire([raw(b"40\r\n{", CHUNKED)]), ("RemoteProtocolError",)),
+    ("a chunk's length that is none", Wire([raw(b"zz\r\n{}\r\n0\r\n\r\n", CHUNKED)]), ("RemoteProtocolError",)),
+    ("headers without end", Wire([raw(b"", *(b"x-%d: 1" % n for n in range(20_000)))]), ("RemoteProtocolError",)),
+    ("an error 500", Body(b"out of memory", 500), ("HTTP 500: 'out of memory'",)),
+    ("an error with escape sequences", Body(b"\x1b[2J", 503), (r"HTTP 503: '\x1b[2J'",)),
+]
+
+# Its own time would be over before the answer is: headers, chunks or bytes that drip.
+DRIPS: list[Bad] = [
+    ("headers that drip", Wire([b"HTTP/1.1 200 OK\r\n", *[b"x: y\r\n"] * 1000], 0.05), ("silent for",)),
+    ("a body that drips", Wire([raw(b"{", LONG), *[b" "] * 300], 0.05), ("silent for",)),
+    ("chunks without end", Wire([raw(b"", CHUNKED), *[b"1\r\n \r\n"] * 1000], 0.05), ("silent for",)),
+]
+
+UNBELIEVABLE = [*BODIES, *COMPLETION, *TOKENS, *LOGPROBS]
+
+
+def cases(table: list[Bad]) -> Any:
+    return pytest.mark.parametrize(
+        ("bad", "words"), [(bad, words) for _, bad, words in table], ids=[n for n, *_ in table]
+    )
+
+
+@cases(UNBELIEVABLE)
+def test_an_answer_that_cannot_be_believed_is_named_and_never_trained_on(server, bad, words):
+    engine = engine_of(server)
+    server.next_answers[COMPLETIONS] = [bad]
+    (sample,) = ask(engine)  # asked again, the server tells the truth
+    assert sample.ids == (5, 9) and len(server.asked) == 2
+    server.answers[COMPLETIONS] = bad
+    with pytest.raises(FinalEngineError) as failure:
+        ask(engine)
+    said = str(failure.value)
+    assert said.startswith(f"the vLLM server at {server.url} gave an answer that cannot be used (2 in all): ")
+    assert all(word in said for word in words), said
+    assert "a request of 3 tokens for at most 8 more" in said and "\x1b" not in said and len(said) < 900
+    assert len(server.asked) == 4
+
+
+@cases(WIRES)
+def test_what_is_no_answer_is_asked_for_again_until_the_time_is_over(server, bad, words):
+    server.next_answers[COMPLETIONS] = [bad, bad, bad]
+    (sample,) = ask(engine_of(server))
+    assert sample.ids == (5, 9) and len(server.asked) == 4
+    server.answers[COMPLETIONS] = bad
+    with pytest.raises(FinalEngineError) as failure:
+        ask(engine_of(server, timeout_s=0.3))
+    said = str(failure.value)
+    assert said.startswith(f"the vLLM server at {server.url} gave no answer within 0.3 s (--engine_timeout): ")
+    assert all(word in said for word in words), said
+    assert "\x1b" not in said
+
+
+@cases(DRIPS)
+def test_an_answer_that_drips_ends_at_the_deadline_of_the_whole(server, bad, words):
+    server.answers[COMPLETIONS] = bad
+    with pytest.raises(FinalEngineError) as failure:
+        ask(engine_of(server, timeout_s=0.3))
+    said = str(failure.value)
+    assert said.startswith(f"the vLLM server at {server.url} gave no answer within 0.3 s")
+    assert all(word in said for word in words), said
+
+
+def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(server):
+    """A body longer than its length leaves bytes on the connection: here a whole answer, as another request's would be."""
+
+    def answer(honest: Any) -> bytes:
+        content = json.dumps(honest).encode()
+        return raw(content, b"content-length: %d" % len(content))
+
+    engine = engine_of(server, retries=5)
+    seen: list[Any] = []
+
+    def twice(honest: Any) -> Any:
+        seen.append(honest)
+        return honest
+
+    server.next_answers[COMPLETIONS] = [twice]
+    ask(engine)
+    forged = {**seen[0], "choices": [{**seen[0]["choices"][0], "token_ids": [7, 9]}]}
+    server.next_answers[COMPLETIONS] = [Wire([answer(seen[0]) + answer(forged)], keep=True)] * 2
+    assert [sample.ids for sample in ask(engine, times=3)] == [(5, 9)] * 3
+
+
+def test_logprobs_may_be_whole_numbers_and_rounded(server):
+    server.answers[COMPLETIONS] = logprobs(0, 1e-7)
+    (sample,) = ask(engine_of(server))
+    assert sample.logprobs == (0.0, 1e-7) and all(type(number) is float for number in sample.logprobs)
+
+
+def test_another_server_is_asked_before_the_one_that_cannot_be_believed(server):
+    with StandInVLLM() as sound:
+        server.answers[COMPLETIONS] = drawn([5, VOCABULARY, 9])
+        samples = ask(engine_of(server, sound), times=6)
+    assert [sample.ids for sample in samples] == [(5, 9)] * 6
+    assert len(server.asked) == 1 and len(sound.asked) == 6

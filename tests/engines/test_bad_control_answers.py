@@ -1,0 +1,180 @@
+"""Control calls that a server answers as none in good health does: asked again, then one sentence.
+
+One line an answer, as in `test_bad_answers.py`, for each path that starting and pushing weights use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines import vllm_http, vllm_server
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
+from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
+from toolgrpo.testing.vllm_stand_in import DROP, Body, StandInVLLM
+
+VOCABULARY = 320
+Bad = tuple[str, Any, tuple[str, ...]]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(vllm_http, "_FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def server() -> Iterator[StandInVLLM]:
+    with StandInVLLM() as running:
+        yield running
+
+
+def engine_of(server: StandInVLLM, **options: Any) -> VLLMServerEngine:
+    return VLLMServerEngine([server.url], **{"vocabulary": VOCABULARY, "timeout_s": 20.0, **options})
+
+
+def ask(engine: VLLMServerEngine) -> Sample:
+    request = SampleRequest(ids=(1, 2, 3), max_tokens=8, stop_ids=(9,), options=SamplingOptions())
+
+    async def main() -> Sample:
+        await engine.open()
+        try:
+            return await engine.sample(request)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def text(content: str) -> Body:
+    return Body(content.encode())
+
+
+ANYWHERE = [
+    ("truncated JSON", text('{"data": ['), ("its body is", "JSON (")),
+    ("HTML with status 200", text("<html>Sign in</html>"), ("<html>Sign in",)),
+    ("deep JSON", text("[" * 10_000), ("nested too deeply",)),
+    ("null", text("null"), ("its body is None", "an object")),
+    ("a list", text("[]"), ("its body is []", "an object")),
+    ("a bad gzip", Body(b"no gzip", headers={"content-encoding": "gzip"}), ("content-encoding",)),
+    ("a redirect", Body(status=307, headers={"location": "http://192.0.2.1/"}), ("307, a redirect",)),
+    ("a closed connection", DROP, ("RemoteProtocolError",)),
+    ("an error 500", Body(b"out of memory", 500), ("HTTP 500: 'out of memory'",)),
+]
+MODELS = [
+    ("no data", lambda honest: {}, ("data is missing", "a list")),
+    ("null data", lambda honest: {"data": None}, ("data is None",)),
+    ("a null card", lambda honest: {"data": [None]}, ("data[0] is None", "an object")),
+    ("no name", lambda honest: {"data": [{"max_model_len": 64}]}, ("data[0].id is missing",)),
+    ("a window of text", lambda honest: {"data": [{"id": "base", "max_model_len": "64"}]}, ("max_model_len is '64'",)),
+    ("a negative window", lambda honest: {"data": [{"id": "base", "max_model_len": -1}]}, ("max_model_len is -1",)),
+]
+INFO = [
+    ("no configuration", lambda honest: {}, ("vllm_config is missing", "an object")),
+    ("a text", lambda honest: {"vllm_config": "VllmConfig()"}, ("vllm_config is 'VllmConfig()'",)),
+    (
+        "another place",  # where a search through the whole tree would find it
+        lambda honest: {"vllm_config": {**honest["vllm_config"], "model_config": {"old": {"logprobs_mode": "raw"}}}},
+        ("vllm_config.model_config.logprobs_mode is missing",),
+    ),
+    (
+        "another kind",
+        lambda honest: {"vllm_config": {**honest["vllm_config"], "parallel_config": {"worker_cls": 7}}},
+        ("vllm_config.parallel_config.worker_cls is 7", "a text"),
+    ),
+]
+CONTROL: dict[str, list[Bad]] = {
+    "/v1/models": [*ANYWHERE, *MODELS],
+    "/server_info": [*ANYWHERE, *INFO],
+    "/version": [*ANYWHERE, ("a number", lambda honest: {"version": 31}, ("version is 31",))],
+    "/collective_rpc": [
+        *ANYWHERE,
+        ("no results", lambda honest: {}, ("results is missing",)),
+        ("results of nobody", lambda honest: {"results": []}, ("results is []",)),
+        ("an error among them", lambda honest: {"results": [None, "no such file"]}, ("results[1] is 'no such file'",)),
+    ],
+    "/reset_prefix_cache": [
+        *ANYWHERE,
+        ("no success", lambda honest: {}, ("success is missing", "true or false")),
+        ("a word", lambda honest: {"success": "false"}, ("success is 'false'",)),
+    ],
+    "/update_weight_version": [
+        *ANYWHERE,
+        ("no success", lambda honest: {**honest, "success": False}, ("success is False",)),
+        ("another version", lambda honest: {**honest, "new_version": "older"}, ("new_version is 'older'",)),
+    ],
+}
+CONTROL_CASES = [(path, bad, words) for path, table in CONTROL.items() for _, bad, words in table]
+CONTROL_IDS = [f"{path[1:]} {name}" for path, table in CONTROL.items() for name, *_ in table]
+
+
+@pytest.mark.parametrize(("path", "bad", "words"), CONTROL_CASES, ids=CONTROL_IDS)
+def test_a_control_call_is_answered_well_or_ends_in_a_sentence(server, tmp_path, path, bad, words):
+    def start_and_push() -> None:
+        engine_of(server, weights=DiskWeights(tmp_path, run_id="run")).load_weights(iter(()))
+
+    server.next_answers[path] = [bad, bad]
+    start_and_push()  # asked again, the server tells the truth
+    assert server.weight_version == "run-1"
+    server.weight_version = "default"
+    for folder in tmp_path.iterdir():
+        folder.rmdir()
+    server.answers[path] = bad
+    with pytest.raises(EngineError) as failure:
+        start_and_push()
+    said = str(failure.value)
+    assert server.url in said and path in said and all(word in said for word in words), said
+    assert "\x1b" not in said and len(said) < 900
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (text("<html>Sign in</html>"), ("/weight_info", "<html>Sign in")),
+        (lambda honest: {"weight_version": None}, ("/weight_info", "weight_version is None", "a text")),
+        (lambda honest: {"version": "run-1"}, ("/weight_info", "weight_version is missing")),
+    ],
+    ids=["HTML", "null", "another field"],
+)
+def test_a_server_that_cannot_say_which_weights_it_holds_is_not_drawn_from(server, tmp_path, bad, words):
+    engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=1.0)
+    engine.load_weights(iter(()))
+    server.answers["/weight_info"] = bad
+    with pytest.raises(FinalEngineError) as failure:
+        ask(engine)
+    said = str(failure.value)
+    assert server.url in said and all(word in said for word in words), said
+
+
+def test_an_adapter_that_the_server_does_not_list_afterwards_was_not_loaded(server, tmp_path):
+    server.answers["/v1/load_lora_adapter"] = Body(b"Success: LoRA adapter added.")
+    server.answers["/v1/models"] = lambda honest: {"data": honest["data"][:1]}
+    engine = engine_of(server, weights=LoraWeights(tmp_path, lambda folder: folder.mkdir(), run_id="run"))
+    with pytest.raises(EngineError, match=rf"{server.url} was given the adapter run-1, but does not list it"):
+        engine.load_weights(iter(()))
+
+
+def test_a_refusal_of_a_control_call_is_final(server, tmp_path):
+    engine = engine_of(server, weights=DiskWeights(tmp_path))
+    server.answers["/collective_rpc"] = Body(b"no such method", 400)
+    with pytest.raises(EngineError, match=r"refused /collective_rpc with 400: 'no such method'"):
+        engine.load_weights(iter(()))
+    assert [path for path, _ in server.posted].count("/collective_rpc") == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://localhost", "http://", "", "http://[", "http://host:port", "not an address"]
+)
+def test_an_address_that_is_none_is_refused_at_once(url):
+    with pytest.raises(ConfigError, match="is no address of a vLLM server"):
+        VLLMServerEngine([url], vocabulary=VOCABULARY)
+
+
+def test_one_server_given_twice_is_refused(server):
+    with pytest.raises(ConfigError, match=rf"{server.url} is given more than once"):
+        VLLMServerEngine([server.url, server.url + "/v1/"], vocabulary=VOCABULARY)

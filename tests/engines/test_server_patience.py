@@ -1,0 +1,263 @@
+"""How long a server is waited for, who is told, and when a run ends; with short times."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines import http_exchange, vllm_server
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.server_weights import DiskWeights, NcclWeights, choose_road
+from toolgrpo.engines.silence import Silence
+from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
+from toolgrpo.observe.engine_lines import show_engine_lines
+from toolgrpo.testing.vllm_stand_in import COMPLETIONS, HANG, Body, StandInVLLM
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+
+@pytest.fixture
+def server() -> Iterator[StandInVLLM]:
+    with StandInVLLM() as running:
+        yield running
+
+
+def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
+    return VLLMServerEngine([server.url for server in servers], vocabulary=320, **options)
+
+
+def request(*ids: int) -> SampleRequest:
+    return SampleRequest(ids=ids or (1, 2, 3), max_tokens=8, stop_ids=(9,), options=SamplingOptions())
+
+
+def sample_together(engine: VLLMServerEngine, *requests: SampleRequest) -> list[Sample | BaseException]:
+    async def main() -> list[Sample | BaseException]:
+        await engine.open()
+        try:
+            return await asyncio.gather(*map(engine.sample, requests), return_exceptions=True)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+# Time
+
+
+def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(server, caplog):
+    server.answers[COMPLETIONS] = HANG
+    started = time.monotonic()
+    failures = sample_together(engine_of(server, timeout_s=1.0, say_every_s=0.2), *(request(n) for n in range(8)))
+    assert {type(failure) for failure in failures} == {FinalEngineError}
+    assert "gave no answer within 1 s (--engine_timeout): silent for 1 s" in str(failures[0])
+    assert time.monotonic() - started < 20
+    lines = [record.getMessage() for record in caplog.records if "has not answered" in record.getMessage()]
+    assert 1 <= len(lines) <= 5  # for the server, not for each of the eight requests
+    assert lines[0].startswith(f"the vLLM server at {server.url} has not answered for ")
+    assert lines[0].endswith("a request is given 1 s")
+
+
+def test_another_server_is_asked_when_one_hangs(server):
+    with StandInVLLM() as sound:
+        server.answers[COMPLETIONS] = HANG
+        samples = sample_together(engine_of(server, sound, timeout_s=0.5), *(request(n) for n in range(4)))
+    assert [sample.ids for sample in samples] == [(5, 9)] * 4
+
+
+def test_servers_that_all_hang_end_the_run_after_two_of_them(server):
+    with StandInVLLM() as second, StandInVLLM() as third:
+        for one in (server, second, third):
+            one.answers[COMPLETIONS] = HANG
+        (failure,) = sample_together(engine_of(server, second, third, timeout_s=0.4), request())
+        assert "gave no answer within 0.8 s" in str(failure)
+        assert sum(len(one.asked) for one in (server, second, third)) == 2
+
+
+def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(server):
+    """Or each wave of episodes would wait as long as the one before."""
+    engine = engine_of(server, timeout_s=60.0, retries=0)
+
+    async def main() -> list[BaseException]:
+        await engine.open()
+        ended: list[BaseException] = []
+        hanging = asyncio.create_task(engine.sample(request(1)))
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        server.next_answers[COMPLETIONS] = [Body(b"<html>", 200)]
+        async with asyncio.timeout(30):
+            ended += await asyncio.gather(engine.sample(request(2)), hanging, return_exceptions=True)
+            ended += await asyncio.gather(engine.sample(request(3)), return_exceptions=True)
+        await engine.close()
+        return ended
+
+    server.next_answers[COMPLETIONS] = [HANG]
+    ended = asyncio.run(main())
+    assert {type(error) for error in ended} == {FinalEngineError} and len(ended) == 3
+    assert {str(error) for error in ended} == {str(ended[0])} and "<html>" in str(ended[0])
+    assert len(server.asked) == 2  # the third was not sent
+
+
+def test_the_next_rollout_begins_anew(server):
+    engine = engine_of(server, timeout_s=5.0, retries=0)
+    server.next_answers[COMPLETIONS] = [Body(b"<html>", 200)]
+    assert isinstance(sample_together(engine, request())[0], FinalEngineError)
+    assert sample_together(engine, request())[0].ids == (5, 9)
+
+
+def test_a_control_call_that_hangs_is_said_and_ends(server, caplog, tmp_path):
+    engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=0.6, say_every_s=0.2)
+    server.answers["/collective_rpc"] = HANG
+    with pytest.raises(EngineError, match=rf"{server.url} did not answer /collective_rpc within 0.6 s"):
+        engine.load_weights(iter(()))
+    assert f"the vLLM server at {server.url} has not answered /collective_rpc for 0 s; it is given 0.6 s" in caplog.text
+
+
+def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_program(server, tmp_path):
+    engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=30.0)
+    engine.load_weights(iter(()))
+    server.answers["/weight_info"] = HANG
+
+    async def main() -> None:
+        await engine.open()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await engine.sample(request())
+        await engine.close()
+
+    started = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - started < 15
+
+
+def test_a_question_for_the_weights_that_failed_is_put_again_on_the_same_connection(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_server, "_FIRST_PAUSE_S", 0.001)
+    engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=20.0)
+    engine.load_weights(iter(()))
+    pushed, server.weight_version = server.weight_version, "default"  # it was restarted
+    server.next_answers["/weight_info"] = [Body(b"no", 400)]  # which is not asked again by the call itself
+    (sample,) = sample_together(engine, request())
+    assert sample.ids == (5, 9)
+    assert server.weight_version == pushed  # it was found out, and the weights given back
+    assert len(server.asked) == 3  # neither the first nor the second answer counted
+
+
+# What is said
+
+
+def test_a_silence_is_said_once_for_each_span_and_ends_with_any_answer():
+    silence = Silence("http://a", 900.0)
+    silence.asked(10.0)
+    silence.asked(50.0)
+    assert silence.due(69.9, 60.0) is None
+    assert silence.due(70.0, 60.0) == "the vLLM server at http://a has not answered for 60 s; a request is given 900 s"
+    assert silence.due(71.0, 60.0) is None
+    silence.failed("ConnectError: refused")
+    line = "the vLLM server at http://a has not answered for 190 s (ConnectError: refused); a request is given 900 s"
+    assert silence.due(200.0, 60.0) == line
+    assert silence.due(240.0, 60.0) is None and silence.due(250.0, 60.0) is not None
+    silence.answered(260.0, still_open=1)
+    assert silence.due(319.0, 60.0) is None and silence.due(320.0, 60.0) is not None
+    silence.answered(330.0, still_open=0)
+    assert silence.due(9999.0, 60.0) is None
+    silence.asked(1000.0)
+    silence.left(still_open=0)
+    assert silence.due(9999.0, 60.0) is None
+
+
+def test_engine_warnings_reach_the_terminal_once():
+    first: list[str] = []
+    second: list[str] = []
+    logger = logging.getLogger("toolgrpo.engines.vllm_server")
+    show_engine_lines(first.append)
+    show_engine_lines(second.append)
+    logger.warning("the vLLM server at %s is silent", "http://a")
+    logger.info("not a warning")
+    assert (first, second) == ([], ["the vLLM server at http://a is silent"])
+
+    def closed(text: str) -> None:
+        raise OSError("the terminal is gone")
+
+    show_engine_lines(closed)
+    logging.raiseExceptions, before = False, logging.raiseExceptions
+    try:
+        logger.warning("a line that cannot be shown ends no run")
+    finally:
+        logging.raiseExceptions = before
+        show_engine_lines(lambda text: None)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("given", "urls"),
+    [
+        ({}, []),
+        ({"vllm_server_urls": ["http://a", "http://b"]}, ["http://a", "http://b"]),
+        ({"vllm_server_base_url": "http://a:1"}, ["http://a:1"]),
+        ({"vllm_server_host": "10.0.0.3"}, ["http://10.0.0.3:8000"]),
+        ({"vllm_server_port": 9000}, ["http://0.0.0.0:9000"]),
+        ({"use_vllm": True, "vllm_mode": "server"}, ["http://0.0.0.0:8000"]),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, []),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("engine", ["auto", "vllm_server"])
+def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(engine, given, urls, tmp_path):
+    from toolgrpo.engines.choose import choose_engine
+
+    config = ToolGRPOConfig(str(tmp_path), engine=engine, report_to="none", use_cpu=True, **given)
+    assert config.server_urls() == urls
+    if urls:
+        assert choose_engine(engine, server_urls=config.server_urls()).name == "vllm_server"
+    elif engine == "vllm_server":
+        with pytest.raises(ConfigError, match="--vllm_server_urls"):
+            choose_engine(engine, server_urls=config.server_urls())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"engine_timeout": 0.0}, "engine_timeout must be a positive number of seconds, got 0.0"),
+        ({"engine_timeout": -3.0}, "engine_timeout must be a positive number"),
+        ({"engine_timeout": float("nan")}, "engine_timeout must be a positive number"),
+        ({"vllm_server_base_url": "http://a", "engine": "transformers"}, "vllm_server_base_url is given, but engine"),
+        ({"vllm_server_base_url": "http://a", "vllm_server_urls": ["http://b"]}, "both name servers"),
+    ],
+)
+def test_settings_of_servers_that_cannot_be_meant_are_refused(given, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        ToolGRPOConfig(str(tmp_path), report_to="none", use_cpu=True, **given)
+
+
+def test_nccl_meets_the_servers_at_the_port_that_was_given(server, tmp_path):
+    import torch
+
+    server.weight_transfer = {"backend": "nccl"}
+    road = choose_road(
+        [server.url],
+        device=torch.device("cuda"),
+        folder=tmp_path,
+        run_id="run",
+        ready_timeout_s=20.0,
+        timeout_s=20.0,
+        group_port=40_123,
+    )
+    assert isinstance(road, NcclWeights) and road._group_port == 40_123
+
+
+def test_a_blocking_call_works_where_an_event_loop_runs_already():
+    """As in a notebook."""
+
+    async def one() -> int:
+        return 1
+
+    async def main() -> int:
+        return http_exchange.in_background(one)
+
+    assert http_exchange.in_background(one) == 1 and asyncio.run(main()) == 1

@@ -1,0 +1,163 @@
+"""What a vLLM server's answers mean, and which of them are not believed. Tested with vLLM 0.31.0.
+
+Pure functions from decoded JSON to a value; what does not fit raises `BadAnswer`, which names the
+field, its value and what was expected. Every field has one place, which the sentence names; nothing
+is searched for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.engines.checks import MISSING, BadAnswer, Said, checked_sample, shown
+
+__all__ = [
+    "Completion",
+    "ModelCard",
+    "ServerConfig",
+    "accepted",
+    "cache_was_emptied",
+    "completion_sample",
+    "model_cards",
+    "named_version",
+    "server_config",
+    "version_of_server",
+    "version_of_weights",
+]
+
+_KINDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an answer has to be the answer to."""
+
+    request: SampleRequest
+    request_id: str  # vLLM gives it back behind `cmpl-`
+    model: str
+    vocabulary: int
+
+
+def completion_sample(body: Any, asked: Completion) -> Sample:
+    """Return the sample in an answer of `/v1/completions`."""
+    _same(body, "id", f"cmpl-{asked.request_id}", "that of this request")
+    _same(body, "model", asked.model, "the model asked for")
+    choices = _field(body, "choices", list)
+    if len(choices) != 1:
+        raise BadAnswer("choices", Said(f"a list of {len(choices)}"), "one choice, as asked for")
+    choice = choices[0]
+    _same(choice, "prompt_token_ids", list(asked.request.ids), "those sent", "choices[0].")
+    reason = _field(choice, "finish_reason", str, "choices[0].")
+    if reason not in ("stop", "length"):
+        raise BadAnswer("choices[0].finish_reason", reason, "'stop' or 'length'")
+    hint = "; toolgrpo needs the /v1/completions of vLLM 0.31 or newer"
+    ids = _field(choice, "token_ids", list, "choices[0].", hint)
+    logprobs = _field(choice, "logprobs", dict, "choices[0].", hint)
+    numbers = _field(logprobs, "token_logprobs", list, "choices[0].logprobs.", hint)
+    return checked_sample(ids, numbers, FinishReason(reason), asked.request, asked.vocabulary)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model of `/v1/models`; an adapter has a parent and, here, no length."""
+
+    name: str
+    parent: str | None
+    max_model_len: int | None
+
+
+def model_cards(body: Any) -> tuple[ModelCard, ...]:
+    """Return what `/v1/models` lists."""
+    return tuple(_model_card(card, f"data[{n}].") for n, card in enumerate(_field(body, "data", list)))
+
+
+def _model_card(card: Any, where: str) -> ModelCard:
+    parent, length = _optional(card, "parent", str, where), _optional(card, "max_model_len", int, where)
+    if length is not None and length < 1:
+        raise BadAnswer(f"{where}max_model_len", length, "a positive number of tokens")
+    return ModelCard(_field(card, "id", str, where), parent, length)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What a server in development mode says of itself in `/server_info?config_format=json`."""
+
+    logprobs_mode: str
+    worker: str
+    worker_extension: str
+    weight_transfer: str | None  # the backend it was started for
+
+
+def server_config(body: Any) -> ServerConfig:
+    """Return the part of `/server_info` that matters here."""
+    config = _field(body, "vllm_config", dict)
+    model = _field(config, "model_config", dict, "vllm_config.")
+    parallel = _field(config, "parallel_config", dict, "vllm_config.")
+    transfer = _optional(config, "weight_transfer_config", dict, "vllm_config.")
+    return ServerConfig(
+        logprobs_mode=_field(model, "logprobs_mode", str, "vllm_config.model_config."),
+        worker=_field(parallel, "worker_cls", str, "vllm_config.parallel_config."),
+        worker_extension=_field(parallel, "worker_extension_cls", str, "vllm_config.parallel_config."),
+        weight_transfer=None
+        if transfer is None
+        else _field(transfer, "backend", str, "vllm_config.weight_transfer_config."),
+    )
+
+
+def version_of_server(body: Any) -> str:
+    """Return what `/version` says."""
+    version: str = _field(body, "version", str)
+    return version
+
+
+def version_of_weights(body: Any) -> str:
+    """Return what `/weight_info` says."""
+    version: str = _field(body, "weight_version", str)
+    return version
+
+
+def cache_was_emptied(body: Any) -> bool:
+    """Return what `/reset_prefix_cache` says."""
+    success: bool = _field(body, "success", bool)
+    return success
+
+
+def named_version(version: str, body: Any) -> None:
+    """Check that `/update_weight_version` took the name it was given."""
+    if _field(body, "success", bool) is not True:
+        raise BadAnswer("success", body["success"], "true")
+    _same(body, "new_version", version, "the version sent")
+
+
+def accepted(body: Any) -> None:
+    """Check what `/collective_rpc` says: null from each worker, at least one."""
+    results = _field(body, "results", list)
+    if not results:
+        raise BadAnswer("results", results, "one of each worker")
+    for place, result in enumerate(results):
+        if result is not None:
+            raise BadAnswer(f"results[{place}]", result, "null, as every worker gives that did it")
+
+
+def _field(holder: Any, name: str, kind: type, where: str = "", hint: str = "") -> Any:
+    """Return the value under `name`, if it is of this kind (`True` is no whole number)."""
+    if type(holder) is not dict:
+        raise BadAnswer(where.rstrip(".") or "its body", holder, "an object")
+    value = holder.get(name, MISSING)
+    if type(value) is not kind:
+        raise BadAnswer(f"{where}{name}", value, _KINDS[kind] + hint)
+    return value
+
+
+def _optional(holder: Any, name: str, kind: type, where: str) -> Any:
+    if type(holder) is dict and holder.get(name) is None:
+        return None
+    return _field(holder, name, kind, where)
+
+
+def _same(holder: Any, name: str, expected: Any, which: str, where: str = "") -> None:
+    value = _field(holder, name, type(expected), where)
+    if value != expected:
+        raise BadAnswer(f"{where}{name}", value, f"{shown(expected)}, {which}")
