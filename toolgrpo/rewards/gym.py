@@ -36,12 +36,23 @@ def bare_answer(text: str) -> str:
     inside = boxed(text)
     if inside is not None:
         return inside
-    tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE)
-    if tagged:
-        return str(tagged[-1]).strip()
+    tagged = _last_tagged(text)
+    if tagged is not None:
+        return tagged
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     return re.split(r"answer\s*(?:is|:)\s*:?", last, flags=re.IGNORECASE)[-1].strip(" *`").rstrip(".").strip(" *`")
+
+
+def _last_tagged(text: str) -> str | None:
+    """What stands in the last closed `<answer>`, found in one pass over the tags."""
+    start, last = -1, None
+    for tag in re.finditer(r"<(/?)answer>", text, re.IGNORECASE):
+        if tag[1] and start >= 0:
+            start, last = -1, text[start : tag.start()]
+        elif not tag[1] and start < 0:
+            start = tag.end()
+    return None if last is None else last.strip()
 
 
 def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
