@@ -13,6 +13,7 @@ Not covered: decimal commas, thousands split by a plain space, numbers in words 
 from __future__ import annotations
 
 import re
+from collections import deque
 from fractions import Fraction
 
 __all__ = ["all_numbers", "boxed", "last_number", "marked_answer"]
@@ -38,10 +39,8 @@ def all_numbers(text: str) -> list[Fraction]:
 
 def last_number(text: str) -> Fraction | None:
     """The last number of a text; None where there is none, or where the last one has no value."""
-    last = None
-    for last in _NUMBER.finditer(_plain(text)):
-        pass
-    return None if last is None else _value(last)
+    last = deque(_NUMBER.finditer(_plain(text)), maxlen=1)
+    return _value(last[0]) if last else None
 
 
 def boxed(text: str) -> str | None:
