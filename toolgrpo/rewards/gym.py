@@ -2,21 +2,38 @@ r"""`reasoning_gym`: 1.0 if the scorer of the row's own task gives full marks to
 
 The bare answer is what stands in the last `\boxed{}` or `<answer>` of the final response, or else its last line after
 "answer:" or "answer is". Partial marks count as nothing: some of the scorers give them for a substring or for any text
-at all. A scorer that raises could not read the model's answer, which is then wrong.
+at all.
+
+Some of the scorers evaluate the answer as Python, so they run in the sandbox. One that raises, or takes more than 5 s, could not
+read the model's answer, which is then wrong. Not covered: an answer that is a program and forges the marks of such a scorer.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from toolgrpo.errors import RewardError
 from toolgrpo.rewards.numerals import boxed
 from toolgrpo.rewards.reading import final_answer
+from toolgrpo.sandbox import Sandbox
+from toolgrpo.sandbox.sandbox import DEFAULT_PRELOAD
 from toolgrpo.trajectory import Message
 
 __all__ = ["reasoning_gym"]
+
+_TIMEOUT_S = 5.0
+_WORKERS = max(2, min(8, os.cpu_count() or 2))
+_PROGRAM = """
+import pickle, reasoning_gym
+float(reasoning_gym.create_dataset({task!r}, size=1, seed=0).score_answer({answer!a}, pickle.loads({entry!r})))
+"""
 
 
 def reasoning_gym(
@@ -25,10 +42,11 @@ def reasoning_gym(
     gym_entry: Sequence[dict[str, Any]],
     **kwargs: Any,
 ) -> list[float]:
-    return [
-        _score(task, bare_answer(final_answer(completion)), entry)
-        for completion, task, entry in zip(completions, gym_task, gym_entry, strict=True)
-    ]
+    for task in dict.fromkeys(gym_task):
+        _check(task)
+    answers = [bare_answer(final_answer(completion)) for completion in completions]
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="reasoning-gym") as threads:
+        return list(threads.map(_score, gym_task, answers, gym_entry))
 
 
 def bare_answer(text: str) -> str:
@@ -55,17 +73,24 @@ def _last_tagged(text: str) -> str | None:
     return None if last is None else last.strip()
 
 
-def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
+def _check(task: str) -> None:
     try:
-        marks = _scorer(task)(answer, entry)
-    except Exception:  # see the module: the scorers of many authors, fed with a model's text
-        return 0.0
-    return float(marks >= 1.0)
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise RewardError("reward reasoning_gym: pip install 'toolgrpo[reasoning-gym]' first") from error
+    if task not in DATASETS:
+        raise RewardError(f"reward reasoning_gym: the column gym_task names no task of the library: {task!r}")
+
+
+def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
+    code = _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry))
+    marks = _sandbox().run(code, timeout=_TIMEOUT_S).value
+    return float(isinstance(marks, int | float) and marks >= 1.0)
 
 
 @cache
-def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
-    import reasoning_gym as library
-
-    scorer: Callable[[str, dict[str, Any]], float] = library.create_dataset(task, size=1, seed=0).score_answer
-    return scorer
+def _sandbox() -> Sandbox:
+    """One a process, opened by the first answer that is scored."""
+    sandbox = Sandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
+    atexit.register(sandbox.close)
+    return sandbox

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,3 +230,30 @@ def test_reasoning_gym_gives_nothing_for_parts_of_an_answer() -> None:
     columns = {"gym_task": row["gym_task"], "gym_entry": row["gym_entry"]}
     assert score("reasoning_gym", [said(f"The answer is {row['answer']}.")], "", **columns) == 1.0
     assert score("reasoning_gym", [said(f"{row['answer']} or something else")], "", **columns) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("n_queens", "[__import__('pathlib').Path(PATH).touch()]"),
+        ("puzzle24", "9**9**9**9"),
+        ("n_queens", "__import__('os')._exit(0)"),
+        ("basic_arithmetic", "\ud800"),
+    ],
+)
+def test_scorers_that_evaluate_the_answer_do_so_in_the_sandbox(tmp_path: Path, task: str, answer: str) -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    from toolgrpo.data import load_tasks
+
+    (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
+    columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
+    touched = tmp_path / "touched"
+    answer = "\\boxed{" + answer.replace("PATH", repr(str(touched))) + "}"
+    assert score("reasoning_gym", [said(answer)], "", **columns) == 0.0
+    assert not touched.exists()
+
+
+def test_an_unknown_gym_task_is_an_error() -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    with pytest.raises(RewardError, match="names no task of the library: 'no_such'"):
+        score("reasoning_gym", [said("1")], "", gym_task="no_such", gym_entry={})
