@@ -4,13 +4,15 @@ The bare answer is what stands in the last `\boxed{}` or `<answer>` of the final
 "answer:" or "answer is". Partial marks count as nothing: some of the scorers give them for a substring or for any text
 at all.
 
-Some of the scorers evaluate the answer as Python, so they run in the sandbox. One that raises, or takes more than 5 s, could not
-read the model's answer, which is then wrong. Not covered: an answer that is a program and forges the marks of such a scorer.
+Some of the scorers evaluate the answer as Python. So all run in the sandbox; those that expect a list read literals alone, and
+those that expect a formula get none but formulas. One that raises, or takes more than 5 s, could not read the model's answer, which
+is then wrong.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import os
 import pickle
 import re
@@ -30,10 +32,24 @@ __all__ = ["reasoning_gym"]
 
 _TIMEOUT_S = 5.0
 _WORKERS = max(2, min(8, os.cpu_count() or 2))
+_READ_LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")  # with eval
+_READ_FORMULAS = (
+    "countdown",
+    "intermediate_integration",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+)
 _PROGRAM = """
-import pickle, reasoning_gym
-float(reasoning_gym.create_dataset({task!r}, size=1, seed=0).score_answer({answer!a}, pickle.loads({entry!r})))
+import ast, pickle, sys, reasoning_gym
+scorer = reasoning_gym.create_dataset({task!r}, size=1, seed=0)
+if {reads_lists}:
+    sys.modules[type(scorer).__module__].eval = ast.literal_eval
+float(scorer.score_answer({answer!a}, pickle.loads({entry!r})))
 """
+# Formulas have no text, no attribute and no function of Python's but these: what sympy evaluates then computes, and no more.
+_NO_FORMULA = re.compile(r"""[^\x00-\x7f]|["'\[\]{}\\:;@]|__|\.\s*[A-Za-z_]""")
+_NOT_IN_FORMULAS = frozenset(dir(builtins)) - {"abs", "max", "min", "pow", "round"}
 
 
 def reasoning_gym(
@@ -83,9 +99,16 @@ def _check(task: str) -> None:
 
 
 def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
-    code = _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry))
+    if task in _READ_FORMULAS and not _is_formula(answer):
+        return 0.0
+    code = _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry), reads_lists=task in _READ_LISTS)
     marks = _sandbox().run(code, timeout=_TIMEOUT_S).value
     return float(isinstance(marks, int | float) and marks >= 1.0)
+
+
+def _is_formula(answer: str) -> bool:
+    words = re.findall(r"[A-Za-z_]\w*", answer)
+    return _NO_FORMULA.search(answer) is None and _NOT_IN_FORMULAS.isdisjoint(words)
 
 
 @cache
