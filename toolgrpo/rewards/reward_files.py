@@ -10,6 +10,7 @@ from types import ModuleType
 
 from toolgrpo.errors import PluginError
 from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.keeping import guarded_exit
 
 __all__ = ["load_reward"]
 
@@ -43,7 +44,8 @@ def _run_file(file: Path) -> ModuleType:
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        with guarded_exit():
+            spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[spec.name]
         if isinstance(error, KeyboardInterrupt):

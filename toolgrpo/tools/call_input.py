@@ -17,7 +17,7 @@ def parse_call(call: object) -> CallAttempt:
     """`{"name": ..., "arguments": {...}}` as text or object; the OpenAI form with a `function` inside is understood too."""
     if isinstance(call, CallAttempt):
         return call
-    raw = call if isinstance(call, str) else repr(call)
+    raw = call if isinstance(call, str) else _shown(call)
     if isinstance(call, str):
         try:
             call = json.loads(call)
@@ -46,6 +46,13 @@ def parse_call(call: object) -> CallAttempt:
 
 def _bad(status: AttemptStatus, raw: str, detail: str, name: str | None = None) -> CallAttempt:
     return CallAttempt(status, raw, name, None, detail)
+
+
+def _shown(call: object) -> str:
+    try:
+        return repr(call)
+    except (RecursionError, ValueError) as error:  # nested too deeply, or with more digits than Python writes
+        return f"(not shown: {error})"
 
 
 def _kind(value: object) -> str:

@@ -59,6 +59,9 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         metadata={"help": "Passed to chat templates that know it; a column `enable_thinking` decides for its row."},
     )
     tool_timeout: float = field(default=30.0, metadata={"help": "Seconds after which a tool call is given up."})
+    reward_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds a reward may take over a batch; more is an error, never a score."}
+    )
 
     # the engine
     engine: str = field(
@@ -121,7 +124,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             )
         if self.vllm_lora_sync not in LORA_SYNCS:
             raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
-        for name in ("tool_timeout", "episode_timeout"):
+        for name in ("tool_timeout", "episode_timeout", "reward_timeout"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}")
