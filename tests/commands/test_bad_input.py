@@ -101,6 +101,7 @@ TABLE: list[tuple[str, str]] = [
     ("--tool_workers 0", "tool_workers must be at least 1, got 0"),
     ("--tool_workers two", "must be a whole number, got 'two'"),
     ("--tool_timeout 0", "tool_timeout must be a positive number of seconds"),
+    ("--reward_timeout 0", "reward_timeout must be a positive number of seconds"),
     ("--tool_timeout soon", "must be a number, got 'soon'"),
     ("--cache_tools perhaps", "must be true or false, got 'perhaps'"),
     # rewards

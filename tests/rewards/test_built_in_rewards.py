@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, tool_counts
-from toolgrpo.rewards.gym import bare_answer
+from toolgrpo.rewards.gym import _is_formula, bare_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
@@ -229,3 +230,73 @@ def test_reasoning_gym_gives_nothing_for_parts_of_an_answer() -> None:
     columns = {"gym_task": row["gym_task"], "gym_entry": row["gym_entry"]}
     assert score("reasoning_gym", [said(f"The answer is {row['answer']}.")], "", **columns) == 1.0
     assert score("reasoning_gym", [said(f"{row['answer']} or something else")], "", **columns) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("n_queens", "[__import__('pathlib').Path(PATH).touch()]"),
+        ("puzzle24", "9**9**9**9"),
+        ("n_queens", "__import__('os')._exit(0)"),
+        ("basic_arithmetic", "\ud800"),
+    ],
+)
+def test_scorers_that_evaluate_the_answer_do_so_in_the_sandbox(tmp_path: Path, task: str, answer: str) -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    from toolgrpo.data import load_tasks
+
+    (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
+    columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
+    touched = tmp_path / "touched"
+    answer = "\\boxed{" + answer.replace("PATH", repr(str(touched))) + "}"
+    assert score("reasoning_gym", [said(answer)], "", **columns) == 0.0
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize(
+    "task", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24"]
+)
+def test_scorers_that_evaluate_the_answer_take_the_right_one_and_no_program(task: str) -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    from toolgrpo.data import load_tasks
+
+    (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
+    columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
+
+    def scored(answer: str) -> float:
+        return score("reasoning_gym", [said(f"<answer>{answer}</answer>")], "", **columns)
+
+    entry = "__import__('sys')._getframe(0).f_locals['entry']"
+    forged = (
+        "oracle_answer",
+        "oracle_answer.split()",
+        "entry['answer']",
+        "list(entry['answer'])",
+        f"{entry}['answer']",
+    )
+    assert {answer: scored(answer) for answer in forged} == dict.fromkeys(forged, 0.0)
+    assert scored(row["answer"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "formula"),
+    [
+        ("X**9 - 4*X**6/6 + C", True),
+        ("sqrt(3) + sin(x) * 0.5", True),
+        ("6*(98 - 54) - 34 - 66", True),
+        ("exec(chr(49))", False),
+        ("x.__class__", False),
+        ("(1).real", False),
+        ("sympify('1')", False),
+        ("ｅｘｅｃ(1)", False),
+        ("[1][0]", False),
+    ],
+)
+def test_what_is_a_formula(answer: str, formula: bool) -> None:
+    assert _is_formula(answer) is formula
+
+
+def test_an_unknown_gym_task_is_an_error() -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    with pytest.raises(RewardError, match="names no task of the library: 'no_such'"):
+        score("reasoning_gym", [said("1")], "", gym_task="no_such", gym_entry={})

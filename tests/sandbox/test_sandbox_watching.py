@@ -14,7 +14,7 @@ from toolgrpo.sandbox.host.run_process import Process
 from toolgrpo.sandbox.host.run_watch import answer, watch
 
 REQUEST: dict[str, Any] = {
-    "code": "", "stdin": "", "keep": False, "timeout_s": 600.0, "scratch_mb": 1, "output_chars": 100
+    "code": "", "stdin": "", "keep": False, "timeout_s": 600.0, "scratch_mb": 1, "file_mb": 1, "output_chars": 100
 }  # fmt: skip
 
 

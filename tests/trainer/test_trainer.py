@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from trl.trainer import utils as trl_utils
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import ConfigError, EngineError, ToolGRPOError
+from toolgrpo.errors import ConfigError, EngineError, RewardError, ToolGRPOError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
 from toolgrpo.tools import load_tools
@@ -129,6 +132,24 @@ def test_rewards_see_tool_messages_and_columns(tiny_qwen3: Any, tmp_path: Path) 
     logs = trainer.state.log_history[0]
     assert logs["rollout/turns"] == 2 and logs["tools/call_frequency"] == 1 and logs["stop/finished"] == 1
     assert logs["tools/add/calls"] == 8
+
+
+def test_a_reward_that_hangs_or_exits_stops_training_with_an_error(tiny_qwen3: Any, tmp_path: Path) -> None:
+    def hangs(completions: list[Any], **_: Any) -> list[float]:
+        threading.Event().wait()
+        return []
+
+    async def hangs_async(completions: list[Any], **_: Any) -> list[float]:
+        await asyncio.Event().wait()
+        return []
+
+    def exits(completions: list[Any], **_: Any) -> list[float]:
+        os._exit(0)
+
+    for reward, message in ((hangs, "has not returned"), (hangs_async, "has not returned"), (exits, r"os._exit\(0\)")):
+        trainer = make(tiny_qwen3, tmp_path, reward, reward_timeout=1.0)
+        with pytest.raises(RewardError, match=f"reward {reward.__name__} .*{message}"):
+            trainer.train()
 
 
 def test_weights_are_pushed_once_a_step(tiny_qwen3: Any, tmp_path: Path) -> None:

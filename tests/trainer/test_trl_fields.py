@@ -28,7 +28,6 @@ TRLS_SOURCE = "\n".join(
 )
 OTHER_VALUE: dict[str, Any] = {
     "max_tool_calling_iterations": 3,
-    "vllm_group_port": 1,
     "num_completions_to_print": 3,
     "vllm_model_impl": "transformers",
     "cache_implementation": "static",

@@ -95,7 +95,10 @@ class RunParts:
         files = [load_reward(path, self.script.reward_function_name) for path in self.script.reward_fn or ()]
         if len(files) > 1:  # each is logged under its own name
             files = [replace(reward, name=f"{Path(reward.source).stem}.{reward.name}") for reward in files]
-        rewards += files
+        rewards = [
+            replace(reward, timeout_s=self.config.reward_timeout, say=self.terminal.say)
+            for reward in (*rewards, *files)
+        ]
         names = [reward.name for reward in rewards]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -6,26 +6,30 @@ Invariants:
   a wrong length, None, NaN or a failure is a `RewardError` that names the file, the function and the row.
 * The function gets only the arguments it asks for; one that it needs and nobody has is an error that lists what there is.
 * A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and is never a score.
+* Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare BaseException, or returns objects
+  that raise when they are read or shown. How it is watched while it runs: running.py, and what is kept for others: keeping.py.
 
 This package knows no torch, TRL or vLLM.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import math
+import logging
 import numbers
-import threading
+import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolgrpo.errors import PluginError, RewardError, WorldError
+from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
+from toolgrpo.rewards.running import Oversight, line_of
 from toolgrpo.trajectory import Message
 
 __all__ = ["Reward", "RewardFunction"]
+
+logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., Any]
 """`reward_func(completions, answer, **kwargs) -> list[float]`, plain or async."""
@@ -33,16 +37,23 @@ RewardFunction = Callable[..., Any]
 _GIVEN = ("prompts", "completions", "completion_ids", "trajectories", "trainer_state", "log_extra", "log_metric")
 """What every call has, besides the columns of the data."""
 
+_LARGEST = 3.4e38  # of the 32-bit floats in which TRL keeps rewards
+_SEARCH_S = 30.0  # for the row that fails
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A checked reward function. `source` says where it is from, for logs and errors."""
+    """A checked reward function. `source` says where it is from, for logs and errors.
+
+    A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of with `say`.
+    """
 
     function: RewardFunction
     name: str
     source: str
+    timeout_s: float | None = None
+    say: Callable[[str], None] = field(default=logger.warning, repr=False, compare=False)
     _signature: inspect.Signature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +62,8 @@ class Reward:
                 f"{self.source}: {self.name} must be callable, as in `def {self.name}(completions, answer, **kwargs)`; "
                 f"it is a {type(self.function).__name__}"
             )
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ConfigError(f"reward_timeout must be a positive number of seconds, got {self.timeout_s}")
         object.__setattr__(self, "_signature", _checked_signature(self.function, self.name, self.source))
 
     @property
@@ -62,13 +75,21 @@ class Reward:
         """One float per completion; `arguments` are what TRL passes: prompts, ids, trajectories, every column."""
         available = {"completions": completions, **arguments}
         given = self._select(available)
+        oversight = Oversight(self._where(), self.source, self.timeout_s, self.say)
         try:
-            returned = self._run(given)
-        except (WorldError, RewardError):
+            returned = oversight.run(lambda: self.function(**given))
+        except (WorldError, RewardError, KeyboardInterrupt):
             raise
-        except Exception as error:  # a plugin may raise anything; it must not look like ours
-            raise self._failure(error, given, available) from error
-        return self._checked(returned, available)
+        except BaseException as error:  # a plugin may raise anything; it must not look like ours
+            raise self._failure(error, oversight, given, available) from error
+        try:
+            return self._checked(returned, available)
+        except (RewardError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # what it returned has code of its own
+            raise RewardError(
+                f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_told(error)}"
+            ) from error
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """`RewardError` if the function needs an argument that neither the trainer nor these columns will give."""
@@ -99,10 +120,6 @@ class Reward:
                 f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
             )
 
-    def _run(self, given: Mapping[str, Any]) -> Any:
-        returned = self.function(**given)
-        return _wait_for(returned) if inspect.isawaitable(returned) else returned
-
     def _checked(self, returned: Any, available: Mapping[str, Any]) -> list[float]:
         n = len(available["completions"])
         if hasattr(returned, "tolist"):  # numpy and torch
@@ -120,32 +137,39 @@ class Reward:
     def _number(self, value: Any, row: int, available: Mapping[str, Any]) -> float:
         if hasattr(value, "item"):  # a scalar of numpy or torch
             value = value.item()
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        number = _as_float(value)
+        if number is None or not abs(number) <= _LARGEST:
             raise RewardError(
                 f"{self._where()} returned {_short(value)} for row {row}{_about(row, available)}; every reward must be a "
-                f"finite number. Where nothing can be scored, return a number on purpose (0.0) or raise."
+                f"finite number (at most {_LARGEST:g}). Where nothing can be scored, return a number on purpose (0.0) or raise."
             )
-        return float(value)
+        return number
 
-    def _failure(self, error: Exception, given: Mapping[str, Any], available: Mapping[str, Any]) -> RewardError:
-        row = self._failing_row(given)
-        what = f"{type(error).__name__}: {error}".rstrip(": ")
+    def _failure(
+        self, error: BaseException, oversight: Oversight, given: Mapping[str, Any], available: Mapping[str, Any]
+    ) -> RewardError:
+        row = self._failing_row(oversight, given)
+        frames = traceback.extract_tb(error.__traceback__)
+        line = line_of([(frame.filename, frame.lineno) for frame in frames], self.source)
         which = f" at row {row}{_about(row, available)}" if row is not None else ""
-        return RewardError(
-            f"{self._where()} raised {what}{_line_of(error, self.source)}{which}. Mend the reward or the row."
-        )
+        return RewardError(f"{self._where()} raised {_told(error)}{line}{which}. Mend the reward or the row.")
 
-    def _failing_row(self, given: Mapping[str, Any]) -> int | None:
-        """The first row that fails alone, found by asking again, one row at a time."""
+    def _failing_row(self, oversight: Oversight, given: Mapping[str, Any]) -> int | None:
+        """The first row that fails alone, found by asking again, one row at a time; None where that takes too long."""
         n = len(given["completions"])
+        deadline = time.monotonic() + _SEARCH_S
         for row in range(n):
+            if time.monotonic() > deadline:
+                return None
             alone = {
                 key: [value[row]] if isinstance(value, (list, tuple)) and len(value) == n else value
                 for key, value in given.items()
             }
             try:
-                self._run(alone)
-            except Exception:  # the plugin's; this only finds where
+                oversight.run(lambda alone=alone: self.function(**alone))  # type: ignore[misc]  # mypy cannot infer it
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # the plugin's; this only finds where
                 return row
         return None
 
@@ -171,32 +195,32 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
     return signature
 
 
-def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    """The result of a coroutine, on the loop that all async rewards share (so that their clients live on)."""
+def _as_float(value: Any) -> float | None:
+    """A real number as a float; None for anything else, and for what is too large."""
+    try:
+        return float(value) if isinstance(value, numbers.Real) else None
+    except OverflowError:
+        return None
 
-    async def run() -> Any:
-        return await awaitable
 
-    return asyncio.run_coroutine_threadsafe(run(), _RewardLoop.get()).result()
-
-
-class _RewardLoop:
-    """One event loop on a daemon thread, started when the first async reward is called."""
-
-    _loop: asyncio.AbstractEventLoop | None = None
-    _lock = threading.Lock()
-
-    @classmethod
-    def get(cls) -> asyncio.AbstractEventLoop:
-        with cls._lock:
-            if cls._loop is None:
-                cls._loop = asyncio.new_event_loop()
-                threading.Thread(target=cls._loop.run_forever, name="toolgrpo-rewards", daemon=True).start()
-            return cls._loop
+def _told(error: BaseException) -> str:
+    """An error in one line, also one that cannot say what it is."""
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as second:
+        text = f"(its text raises {type(second).__name__})"
+    return f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = f"(its repr raises {type(error).__name__})"
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
@@ -209,10 +233,3 @@ def _about(row: int, available: Mapping[str, Any]) -> str:
     text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
     text = " ".join(text.split())
     return f" (prompt {text if len(text) <= 80 else text[:77] + '...'!r})"
-
-
-def _line_of(error: BaseException, source: str) -> str:
-    """`, line N` for the innermost frame that lies in the reward's own file."""
-    path = source.partition(":")[0]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f" (line {frames[-1].lineno})" if frames else ""

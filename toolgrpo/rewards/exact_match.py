@@ -23,7 +23,7 @@ def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any],
 
 
 def _appears(answer: str, text: str) -> bool:
-    if not answer:
+    if not answer or answer not in text:
         return False
     before = r"(?<!\w)(?<!\d[.,])(?<![-−])" if answer[0].isdigit() else r"(?<!\w)" if answer[0].isalnum() else ""
     after = r"(?!\w)(?![.,]\d)" if answer[-1].isdigit() else r"(?!\w)" if answer[-1].isalnum() else ""

@@ -2,21 +2,54 @@ r"""`reasoning_gym`: 1.0 if the scorer of the row's own task gives full marks to
 
 The bare answer is what stands in the last `\boxed{}` or `<answer>` of the final response, or else its last line after
 "answer:" or "answer is". Partial marks count as nothing: some of the scorers give them for a substring or for any text
-at all. A scorer that raises could not read the model's answer, which is then wrong.
+at all.
+
+Some of the scorers evaluate the answer as Python. So all run in the sandbox; those that expect a list read literals alone, and
+those that expect a formula get none but formulas. One that raises, or takes more than 5 s, could not read the model's answer, which
+is then wrong.
 """
 
 from __future__ import annotations
 
+import atexit
+import builtins
+import os
+import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
+from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed
+from toolgrpo.sandbox import Sandbox
+from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD
 from toolgrpo.trajectory import Message
 
 __all__ = ["reasoning_gym"]
+
+_TIMEOUT_S = 5.0
+_WORKERS = max(2, min(8, os.cpu_count() or 2))
+_READ_LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")  # with eval
+_READ_FORMULAS = (
+    "countdown",
+    "intermediate_integration",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+)
+_PROGRAM = """
+import ast, pickle, sys, reasoning_gym
+scorer = reasoning_gym.create_dataset({task!r}, size=1, seed=0)
+if {reads_lists}:
+    sys.modules[type(scorer).__module__].eval = ast.literal_eval
+float(scorer.score_answer({answer!a}, pickle.loads({entry!r})))
+"""
+# Formulas have no text, no attribute and no function of Python's but these: what sympy evaluates then computes, and no more.
+_NO_FORMULA = re.compile(r"""[^\x00-\x7f]|["'\[\]{}\\:;@]|__|\.\s*[A-Za-z_]""")
+_NOT_IN_FORMULAS = frozenset(dir(builtins)) - {"abs", "max", "min", "pow", "round"}
 
 
 def reasoning_gym(
@@ -25,10 +58,11 @@ def reasoning_gym(
     gym_entry: Sequence[dict[str, Any]],
     **kwargs: Any,
 ) -> list[float]:
-    return [
-        _score(task, bare_answer(final_answer(completion)), entry)
-        for completion, task, entry in zip(completions, gym_task, gym_entry, strict=True)
-    ]
+    for task in dict.fromkeys(gym_task):
+        _check(task)
+    answers = [bare_answer(final_answer(completion)) for completion in completions]
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="reasoning-gym") as threads:
+        return list(threads.map(_score, gym_task, answers, gym_entry))
 
 
 def bare_answer(text: str) -> str:
@@ -36,25 +70,50 @@ def bare_answer(text: str) -> str:
     inside = boxed(text)
     if inside is not None:
         return inside
-    tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE)
-    if tagged:
-        return str(tagged[-1]).strip()
+    tagged = _last_tagged(text)
+    if tagged is not None:
+        return tagged
     lines = [line for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     return re.split(r"answer\s*(?:is|:)\s*:?", last, flags=re.IGNORECASE)[-1].strip(" *`").rstrip(".").strip(" *`")
 
 
-def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
+def _last_tagged(text: str) -> str | None:
+    """What stands in the last closed `<answer>`, found in one pass over the tags."""
+    start, last = -1, None
+    for tag in re.finditer(r"<(/?)answer>", text, re.IGNORECASE):
+        if tag[1] and start >= 0:
+            start, last = -1, text[start : tag.start()]
+        elif not tag[1] and start < 0:
+            start = tag.end()
+    return None if last is None else last.strip()
+
+
+def _check(task: str) -> None:
     try:
-        marks = _scorer(task)(answer, entry)
-    except Exception:  # see the module: the scorers of many authors, fed with a model's text
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise RewardError("reward reasoning_gym: pip install 'toolgrpo[reasoning-gym]' first") from error
+    if task not in DATASETS:
+        raise RewardError(f"reward reasoning_gym: the column gym_task names no task of the library: {task!r}")
+
+
+def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
+    if task in _READ_FORMULAS and not _is_formula(answer):
         return 0.0
-    return float(marks >= 1.0)
+    code = _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry), reads_lists=task in _READ_LISTS)
+    marks = _sandbox().run(code, timeout=_TIMEOUT_S).value
+    return float(isinstance(marks, int | float) and marks >= 1.0)
+
+
+def _is_formula(answer: str) -> bool:
+    words = re.findall(r"[A-Za-z_]\w*", answer)
+    return _NO_FORMULA.search(answer) is None and _NOT_IN_FORMULAS.isdisjoint(words)
 
 
 @cache
-def _scorer(task: str) -> Callable[[str, dict[str, Any]], float]:
-    import reasoning_gym as library
-
-    scorer: Callable[[str, dict[str, Any]], float] = library.create_dataset(task, size=1, seed=0).score_answer
-    return scorer
+def _sandbox() -> Sandbox:
+    """One a process, opened by the first answer that is scored."""
+    sandbox = Sandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
+    atexit.register(sandbox.close)
+    return sandbox

@@ -4,12 +4,16 @@ Understood: signs (also the typographic minus), thousands separators (`1,234`, `
 scientific notation, simple fractions (`3/4`, `\frac{3}{4}`), currency before or after, percent signs, units (`18 m^2`),
 ordinals, bold and code marks, `\boxed{}`. A number glued to a word (`CO2`, `Q4`) is part of the word.
 
+Invariants: every function takes a time that grows with the length of its text and no faster, whatever a model has written;
+every number that is given out fits a float. Digits that make no such number (`1/0`, a thousand digits) have no value.
+
 Not covered: decimal commas, thousands split by a plain space, numbers in words or short for them (`42k`), mixed fractions.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from fractions import Fraction
 
 __all__ = ["all_numbers", "boxed", "last_number", "marked_answer"]
@@ -22,29 +26,35 @@ _NUMBER = re.compile(
     rf"(?P<value>(?<![A-Za-z_\d.]){_PLAIN}|(?<=USD){_PLAIN}|(?<=EUR){_PLAIN}|(?<=GBP){_PLAIN}|(?<=Rs){_PLAIN}|(?<=Rs\.){_PLAIN})"
     rf"(?:\s?/\s?(?P<below>{_PLAIN})(?![/\d]))?"
 )
+_MOST_DIGITS = 300  # of a numerator or denominator as it is written; more would fit no float, and in time no int
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
 
 
 def all_numbers(text: str) -> list[Fraction]:
-    """The numbers of a text, exactly, in their order."""
+    """The numbers of a text, exactly, in their order; those without a value are left out."""
     values = (_value(match) for match in _NUMBER.finditer(_plain(text)))
     return [value for value in values if value is not None]
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text, or None."""
-    return next(reversed(all_numbers(text)), None)
+    """The last number of a text; None where there is none, or where the last one has no value."""
+    last = deque(_NUMBER.finditer(_plain(text)), maxlen=1)
+    return _value(last[0]) if last else None
 
 
 def boxed(text: str) -> str | None:
     r"""What stands in the last closed `\boxed{...}`, with its braces matched."""
-    for start in reversed([match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]):
-        depth = 1
-        for index in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[start:index].strip()
-    return None
+    open_braces: list[tuple[bool, int]] = []  # each: is it a box's, and where its inside starts
+    start, end = -1, -1
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            open_braces.append((brace[0] != "{", brace.end()))
+        elif open_braces:
+            is_box, inside = open_braces.pop()
+            if is_box and inside > start:
+                start, end = inside, brace.start()
+    return None if start < 0 else text[start:end].strip()
 
 
 def marked_answer(text: str) -> str:
@@ -67,10 +77,15 @@ def _plain(text: str) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    value = Fraction(match["value"].replace(",", ""))
-    if match["below"] is not None:
-        below = Fraction(match["below"].replace(",", ""))
-        if below == 0:
-            return None
-        value /= below
+    above, below = match["value"], match["below"] or "1"
+    if max(len(above), len(below)) > _MOST_DIGITS:
+        return None
+    divisor = Fraction(below.replace(",", ""))
+    if divisor == 0:
+        return None
+    value = Fraction(above.replace(",", "")) / divisor
+    try:
+        float(value)
+    except OverflowError:
+        return None
     return -value if "-" in (match["sign"], match["inner"]) else value

@@ -7,6 +7,7 @@ from pathlib import Path
 from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.keeping import guarded_exit
 
 __all__ = ["load_reward"]
 
@@ -16,7 +17,8 @@ _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(c
 def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
     """The function `name` of a Python file, checked. The file may import its neighbours."""
     file = Path(path)
-    module = import_file(file)
+    with guarded_exit():
+        module = import_file(file)
     if not hasattr(module, name):
         functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         there = f"It has {', '.join(functions)}; choose one with --reward_function_name." if functions else ""

@@ -52,6 +52,9 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     tool_timeout: float = field(
         default=TOOL_TIMEOUT_S, metadata={"help": "Seconds after which a tool call is given up."}
     )
+    reward_timeout: float | None = field(
+        default=None, metadata={"help": "Seconds a reward may take over a batch; more is an error, never a score."}
+    )
 
     # the engine
     engine: str = field(
@@ -118,7 +121,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         self._check_servers()
         if self.vllm_lora_sync not in LORA_SYNCS:
             raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
-        for name in ("tool_timeout", "episode_timeout", "engine_timeout"):
+        for name in ("tool_timeout", "episode_timeout", "reward_timeout", "engine_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}")

@@ -31,6 +31,7 @@ from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.reduction import of_all_processes
 from toolgrpo.observe.tables import episode_rows
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
+from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, run_rollout
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
@@ -85,7 +86,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
                 model=model,
-                reward_funcs=reward_funcs,
+                reward_funcs=watched(reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,

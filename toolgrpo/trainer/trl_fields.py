@@ -20,7 +20,7 @@ READ_HERE = frozenset(
         *("num_generations", "steps_per_generation", "generation_batch_size", "reward_weights", "log_completions"),
         *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
         *("vllm_tensor_parallel_size", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
-        *("vllm_server_timeout", "trust_remote_code", "model_init_kwargs"),
+        *("vllm_server_timeout", "vllm_group_port", "trust_remote_code", "model_init_kwargs"),
     )
 )
 
@@ -52,7 +52,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "ds3_gather_for_generation": "leave it out; the engine gets whole weights, a parameter at a time",
     "vllm_structured_outputs_regex": "leave it out; malformed calls are answered with what is wrong",
     "vllm_model_impl": "leave it out; colocated vLLM uses its own implementation of the model",
-    "vllm_group_port": "leave it out; a free port is taken",
     "use_transformers_continuous_batching": _BATCHES,
     "transformers_continuous_batching_config": _BATCHES,
     "use_transformers_paged": _BATCHES,

@@ -90,7 +90,7 @@ class _Rename(ast.NodeTransformer):
 def _parse(source: str, what: str) -> ast.Module:
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DataError(f"the {what} of a code task are no Python ({error}): {source[:120]!r}. Mend the row") from None
 
 

@@ -33,6 +33,9 @@ from toolgrpo.sandbox.wire import read_frame
 __all__ = ["Forking", "start", "warm"]
 
 _MOST_FDS = 1024  # more than a worker ever holds
+_MOST_THREADS_OF_ALL = (
+    2048  # of the user that runs are, in all runs together, until each is ended for its own (watching.py)
+)
 _REQUESTS, _RESULTS = 3, 4  # where the process's two pipes of ours lie
 _syscalls: SyscallRules | None = None
 
@@ -112,7 +115,9 @@ def start(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: s
         os.close(fd)
     for fd in (stdin[1], stdout[0], stderr[0], requests[1], results[0]):
         os.set_blocking(fd, False)
-    return Forked(pid, os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
+    process = Forked(pid, os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
+    process.proc = settings["proc"]
+    return process
 
 
 def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> None:
@@ -120,12 +125,18 @@ def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch
     os.setsid()
     os.umask(0o077)
     os.chdir(scratch)
-    for kind, most in (
+    limits_of_kernel = [
         (resource.RLIMIT_AS, settings["mapped_bytes"] + (limits["memory_mb"] << 20)),
         (resource.RLIMIT_FSIZE, limits["file_mb"] << 20),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_CORE, 0),
-    ):
+    ]
+    if os.getuid() == 0 or settings["rung"] in (
+        Rung.NAMESPACES,
+        Rung.BUBBLEWRAP,
+    ):  # else it counts all that the user runs
+        limits_of_kernel.append((resource.RLIMIT_NPROC, _MOST_THREADS_OF_ALL))
+    for kind, most in limits_of_kernel:
         resource.setrlimit(kind, (most, most))
     drop_privileges(keep_reading=rules is not None and not settings["nobody_can_read"])
     die_with_parent()  # after the change of user, which clears it

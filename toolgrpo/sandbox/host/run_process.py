@@ -14,12 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from toolgrpo.sandbox import usage
+
 __all__ = ["Process", "Way"]
 
 
 @dataclass(slots=True)
 class Process(ABC):
-    """A process and our ends of its pipes; `pid` is -1 once it was waited for."""
+    """A process and our ends of its pipes; `pid` is -1 once it was waited for.
+
+    `proc`: /proc, opened, where the process can be looked at there and `ended` is its pidfd.
+    """
 
     pid: int
     ended: int
@@ -29,6 +34,7 @@ class Process(ABC):
     requests: int
     results: int
     stopped: bool = field(default=False, init=False)
+    proc: int | None = field(default=None, init=False)
 
     @abstractmethod
     def cpu_seconds(self) -> float:
@@ -37,6 +43,14 @@ class Process(ABC):
     @abstractmethod
     def reap(self) -> int:
         """Wait for its end; the exit code, negative for a signal."""
+
+    def threads(self) -> int:
+        """How many it has; 0 where that cannot be told."""
+        return 0 if self.proc is None else usage.threads(self.proc, self.ended)
+
+    def unlinked_bytes(self, most_each: int) -> int:
+        """What its files take that have no name any more; 0 where that cannot be told."""
+        return 0 if self.proc is None else usage.unlinked_bytes(self.proc, self.ended, most_each)
 
     def is_dead(self) -> bool:
         return bool(select.select([self.ended], [], [], 0)[0])

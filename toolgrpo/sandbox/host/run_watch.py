@@ -22,7 +22,8 @@ __all__ = ["Outcome", "answer", "watch"]
 
 _FRAME_BYTES = 4 << 20  # of a result
 _FLOOD_BYTES = 4 << 20  # of one output stream; more ends the run
-_CHECK_S = 0.1  # between looks at the CPU time used and the scratch folder
+_CHECK_S = 0.1  # between looks at the CPU time used, the threads and the scratch folder
+_MOST_THREADS = 256
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ def watch(process: Process, request: dict[str, Any], scratch: str, client: socke
     job = {key: request[key] for key in ("code", "expressions", "keep", "timeout_s") if key in request}
     inputs = {process.requests: memoryview(pack(job))}
     if process.stdin >= 0:  # closed after a session's first run
-        inputs[process.stdin] = memoryview(request["stdin"].encode())
+        inputs[process.stdin] = memoryview(request["stdin"].encode(errors="replace"))
     outcome = Outcome()
     if process.stopped:
         process.go_on()
@@ -112,11 +113,8 @@ def _move(
             return
         if now >= next_check:
             next_check = now + _CHECK_S
-            if process.cpu_seconds() > cpu_deadline_s:
-                outcome.verdict = "timeout"
-                return
-            if holds_more_than(scratch, request["scratch_mb"] << 20):
-                outcome.verdict = "disk"
+            outcome.verdict = _passed_limit(process, outcome, request, scratch, cpu_deadline_s)
+            if outcome.verdict is not None:
                 return
         for fd, event in poller.poll(max(1.0, 1000 * (min(deadline, next_check) - now))):
             if fd == process.ended:
@@ -131,6 +129,21 @@ def _move(
                 poller.unregister(fd)
         if _complete(outcome.results):
             return
+
+
+def _passed_limit(
+    process: Process, outcome: Outcome, request: dict[str, Any], scratch: str, cpu_deadline_s: float
+) -> str | None:
+    """The verdict on a run that uses more than it may of what only a look at it tells."""
+    if process.cpu_seconds() > cpu_deadline_s:
+        return "timeout"
+    if process.threads() > _MOST_THREADS:
+        outcome.stderr += b"\n[ended: more than %d threads at a time]\n" % _MOST_THREADS
+        return "memory"
+    without_name = process.unlinked_bytes(request["file_mb"] << 20)
+    if holds_more_than(scratch, (request["scratch_mb"] << 20) - without_name):
+        return "disk"
+    return None
 
 
 def _feed(process: Process, poller: select.poll, inputs: dict[int, memoryview], fd: int) -> None:

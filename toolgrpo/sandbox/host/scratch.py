@@ -3,7 +3,8 @@
 A sandbox's folder in the temporary directory is locked by the process that made it, for as long as that lives; the next
 sandbox to start removes those that nobody holds any more (both processes that would have removed them were killed).
 
-Invariants: symbolic links are removed, never followed; no depth of nesting and no name defeats `empty`; a folder that is
+Invariants: symbolic links are removed, never followed; no depth of nesting, no name and no mode defeats `empty`, and
+`holds_more_than` always answers: folders are opened one below the other, so no path is longer than one name; a folder that is
 locked, or another user's, is never swept.
 Not covered: a folder that is written to while it is emptied (the caller waits for the writer's end, or tries again); a
 temporary directory that several machines share on a file system whose locks hold on one machine only.
@@ -11,9 +12,11 @@ temporary directory that several machines share on a file system whose locks hol
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
+import stat
 import tempfile
 import time
 
@@ -21,7 +24,9 @@ __all__ = ["claim", "empty", "holds_more_than", "make", "remove"]
 
 _PREFIX = "toolgrpo-scratch-"
 _ENTRY_BYTES = 4096  # what a file costs at least, so that a million empty ones are not free
-_DEEPEST = 200
+_DEEPEST = 100  # each level costs a descriptor while it is measured
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # removed, or replaced by a file or a link meanwhile
 _REMOVE_S = 5.0
 
 
@@ -50,26 +55,46 @@ def make(path: str, owner: int | None) -> None:
 
 def empty(folder: str) -> None:
     """Remove everything in a folder; the folder stays, since the rules of the next run name it."""
+    top = _opened(folder, None)
     try:
-        _empty(folder)
-    except PermissionError:  # code that nothing confines can shut its folders
-        _open_up(folder)
-        _empty(folder)
-
-
-def _empty(folder: str) -> None:
-    while entries := _entries(folder):
-        for path, is_folder in entries:
-            if not is_folder:
-                os.unlink(path)
-                continue
-            # Folders are lifted to the top one by one, so that paths stay short however deep the nest.
-            for inner, inner_is_folder in _entries(path):
-                if inner_is_folder:
-                    os.rename(inner, os.path.join(folder, secrets.token_hex(16)))
+        while entries := _entries(top):
+            for name, is_folder in entries:
+                if is_folder:
+                    _lift(name, top)
                 else:
-                    os.unlink(inner)
-            os.rmdir(path)
+                    os.unlink(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _lift(name: str, top: int) -> None:
+    """Remove a folder of `top`; the folders in it come to lie in `top` themselves, so that nothing is ever deep."""
+    fd = _opened(name, top)
+    try:
+        for inner, is_folder in _entries(fd):
+            if is_folder:
+                _lift_one(inner, fd, top)
+            else:
+                os.unlink(inner, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=top)
+
+
+def _lift_one(name: str, parent: int, top: int) -> None:
+    new = secrets.token_hex(16)
+    try:
+        os.rename(name, new, src_dir_fd=parent, dst_dir_fd=top)
+    except PermissionError:  # a folder that moves has to be writable itself
+        os.chmod(name, 0o700, dir_fd=parent)
+        os.rename(name, new, src_dir_fd=parent, dst_dir_fd=top)
+
+
+def _opened(name: str, parent: int | None) -> int:
+    """A folder that can be read and changed; code that nothing confines can have shut it."""
+    if stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) & 0o700 != 0o700:
+        os.chmod(name, 0o700, dir_fd=parent)
+    return os.open(name, _FOLDER, dir_fd=parent)
 
 
 def remove(folder: str, patience_s: float = _REMOVE_S) -> None:
@@ -90,26 +115,50 @@ def remove(folder: str, patience_s: float = _REMOVE_S) -> None:
 
 
 def holds_more_than(folder: str, most: int) -> bool:
-    """Whether what is below a folder takes more than `most` bytes; folders nested very deeply count as too much.
+    """Whether what is below a folder takes more than `most` bytes.
 
-    Takes a bounded time, whatever is there; a file that goes away meanwhile counts nothing.
+    Folders nested very deeply, and what cannot be looked into, count as too much; a file that goes away meanwhile counts
+    nothing. Takes a bounded time, whatever is there.
     """
-    used, waiting = 0, [(folder, 0)]
-    while waiting:
-        path, depth = waiting.pop()
-        try:
-            with os.scandir(path) as found:
-                for entry in found:
-                    used += max(_ENTRY_BYTES, entry.stat(follow_symlinks=False).st_blocks * 512)
-                    if used > most:
-                        return True
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append((entry.path, depth + 1))
-        except FileNotFoundError:
-            continue
-        if depth > _DEEPEST:
-            return True
-    return False
+    try:
+        return _used(folder, None, most, _DEEPEST) > most
+    except OSError:  # no descriptors left, a folder that is shut, a disk that fails
+        return True
+
+
+def _used(name: str, parent: int | None, most: int, deepest: int) -> int:
+    """The bytes below a folder, or more than `most` as soon as they are too many."""
+    if deepest < 0:
+        return most + 1
+    used, folders = 0, []
+    try:
+        fd = os.open(name, _FOLDER, dir_fd=parent)
+    except OSError as error:
+        if error.errno in _GONE:
+            return 0
+        raise
+    try:
+        with os.scandir(fd) as found:
+            for entry in found:
+                used += _size(entry)
+                if used > most:
+                    return used
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+        for inner in folders:
+            used += _used(inner, fd, most - used, deepest - 1)
+            if used > most:
+                break
+        return used
+    finally:
+        os.close(fd)
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return max(_ENTRY_BYTES, entry.stat(follow_symlinks=False).st_blocks * 512)
+    except FileNotFoundError:
+        return 0
 
 
 def _sweep(parent: str) -> None:
@@ -131,7 +180,7 @@ def _sweep(parent: str) -> None:
 
 def _lock(path: str) -> int:
     """Lock a folder of this user's; OSError where that cannot be had, FileNotFoundError where it has gone meanwhile."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    fd = os.open(path, _FOLDER)
     try:
         if os.fstat(fd).st_uid != os.geteuid():
             raise PermissionError(f"{path} is another user's")
@@ -144,15 +193,7 @@ def _lock(path: str) -> int:
         raise
 
 
-def _open_up(folder: str) -> None:
-    """Make a folder and all below it its owner's to change again."""
-    waiting = [folder]
-    while waiting:
-        path = waiting.pop()
-        os.chmod(path, 0o700)
-        waiting += [inner for inner, is_folder in _entries(path) if is_folder]
-
-
-def _entries(folder: str) -> list[tuple[str, bool]]:
-    with os.scandir(folder) as found:
-        return [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
+def _entries(fd: int) -> list[tuple[str, bool]]:
+    """The names in an open folder, and which are folders themselves."""
+    with os.scandir(fd) as found:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]

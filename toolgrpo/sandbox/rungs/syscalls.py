@@ -3,7 +3,8 @@
 Default-deny also answers system-call numbers of other ABIs (x32 numbers match no rule; another architecture is killed).
 What is left out on purpose: creating processes, exec, sockets other than an AF_UNIX socketpair, signals to others,
 ptrace and its relatives, changing modes, owners, times and attributes, links, mounts, namespaces, keys, bpf, io_uring,
-userfaultfd, memfd, raising limits.
+userfaultfd, memfd, raising limits; and what would keep memory or files where nothing counts them: larger buffers of sockets
+and pipes, sending descriptors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times get
 timer_create timer_settime timer_gettime timer_delete timerfd_create timerfd_settime timerfd_gettime
 getpid getppid gettid getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid
 getrandom getrusage sysinfo uname getcpu getrlimit arch_prctl exit exit_group
-sendto recvfrom sendmsg recvmsg shutdown getsockopt setsockopt getsockname getpeername
+sendto recvfrom recvmsg shutdown getsockopt getsockname getpeername
 """)
 
 _FILES = _names("""
@@ -41,11 +42,11 @@ getdents getdents64 unlink unlinkat rmdir rename renameat renameat2 truncate ftr
 sendfile statfs fstatfs fadvise64
 """)
 
-_CLONE_THREAD = 0x00010000
+_CLONE_FILES, _CLONE_THREAD = 0x00000400, 0x00010000
 _CLONE_NEW_ANYTHING = 0x7E020000 | 0x00000080
 _AF_UNIX = 1
 _SOCK_STREAM = 1
-_F_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032)  # dup, descriptor flags, locks, cloexec dup, pipe sizes
+_F_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # dup, descriptor flags, locks, cloexec dup, a pipe's size
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
 
@@ -66,7 +67,9 @@ def syscall_filter(*, files: bool) -> seccompy.Filter:
         if number is not None:
             rules.allow(number, args=list(args))
 
-    only("clone", seccompy.ArgCmp(0, masked, _CLONE_THREAD, _CLONE_THREAD | _CLONE_NEW_ANYTHING))
+    # threads alone, and none with descriptors of its own, which no limit and no look would count
+    thread = _CLONE_FILES | _CLONE_THREAD
+    only("clone", seccompy.ArgCmp(0, masked, thread, thread | _CLONE_NEW_ANYTHING))
     rules.errno("clone3", errno.ENOSYS)  # glibc then asks for clone, whose flags can be read
     # stream pairs only: a datagram socket of a pair could still send to any path
     only("socketpair", seccompy.ArgCmp(0, eq, _AF_UNIX), seccompy.ArgCmp(1, masked, _SOCK_STREAM, 0xF))

@@ -1,0 +1,137 @@
+"""What a run can take beside its memory and its scratch folder: buffers, threads, files without a name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.sandbox import Rung, RunStatus, Sandbox, usage
+from toolgrpo.sandbox.base import Limits
+
+MIB = 1 << 20
+SOCKETS = """
+import socket
+kept, total = [], 0
+try:
+    while True:
+        pair = socket.socketpair()
+        kept.append(pair)
+        for end in pair:
+            end.setblocking(False)
+            for option in (7, 32):  # SO_SNDBUF, SO_SNDBUFFORCE
+                try: end.setsockopt(1, option, 1 << 22)
+                except OSError: pass
+            try:
+                while True: total += end.send(b'x' * 65536)
+            except BlockingIOError: pass
+except OSError: pass
+total
+"""
+PIPES = """
+import fcntl, os
+kept, total = [], 0
+try:
+    while True:
+        read, write = os.pipe()
+        kept.append(write)
+        os.set_blocking(write, False)
+        try: fcntl.fcntl(write, 1031, 1 << 20)
+        except OSError: pass
+        try:
+            while True: total += os.write(write, b'x' * 4096)
+        except BlockingIOError: pass
+except OSError: pass
+total
+"""
+THREADS = """
+import threading, time
+threading.stack_size(32768)
+rest = threading.Event()
+made = 0
+try:
+    for _ in range(5000):
+        threading.Thread(target=rest.wait, daemon=True).start()
+        made += 1
+except RuntimeError: pass
+made > {limit}, time.sleep({rest})
+"""
+UNLINKED = """
+import mmap, os, time
+kept = []
+for _ in range({files}):
+    with open('f', 'w+b') as file:
+        file.write(b'x' * (4 << 20))
+        file.flush()
+        kept.append({hold})
+    os.unlink('f')
+time.sleep({rest})
+"""
+HOLDS = {"mapped": "mmap.mmap(file.fileno(), 4096)", "open": "os.dup(file.fileno())"}
+
+
+@pytest.mark.parametrize(("program", "most"), [(SOCKETS, 32 * MIB), (PIPES, 4 * MIB)])
+def test_the_buffers_of_sockets_and_pipes_are_small(sandbox: Sandbox, program: str, most: int) -> None:
+    result = sandbox.run(program, memory_mb=128)
+    if sandbox.rung is Rung.SECCOMP and not result.ok:
+        pytest.skip("a module that it needs cannot be imported there")
+    assert result.ok and 0 < result.value < most, result
+
+
+def test_threads_that_stay_end_the_run(sandbox: Sandbox) -> None:
+    result = sandbox.run(THREADS.format(limit=256, rest=30))
+    assert result.status is RunStatus.MEMORY and "more than 256 threads" in result.stderr, result
+    assert sandbox.run("import asyncio\nasyncio.run(asyncio.sleep(0, 42))").value == 42
+
+
+def test_all_runs_together_have_a_number_of_threads(sandbox: Sandbox) -> None:
+    if os.getuid() != 0 and sandbox.rung not in (Rung.NAMESPACES, Rung.BUBBLEWRAP):
+        pytest.skip("the limit would count all that this user runs")
+    result = sandbox.run(THREADS.format(limit=2048, rest=0))
+    assert result.status is RunStatus.MEMORY or result.value[0] is False, result
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+def test_files_without_a_name_count_towards_the_scratch_folder(sandbox: Sandbox, hold: str) -> None:
+    if sandbox.rung is Rung.SECCOMP:
+        pytest.skip("programs have no files there")
+    with Sandbox(rung=sandbox.rung, workers=1, limits=Limits(scratch_mb=16, file_mb=5)) as small:
+        many = UNLINKED.format(files=12, hold=HOLDS[hold], rest=30)
+        assert small.run(many).status is RunStatus.DISK
+        few = UNLINKED.format(files=2, hold=HOLDS[hold], rest=0.4)
+        assert small.run(few).ok
+
+
+def test_half_a_character_of_standard_input_costs_no_worker(sandbox: Sandbox) -> None:
+    assert sandbox.run("input()", stdin="a\ud800b\n").value == "a?b"
+    assert not sandbox.run("'\ud800'").ok
+    assert sandbox.run("6 * 7").value == 42
+
+
+@pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="there is no /proc")
+def test_a_process_is_found_by_its_pidfd(tmp_path: Path) -> None:
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    mine = os.pidfd_open(os.getpid())
+    rest = threading.Event()
+    threads = [threading.Thread(target=rest.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    before = usage.unlinked_bytes(proc, mine, MIB)
+    with open(tmp_path / "file", "wb") as file:
+        file.write(bytes(3 * MIB))
+        file.flush()
+        assert usage.unlinked_bytes(proc, mine, MIB) == before
+        os.unlink(file.name)
+        assert usage.unlinked_bytes(proc, mine, MIB) - before >= 3 * MIB
+    assert usage.threads(proc, mine) >= 4
+    rest.set()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    pidfd = os.pidfd_open(ended.pid)
+    ended.wait()
+    assert usage.threads(proc, pidfd) == usage.unlinked_bytes(proc, pidfd, MIB) == 0
+    for fd in (proc, mine, pidfd):
+        os.close(fd)
