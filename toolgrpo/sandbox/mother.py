@@ -1,5 +1,7 @@
 """The process that everything sandboxed is forked from. Started by exec with a clean environment; never has threads.
 
+It reads no request: what is forked from it knows nothing but what the client opened the sandbox with.
+
 It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for each channel that the
 client sends over the control socket. It owns the scratch folder: when the client closes the socket or dies, however it
 dies, the mother kills the workers, removes the folder and ends.
@@ -20,7 +22,7 @@ from typing import Any
 
 from toolgrpo.sandbox import scratch
 from toolgrpo.sandbox.base import Rung
-from toolgrpo.sandbox.confine import adopt_orphans, die_with_parent, enter_pid_namespace, leave_network
+from toolgrpo.sandbox.confine import adopt_orphans, die_with_parent, leave_network
 from toolgrpo.sandbox.memory import collapse_heap, mapped_bytes
 
 __all__ = ["main"]
@@ -41,9 +43,9 @@ def main() -> None:
     if settings["rung"] == Rung.NAMESPACES:
         leave_network()
     # Before the preload, so that what runs touch lies together, and the libraries that most never touch stay whole.
-    from toolgrpo.sandbox import child, process, worker
+    from toolgrpo.sandbox import child, forker, process, worker
 
-    _ = worker
+    _ = forker, worker
     process.warm(settings["rung"])
     missing = _preload(settings["preload"])
     os.environ.clear()  # what is left is what code sees
@@ -117,22 +119,14 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
         channel.close()
         return pid
     from toolgrpo.sandbox import worker
-    from toolgrpo.sandbox.process import Forking
+    from toolgrpo.sandbox.forker import Forking
 
     try:
         for fd in not_its_own:
             os.close(fd)
         die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if settings["rung"] == Rung.NAMESPACES:
-            enter_pid_namespace()
-            inner = os.fork()  # the first process of the new pid namespace: with it, all the others go
-            if inner != 0:
-                channel.close()
-                os.waitpid(inner, 0)
-                os._exit(0)
-            die_with_parent()
-        worker.serve(Forking(settings), channel, settings["scratch"], settings["limits"])
+        worker.serve(Forking(settings, channel), channel, settings["scratch"], settings["limits"])
     except BaseException:
         traceback.print_exc()
     finally:
