@@ -23,7 +23,7 @@ __all__ = ["judge"]
 Ask = Callable[[list[str]], dict[str, Any]]
 """A call `[function, arguments]` to what came of it: `{"answer": text}` or `{"error": text}`."""
 
-_MOST_CALLS = 1000  # that are looked at to find out whether a suite can be split
+_MOST_LOOKS = 20_000  # at answers, to find out whether a suite can be split
 
 
 class _SolutionFailed(Exception):
@@ -35,7 +35,7 @@ class _Unsplittable(BaseException):
 
 
 class _Enough(BaseException):
-    """More calls than are looked at."""
+    """More was done with answers than is followed."""
 
 
 def judge(suite: dict[str, Any], ask: Ask) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def judge(suite: dict[str, Any], ask: Ask) -> dict[str, Any]:
     report: dict[str, Any] = {"status": "ok", "exit_code": 0}
     try:
         exec(suite["prelude"], namespace)
-    except Exception as error:
+    except BaseException as error:  # the row's
         return {**report, "broken": f"{type(error).__name__}: {error}"[:500]}
     try:
         return {**report, "verdicts": [_verdict(test, namespace) for test in suite["tests"]]}
@@ -94,20 +94,16 @@ def _asked(ask: Ask) -> Callable[[str], Callable[..., Any]]:
 
 def _explored() -> Callable[[str], Callable[..., Any]]:
     """Stand-ins that answer every call with a value that goes along with everything."""
-    calls = 0
+    anything = _Anything(iter(range(_MOST_LOOKS)))
 
     def stand_in(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > _MOST_CALLS:
-                raise _Enough
             if not _holds_anything([args, kwargs]):
                 try:
                     encode([args, kwargs])
                 except NotPlainError as error:
                     raise _Unsplittable(f"{name} is called with more than plain literals: {error}") from None
-            return _Anything()
+            return anything()
 
         return call
 
@@ -125,27 +121,26 @@ def _holds_anything(value: Any, depth: int = 0) -> bool:
 
 
 class _Anything:
-    """An answer for a test that is only looked through: true, equal to all, and whatever else it has to be."""
+    """An answer for a test that is only looked through: true, equal to all, and whatever else it has to be, for a while."""
+
+    def __init__(self, looks: Iterator[int]) -> None:
+        self._looks = looks
 
     def __call__(self, *args: Any, **kwargs: Any) -> _Anything:
+        if next(self._looks, None) is None:
+            raise _Enough
         return self
 
     def __getattr__(self, name: str) -> _Anything:
-        if name.startswith("__"):
+        if name.startswith("__"):  # no protocol but those below
             raise AttributeError(name)
-        return self
-
-    def __getitem__(self, key: Any) -> _Anything:
-        return self
+        return self()
 
     def __iter__(self) -> Iterator[_Anything]:
-        return iter((self, self))
+        return iter((self(), self))
 
     def __eq__(self, other: object) -> bool:
-        return True
-
-    def __ne__(self, other: object) -> bool:
-        return True
+        return bool(self())
 
     def __hash__(self) -> int:
         return 0
@@ -156,16 +151,13 @@ class _Anything:
     def __len__(self) -> int:
         return 2
 
-    def __contains__(self, item: object) -> bool:
-        return True
-
     def __index__(self) -> int:
         return 1
 
     def __float__(self) -> float:
         return 1.0
 
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __call__
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __call__
-    __and__ = __or__ = __xor__ = __neg__ = __abs__ = __round__ = __call__
+    __and__ = __or__ = __xor__ = __neg__ = __abs__ = __round__ = __getitem__ = __call__
