@@ -72,7 +72,8 @@ def answer(request: dict[str, Any], namespace: dict[str, Any], pipes: Pipes) -> 
     if "suite" in request:
         outcome = judge.judge(request["suite"], lambda call: _put(call, pipes))
     elif "call" in request:
-        outcome = answer_call(*request["call"], namespace)
+        function, arguments = request["call"]
+        outcome = answer_call(function, arguments, namespace)
     elif "expressions" in request:
         outcome = evaluate_all(request["expressions"], namespace)
     else:

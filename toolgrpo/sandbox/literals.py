@@ -100,6 +100,8 @@ class _Decoding:
                     return frozenset(self.hashed(item, depth + 1) for item in body)
                 case "d":
                     return {self.hashed(key, depth + 1): self.value(item, depth + 1) for key, item in body}
+        except NotPlainError:
+            raise
         except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise NotPlainError(f"a malformed {tag!r}: {error}"[:200]) from None
         raise NotPlainError(f"an unknown tag {tag[:20]!r}")
@@ -117,11 +119,12 @@ def _weight(form: Any, enough: int) -> int:
     weight, waiting = 0, [form]
     while waiting and weight <= enough:
         part = waiting.pop()
+        if type(part) is dict:  # only says of what kind the rest is
+            waiting += part.values()
+            continue
         weight += 1
         if type(part) is str:
             weight += len(part) // 16
         elif type(part) is list:
             waiting += part
-        elif type(part) is dict:
-            waiting += part.values()
     return weight
