@@ -59,9 +59,8 @@ class Forking:
         self._ask({"furnish": scratch})
         return scratch
 
-    def start(self, rules: str, scratch: str, limits: dict[str, Any]) -> Process:
-        born = {name: limits[name] for name in ("memory_mb", "file_mb", "open_files")}
-        send(self._forker, {"start": rules, "limits": born})
+    def start(self, rules: str, scratch: str, limits: dict[str, int]) -> Process:
+        send(self._forker, {"start": rules, "limits": limits})
         message, fds, _, _ = socket.recv_fds(self._forker, _MESSAGE_BYTES, len(Descriptors.__slots__))
         if not message:
             raise RuntimeError("the process that forks for a sandbox worker is gone")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,20 +134,16 @@ def _judged(sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadlin
             function, arguments = need
             came = answered(function, arguments)
             said = None if last.is_over() else judging.exchange(came, timeout=last.left_s())
-    verdicts = _verdicts(said, todo)
+    verdicts = _verdicts(_checked(said), todo)
     failures = [verdict[1] for verdict in verdicts if verdict[0] != "pass"]
     passed = tuple(verdict[0] == "pass" for verdict in verdicts)
     return Grade(passed, why=failures[0] if failures else "", forgeable=forgeable)
 
 
 def _verdicts(said: dict[str, Any] | None, todo: Plan) -> list[list[str]]:
-    if said is not None and "broken" in said:
-        raise DataError(
-            f"the imports or the set-up of a code task cannot run in the sandbox: {said['broken']}. Mend the row"
-        )
-    if said is None or len(said.get("verdicts", ())) != len(todo.tests):
+    verdicts: list[list[str]] = (said or {}).get("verdicts", [])
+    if len(verdicts) != len(todo.tests):
         return [["fail", "the tests did not come to an end in their time and memory"]] * len(todo.tests)
-    verdicts: list[list[str]] = said["verdicts"]
     return verdicts
 
 
@@ -155,24 +152,52 @@ def _suite_job(todo: Plan, *, explore: bool) -> dict[str, Any]:
     return {"suite": suite}
 
 
-_reasons: dict[Suite, str | None] = {}
+class _Remembered:
+    """Why suites cannot be split, by suite, None for those that can."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Suite, str | None] = {}
+        self._unfinished: set[Suite] = set()
+        self._lock = threading.Lock()
+
+    def of(self, suite: Suite, explored: Callable[[], dict[str, Any] | None]) -> str | None:
+        """Found by `explored`, once; a second time where the first came to no end, as it may on a busy machine."""
+        with self._lock:
+            if suite in self._reasons:
+                return self._reasons[suite]
+        said = explored()
+        with self._lock:
+            if said is None and suite not in self._unfinished:
+                self._unfinished.add(suite)
+                return None
+            if len(self._reasons) >= _MOST_REMEMBERED:
+                self._reasons.clear()
+                self._unfinished.clear()
+            return self._reasons.setdefault(suite, (said or {}).get("unsplittable"))
+
+
+_remembered = _Remembered()
 
 
 def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -> str | None:
-    """Why a suite needs objects of the solution, None where it does not: found once, with no solution to ask."""
+    """Why a suite needs objects of the solution, None where it does not: found with no solution to ask."""
     if not todo.splittable:
         return "the tests need objects of the solution"
-    if suite in _reasons:
-        return _reasons[suite]
-    with sandbox.judging() as judging:
-        said = judging.exchange(_suite_job(todo, explore=True), timeout=most_s)
-    if said is None:  # on a busy machine it may do another time
-        return None
-    if "broken" in said:
-        _verdicts(said, todo)
-    if len(_reasons) >= _MOST_REMEMBERED:
-        _reasons.clear()
-    return _reasons.setdefault(suite, said.get("unsplittable"))
+
+    def explored() -> dict[str, Any] | None:
+        with sandbox.judging() as judging:
+            return _checked(judging.exchange(_suite_job(todo, explore=True), timeout=most_s))
+
+    return _remembered.of(suite, explored)
+
+
+def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a judge said, unless it is that the row is of no use."""
+    if said is not None and "broken" in said:
+        raise DataError(
+            f"the imports or the set-up of a code task cannot run in the sandbox: {said['broken']}. Mend the row"
+        )
+    return said
 
 
 def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline) -> Grade:

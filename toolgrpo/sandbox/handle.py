@@ -72,8 +72,8 @@ class Way(Protocol):
     def furnish(self, scratch: str) -> Any:
         """Make a scratch folder; the rules that bind a process to it, built once for all that use it after each other."""
 
-    def start(self, rules: Any, scratch: str, limits: dict[str, Any]) -> Process:
-        """A process that waits for code."""
+    def start(self, rules: Any, scratch: str, limits: dict[str, int]) -> Process:
+        """A process that waits for code, with the limits it is born with."""
 
     def kill(self, process: Process) -> None:
         """After this nothing of the run executes any more."""

@@ -59,7 +59,7 @@ def warm(rung: str) -> None:
 
 
 def fork_confined(
-    settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]
+    settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]
 ) -> tuple[int, Descriptors]:
     """Fork a process that confines itself and then waits for code: its pid, and what watches it.
 
@@ -85,7 +85,7 @@ def fork_confined(
     return pid, Descriptors(os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
 
 
-def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> None:
+def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
     """In the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
