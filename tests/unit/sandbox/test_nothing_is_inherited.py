@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from toolgrpo.rewards import get_reward
 from toolgrpo.sandbox import Rung, Sandbox
 from toolgrpo.sandbox.grading import grade
+from toolgrpo.sandbox.ladder import probe
 from toolgrpo.sandbox.suite import Suite
 
 SEARCH = Path(__file__).with_name("searching.py").read_text()
@@ -63,6 +66,30 @@ def test_a_run_and_a_session_find_nothing_of_what_was_before(sandbox: Sandbox) -
         of_all_kinds(sandbox)
         with sandbox.session() as session:
             assert session.run(LOOK, timeout=60.0).value == {}
+
+
+def sockets(process: psutil.Process) -> set[str]:
+    links = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+    return {link for link in links if link.startswith("socket:")}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looked at in /proc")
+def test_what_forks_programs_holds_no_channel_and_hosts_none() -> None:
+    """A program's parent knows its worker alone; a judge's worker is not a program's."""
+    if probe(Rung.LANDLOCK) is not None:
+        pytest.skip("inside bubblewrap the processes lie deeper")
+    with Sandbox(workers=2) as sandbox, sandbox.session() as program, sandbox.judging() as judge:
+        program.run("1")
+        judge.run("1")
+        workers = psutil.Process(sandbox._mother.pid).children()
+        assert len(workers) == 3, "one rests, one has a program, one a judge"
+        for worker in workers:
+            (forker,) = worker.children()
+            (tenant,) = forker.children()
+            assert len(sockets(forker)) == 1 and not sockets(forker) & sockets(worker), (
+                "one to the worker, whose end is another"
+            )
+            assert len(sockets(worker)) == 2 and not sockets(tenant)
 
 
 def answer(program: str) -> list[dict[str, Any]]:
