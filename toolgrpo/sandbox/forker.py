@@ -42,11 +42,10 @@ class Forking:
 
     def __init__(self, settings: dict[str, Any], channel: socket.socket) -> None:
         """Fork the forker; to be called before anything was read from `channel`."""
-        self._own_table = settings["rung"] == Rung.NAMESPACES
-        self._proc, self._vmstat = settings["proc"], settings["vmstat"]
+        self._vmstat = settings["vmstat"]
         self._oom_kills = oom_kills(self._vmstat)
         self._forker, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        if self._own_table:
+        if settings["rung"] == Rung.NAMESPACES:
             enter_pid_namespace()
         if os.fork() == 0:
             channel.close()
@@ -64,19 +63,21 @@ class Forking:
         message, fds, _, _ = socket.recv_fds(self._forker, _MESSAGE_BYTES, len(Descriptors.__slots__))
         if not message:
             raise RuntimeError("the process that forks for a sandbox worker is gone")
-        inner, held = json.loads(message), Descriptors(*fds)
-        return Forked(self._pid_here(inner, held.ended), held, self, inner)
+        return Forked(json.loads(message), Descriptors(*fds), self)
 
     def kill(self, process: Process) -> None:
-        assert isinstance(process, Forked)
         if process.pid > 0:
             with suppress(OSError):  # with the forker all that it forked is gone
-                self._ask({"kill": process.inner})
+                self._ask({"kill": process.pid})
 
-    def reap(self, inner: int) -> int:
+    def cpu_seconds(self, pid: int) -> float:
+        """Of a process that the forker has not waited for."""
+        return float(self._ask({"clock": pid}))
+
+    def reap(self, pid: int) -> int:
         """Wait for a process that has ended or was killed; its exit code."""
         try:
-            return int(self._ask({"reap": inner}))
+            return int(self._ask({"reap": pid}))
         except OSError:
             return -signal.SIGKILL
 
@@ -91,30 +92,29 @@ class Forking:
             raise ConnectionError("the process that forks for a sandbox worker is gone")
         return answer
 
-    def _pid_here(self, inner: int, pidfd: int) -> int:
-        """The process's number in this worker's process table."""
-        if not self._own_table:
-            return inner
-        with open(os.open(f"self/fdinfo/{pidfd}", os.O_RDONLY, dir_fd=self._proc)) as lines:
-            return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
-
 
 class Forked(Process):
-    """Watched through a pidfd and its own clock; waited for by the forker, whose number for it is `inner`."""
+    """Watched through a pidfd. `pid` is its number in the forker's process table, which may be another than the worker's."""
 
-    __slots__ = ("_way", "inner")
+    __slots__ = ("_is_new", "_way")
 
-    def __init__(self, pid: int, held: Descriptors, way: Forking, inner: int) -> None:
+    def __init__(self, pid: int, held: Descriptors, way: Forking) -> None:
         super().__init__(pid, *astuple(held))
-        self._way, self.inner = way, inner
+        self._way, self._is_new = way, True
 
     def cpu_seconds(self) -> float:
-        """Read from its own clock: /proc may belong to another pid namespace."""
-        return time.clock_gettime(((~self.pid) << 3) | 2)
+        if self._is_new:  # asked at the start of its first run, which need not wait: it has used a few milliseconds
+            self._is_new = False
+            return 0.0
+        return self._way.cpu_seconds(self.pid)
 
     def reap(self) -> int:
-        self.pid = -1
-        return self._way.reap(self.inner)
+        pid, self.pid = self.pid, -1
+        return self._way.reap(pid)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it has ended by itself
+            signal.pidfd_send_signal(self.ended, number)
 
 
 def _serve(settings: dict[str, Any], worker: socket.socket) -> NoReturn:
@@ -136,6 +136,8 @@ def _serve(settings: dict[str, Any], worker: socket.socket) -> NoReturn:
                     if settings["rung"] == Rung.NAMESPACES:
                         _kill(-1)
                     send(worker, True)
+                case {"clock": int(pid)}:
+                    send(worker, time.clock_gettime(((~pid) << 3) | 2))  # /proc may belong to another process table
                 case {"reap": int(pid)}:
                     send(worker, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     except (BrokenPipeError, ConnectionResetError):  # the worker has gone

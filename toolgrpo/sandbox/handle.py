@@ -43,14 +43,16 @@ class Process(ABC):
 
     def stop(self) -> None:
         """Let it rest, its threads too, until `go_on`."""
-        with suppress(ProcessLookupError):  # it has ended by itself
-            os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         self.stopped = True
 
     def go_on(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         self.stopped = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(self.pid, number)
 
     def close_stdin(self) -> None:
         if self.stdin >= 0:
