@@ -150,6 +150,26 @@ def test_hostile_frames_are_answers_like_any_other(sandbox: Sandbox) -> None:
         assert not graded.all_passed and not graded.forgeable, (name, graded)
 
 
+ODD = (
+    "\ud800", "\0", "x = '\ud83d'", "def f(x): return {'\ud800': 1}", "(" * 30_000, "1 if 1 else " * 20_000 + "1",
+    "def f(x): raise Exception('\ud800' * 100_000)", "def f(x):\n class E(Exception):\n  def __str__(self): raise E\n raise E",
+    "raise SystemExit('\ud800')", "raise SystemExit(10 ** 400)", "raise SystemExit(object())", "'a' * 10 ** 7", "10 ** 100_000",
+    "x = []\nx.append(x)\nx", "x = {}\nx[1] = x\nx", "def f(x):\n a = []\n a.append(a)\n return a", "def f(x): return 10 ** 100_000",
+    "def f(x): return float('nan')", "def f(x): return complex('nan')", "def f(x): return b'y' * 10 ** 6", "def f(x): return 'x' * 10 ** 7",
+    "\u2028" * 100, "\x1b]0;x\x07", "class S(str):\n def __str__(self): return 5\ndef f(x): return S('2')",
+    "class I(int):\n def __int__(self): return 'x'\ndef f(x): return I(2)", "# coding: utf-7\n+AAo-", "f = 5", "f = print", "del f",
+    "def f(x): yield", "async def f(x): return 2", "import os\nos.close(4)", "import os\nos.close(3)", "import os\nos.close(1)",
+)  # fmt: skip
+
+
+def test_no_program_is_more_than_a_fail(sandbox: Sandbox) -> None:
+    """Half characters, depth, digits, width: nothing raises here, and the next program is run."""
+    for program in ODD:
+        assert not grade(sandbox, program, Suite(("assert f(1) == 2",)), timeout=5.0).all_passed, program[:80]
+        sandbox.run(program, timeout=5.0)
+    assert sandbox.run("6 * 7").value == 42
+
+
 OLD_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
