@@ -6,7 +6,10 @@
 
 `run` is one run after the other without a pause; `rested` leaves 20 ms between
 runs, as a trainer's own work does; `numpy` imports numpy and sympy; `grade` is a
-correct program against three asserts. The rung `unsafe` and the plain subprocess
+correct program against three asserts, from its text to its score: a process for the
+program, one for the judge, three calls between them; `call` is what one more call
+of a test adds, `grades/s` what two threads get, `open` a session with its first run.
+The rung `unsafe` and the plain subprocess
 confine nothing. Bubblewrap (as a rung, and as a prefix of a new interpreter) and
 sandlock are measured where `bwrap` and `sandlock` are installed.
 """
@@ -64,20 +67,31 @@ def rested_ms(sandbox: Sandbox, repetitions: int) -> dict[str, float]:
     return spread(taken)
 
 
-def grading_ms(sandbox: Sandbox, repetitions: int) -> dict[str, float]:
+def grades(sandbox: Sandbox) -> bool:
     """A correct program against three asserts."""
     suite = Suite(("assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 4"))
+    return grade(sandbox, "def f(x):\n    return x + 1", suite).all_passed
 
-    def once() -> None:
+
+def graded_call_ms(sandbox: Sandbox, repetitions: int) -> dict[str, float]:
+    """What one call adds to a grading, from tests with 100 of them."""
+    suite = Suite(("for i in range(100):\n    assert f(i) == i + 1",))
+    alone = Suite(("assert f(0) == 1",))
+
+    def once(suite: Suite) -> None:
         assert grade(sandbox, "def f(x):\n    return x + 1", suite).all_passed
 
-    return times_ms(once, repetitions)
+    base = times_ms(lambda: once(alone), repetitions)["p50"]
+    many = times_ms(lambda: once(suite), repetitions)
+    return {name: max(0.0, taken - base) / 99 for name, taken in many.items()}
 
 
-def runs_per_s(sandbox: Sandbox, clients: int, repetitions: int) -> float:
+def per_s(call: Callable[[], bool], clients: int, repetitions: int) -> float:
+    """How often a second `call` is done by as many threads as there are clients."""
+
     def work() -> None:
         for _ in range(repetitions):
-            assert sandbox.run(CODE).stdout == "2\n"
+            assert call()
 
     threads = [threading.Thread(target=work) for _ in range(clients)]
     started = time.perf_counter()
@@ -96,14 +110,17 @@ def measure_rung(rung: Rung, repetitions: int) -> dict[str, Any]:
         found["run_ms"] = times_ms(lambda: sandbox.run(CODE), repetitions)
         found["rested_ms"] = rested_ms(sandbox, repetitions // 5)
         found["numpy_ms"] = times_ms(lambda: sandbox.run(IMPORTS), repetitions // 4)
-        found["runs_per_s"] = runs_per_s(sandbox, 2, repetitions)
+        found["runs_per_s"] = per_s(lambda: sandbox.run(CODE).stdout == "2\n", 2, repetitions)
 
         def new_session() -> None:
             with sandbox.session() as session:
                 session.run(CODE)
 
         found["new_session_ms"] = times_ms(new_session, repetitions // 10)
-        found["grading_ms"] = grading_ms(sandbox, repetitions // 10)
+        assert grades(sandbox)  # opens the judges' workers
+        found["grading_ms"] = times_ms(lambda: grades(sandbox), repetitions // 5)
+        found["graded_call_ms"] = graded_call_ms(sandbox, max(5, repetitions // 50))
+        found["grades_per_s"] = per_s(lambda: grades(sandbox), 2, max(5, repetitions // 10))
         with sandbox.session() as session:
             found["session_run_ms"] = times_ms(lambda: session.run(CODE), repetitions)
     return found
@@ -143,16 +160,18 @@ def show(results: dict[str, Any]) -> None:
     """Two tables that fit into 80 columns, and a line for each way that this machine does not have."""
     console = Console()
     present = {name: way for name, way in results["ways"].items() if "absent" not in way}
-    runs = Table("way", "run", "rested", "numpy", "grade", title="Times in ms, p50 / p95; goals for run: 5 / 10")
+    runs = Table("way", "run", "rested", "numpy", "grade", title="Times in ms, p50 / p95; goals: run 5 / 10, grade 20")
     for name, way in present.items():
         measures = ("run_ms", "rested_ms", "numpy_ms", "grading_ms")
         runs.add_row(name, *(_both(way[measure]) if measure in way else "" for measure in measures))
     console.print(runs)
-    ours = Table("way", "runs/s", "open session ms", "session run ms", "start s", title="Goals: 250 runs/s, start 2 s")
+    columns = ("runs/s", "grades/s", "call", "open", "session run", "start")
+    ours = Table("way", *columns, title="Rates; times in ms; the start in s. Goals: 250 runs/s, start 2 s")
     for name, way in present.items():
         if "start_s" in way:
-            sessions = (f"{way[measure]['p50']:.2f}" for measure in ("new_session_ms", "session_run_ms"))
-            ours.add_row(name, f"{way['runs_per_s']:.0f}", *sessions, f"{way['start_s']:.2f}")
+            rates = (f"{way[measure]:.0f}" for measure in ("runs_per_s", "grades_per_s"))
+            parts = (f"{way[part]['p50']:.2f}" for part in ("graded_call_ms", "new_session_ms", "session_run_ms"))
+            ours.add_row(name, *rates, *parts, f"{way['start_s']:.2f}")
     console.print(ours)
     for name, way in results["ways"].items():
         if "absent" in way:

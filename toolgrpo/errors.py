@@ -19,6 +19,7 @@ Three kinds of failure take three roads (see DESIGN in the docs):
         │   └── FinalEngineError   and another try would not help, or was made already
         ├── ToolExecutorError      the tool workers cannot be started or kept alive
         ├── SandboxError           the sandbox cannot be started or kept alive
+        │   └── WorkerLostError    one of its workers ended in the middle of a run; others may do
         ├── StorageError           a checkpoint or a log cannot be written: the disk is full or failed
         └── PeerError              another process of the same run failed first
 
@@ -40,6 +41,7 @@ __all__ = [
     "ToolExecutorError",
     "ToolGRPOError",
     "UserError",
+    "WorkerLostError",
     "WorldError",
 ]
 
@@ -94,6 +96,10 @@ class ToolExecutorError(WorldError):
 
 class SandboxError(WorldError):
     """The sandbox could not be started or kept alive."""
+
+
+class WorkerLostError(SandboxError):
+    """A worker of the sandbox ended in the middle of a run; the sandbox itself may be well."""
 
 
 class StorageError(WorldError):

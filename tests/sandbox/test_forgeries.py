@@ -59,6 +59,13 @@ FORGERIES = {
     "the result pipe": "import os, struct\nbody = b'{\"status\":\"ok\",\"exit_code\":0,\"answers\":"
     "[{\"value\":true},{\"value\":true},{\"value\":true}]}'\nfor fd in range(3, 64):\n    try:\n"
     "        os.write(fd, struct.pack('!I', len(body)) + body)\n    except OSError:\n        pass\ndef add(a, b): return 7",
+    "answers ahead of time": "import os, struct\nfor body in (b'{\"answer\":\"true\"}', b'{\"verdicts\":[[\"pass\"],[\"pass\"],[\"pass\"]]}', "
+    "b'{\"need\":[\"add\",\"[]\"]}'):\n    for _ in range(9): os.write(4, struct.pack('!I', len(body)) + body)\ndef add(a, b): return 7",
+    "answers from a thread": "import json, os, struct, threading\ndef answer():\n    while True:\n        head = os.read(3, 4)\n"
+    "        os.read(3, 4096)\n        body = b'{\"answer\":\"true\"}'\n        os.write(4, struct.pack('!I', len(body)) + body)\n"
+    "for _ in range(3): threading.Thread(target=answer, daemon=True).start()\ndef add(a, b): return 7",
+    "a trace": "import sys\ndef trace(frame, event, arg):\n    for name in list(frame.f_locals): frame.f_locals[name] = 5\n    return trace\n"
+    "sys.settrace(trace)\nsys.setprofile(trace)\ndef add(a, b): return 7",
     "a frame that never ends": "import os\nos.write(4, b'\\xff\\xff\\xff\\x00')\ndef add(a, b): return 7",
     "overridden afterwards": "def add(a, b): return 7\nimport threading, time\ndef later():\n    time.sleep(0.01)\n"
     "    global add\n    add = lambda a, b: True\nthreading.Thread(target=later, daemon=True).start()",

@@ -34,7 +34,7 @@ MODULES = (
     "pygments",
     "py",
 )
-HOSTILE = ("test_sandbox_runs.py", "test_sandbox_hostile.py")
+HOSTILE = ("test_sandbox_runs.py", "test_sandbox_hostile.py", "test_nothing_is_inherited.py")
 FORGERIES = "test_forgeries.py"
 WITNESS = """
 import logging, os, sys

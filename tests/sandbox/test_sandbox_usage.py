@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.sandbox import Rung, RunStatus, Sandbox, usage
+from toolgrpo.sandbox import Rung, RunStatus, Sandbox
 from toolgrpo.sandbox.base import Limits
+from toolgrpo.sandbox.host import usage
 
 MIB = 1 << 20
 SOCKETS = """

@@ -1,24 +1,31 @@
 """`code_exec`: 1.0 if the program of the final response passes all of its row's tests in the sandbox, else 0.0.
 
 The program is the last fenced block of Python, or the whole response where that is Python itself. Columns: `tests` (a list
-of asserts, or a text with `def check(candidate)`), and where a row has them `test_imports`, `test_setup_code`, `entry_point`.
+of asserts, or a text with `def check(candidate)`), and where a row has them `test_imports`, `test_setup_code`, `entry_point`,
+and `allow_forgeable`: true for a row whose tests need objects of the solution, which scores 0 otherwise.
 
-Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how, and for which tests it can); a sandbox
-that fails is opened anew once, then the error stops the training: it is never a score.
+Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but in rows that allow it; a sandbox
+that fails is opened anew once, then the error stops the training: it is never a score. A program that takes two workers
+down, on a machine whose sandbox runs others, scores 0. `code_exec/forgeable` and `code_exec/worker_lost` are logged: the
+shares of rows with such tests, and of programs that did that.
 """
 
 from __future__ import annotations
 
 import ast
 import atexit
+import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
 
-from toolgrpo.errors import RewardError, SandboxError
+from toolgrpo.errors import RewardError, SandboxError, WorkerLostError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.grading import grade
@@ -27,10 +34,31 @@ from toolgrpo.trajectory import Message
 
 __all__ = ["code_exec", "program_of"]
 
-_TIMEOUT_S = 10.0
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10.0  # of one grade
 _WORKERS = max(2, min(8, os.cpu_count() or 2))
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)")
+_CLOSING = re.compile(r"[ \t]*```[ \t]*")
+_MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
 _PYTHON = ("python", "py", "python3", "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a row asks of a program."""
+
+    suite: Suite
+    allow_forgeable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """What a program earned. `forgeable`: its tests are; `worker_lost`: it took its worker down, twice."""
+
+    value: float
+    forgeable: bool = False
+    worker_lost: bool = False
 
 
 def code_exec(
@@ -39,45 +67,106 @@ def code_exec(
     test_imports: Sequence[str | None] | None = None,
     test_setup_code: Sequence[str | None] | None = None,
     entry_point: Sequence[str | None] | None = None,
+    allow_forgeable: Sequence[bool | None] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
     **kwargs: Any,
 ) -> list[float]:
-    nothing: Sequence[str | None] = [None] * len(completions)
-    columns = zip(tests, test_imports or nothing, test_setup_code or nothing, entry_point or nothing, strict=True)
-    suites = [_suite(row, *cells) for row, cells in enumerate(columns)]
+    nothing: Sequence[Any] = [None] * len(completions)
+    columns = zip(
+        tests,
+        test_imports or nothing,
+        test_setup_code or nothing,
+        entry_point or nothing,
+        allow_forgeable or nothing,
+        strict=True,
+    )
+    tasks = [_task(row, *cells) for row, cells in enumerate(columns)]
     programs = [program_of(final_answer(completion)) for completion in completions]
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
-        return list(threads.map(_score, programs, suites))
+        scores = list(threads.map(_score, programs, tasks))
+    if log_metric is not None and scores:
+        log_metric("code_exec/forgeable", sum(score.forgeable for score in scores) / len(scores))
+        log_metric("code_exec/worker_lost", sum(score.worker_lost for score in scores) / len(scores))
+    return [score.value for score in scores]
 
 
 def program_of(text: str) -> str | None:
     """The program of a response; None where it holds none."""
-    fenced = [body for language, body in _FENCE.findall(text) if language.lower() in _PYTHON]
-    if fenced:
-        return str(fenced[-1])
+    program = _last_fenced(text)
+    if program is not None:
+        return program
+    if len(text) > _MOST_PARSED:  # the sandbox will find out, and has a deadline
+        return text
     try:
         return text if ast.parse(text).body else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _suite(row: int, tests: Any, imports: str | None, setup: str | None, entry_point: str | None) -> Suite:
+def _last_fenced(text: str) -> str | None:
+    """The last block of Python between two fences, found line by line."""
+    found: str | None = None
+    begins: int | None = None  # where the body of the open block does
+    is_python = False
+    here = 0
+    for line in text.split("\n"):
+        if begins is None:
+            opening = _OPENING.match(line)
+            if opening is not None:
+                is_python = opening.group(1).lower() in _PYTHON
+                begins = here + len(line) + 1
+        elif _CLOSING.fullmatch(line):
+            found = text[begins:here] if is_python else found
+            begins = None
+        here += len(line) + 1
+    return found
+
+
+def _task(
+    row: int, tests: Any, imports: str | None, setup: str | None, entry_point: str | None, allow_forgeable: bool | None
+) -> _Task:
     cells = (tests,) if isinstance(tests, str) else tuple(tests or ())
     if not cells or not all(isinstance(test, str) and test.strip() for test in cells):
         raise RewardError(
             f"reward code_exec: the tests of row {row} must be a text or a list of texts, at least one; "
             f"got {str(tests)[:80]!r}"
         )
-    return Suite(tests=cells, imports=imports or "", setup=setup or "", entry_point=entry_point or None)
+    if allow_forgeable is not None and not isinstance(allow_forgeable, bool):
+        raise RewardError(
+            f"reward code_exec: allow_forgeable of row {row} must be true, false or absent; got {allow_forgeable!r}"
+        )
+    suite = Suite(tests=cells, imports=imports or "", setup=setup or "", entry_point=entry_point or None)
+    return _Task(suite, bool(allow_forgeable))
 
 
-def _score(program: str | None, suite: Suite) -> float:
+def _score(program: str | None, task: _Task) -> _Score:
     if program is None:
-        return 0.0
-    sandbox = _Shared.get()
-    try:
-        return float(grade(sandbox, program, suite, timeout=_TIMEOUT_S).all_passed)
-    except SandboxError:
-        return float(grade(_Shared.reopened(sandbox), program, suite, timeout=_TIMEOUT_S).all_passed)
+        return _Score(0.0)
+    with suppress(SandboxError), _Shared.lent() as sandbox:
+        return _graded(sandbox, program, task)
+    with _Shared.lent() as sandbox:
+        try:
+            return _graded(sandbox, program, task)
+        except WorkerLostError:
+            if sandbox.run("1 + 1").value != 2:
+                raise
+            return _Score(0.0, worker_lost=True)  # the sandbox is well: it is this program that ends its worker
+
+
+def _graded(sandbox: Sandbox, program: str, task: _Task) -> _Score:
+    graded = grade(sandbox, program, task.suite, timeout=_TIMEOUT_S, refuse_forgeable=not task.allow_forgeable)
+    if graded.forgeable and not task.allow_forgeable:
+        _say_that_rows_are_refused()
+    return _Score(float(graded.all_passed), forgeable=graded.forgeable)
+
+
+@cache
+def _say_that_rows_are_refused() -> None:
+    """Once a process; the metric has the rest."""
+    logger.warning(
+        "code_exec scores 0 in rows whose tests need objects of the solution (a class of it, a function given to it), "
+        "since a program can forge these; see code_exec/forgeable for how many. A row says `allow_forgeable: true` to be graded"
+    )
 
 
 class _Shared:
@@ -85,19 +174,28 @@ class _Shared:
 
     _sandbox: Sandbox | None = None
     _lock = threading.Lock()
+    _users: ClassVar[dict[Sandbox, int]] = {}
 
     @classmethod
-    def get(cls) -> Sandbox:
+    @contextmanager
+    def lent(cls) -> Iterator[Sandbox]:
+        """The sandbox, for a while. One that fails is given up: closed when nobody uses it any more, and opened anew."""
         with cls._lock:
             if cls._sandbox is None:
                 cls._sandbox = Sandbox(workers=_WORKERS)
                 atexit.register(cls._sandbox.close)
-            return cls._sandbox
-
-    @classmethod
-    def reopened(cls, failed: Sandbox) -> Sandbox:
-        """A new sandbox in the place of one that failed, however many threads saw it fail."""
-        with cls._lock:
-            if cls._sandbox is failed:
-                cls._sandbox = None
-        return cls.get()
+            sandbox = cls._sandbox
+            cls._users[sandbox] = cls._users.get(sandbox, 0) + 1
+        try:
+            yield sandbox
+        except SandboxError:
+            with cls._lock:
+                cls._sandbox = None if cls._sandbox is sandbox else cls._sandbox
+            raise
+        finally:
+            with cls._lock:
+                cls._users[sandbox] -= 1
+                is_done = cls._sandbox is not sandbox and not cls._users[sandbox]
+            if is_done:
+                sandbox.close()
+                atexit.unregister(sandbox.close)

@@ -1,7 +1,8 @@
 """`Sandbox`: a pool of warm workers that run model-written Python, for any thread and any event loop.
 
 Invariants: a run has exactly one result or raises SandboxError; a run is never confined less than the rung that was
-logged at start; closing (or the death of this process) ends every process and removes every file.
+logged at start; closing (or the death of this process) ends every process and removes every file. Workers that run tests
+(`judging`) never run anything else, and what comes out of a run is read here in linear time.
 Not covered: see docs/sandbox.md for what each rung does not promise.
 """
 
@@ -22,7 +23,7 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
-from toolgrpo.errors import ConfigError, SandboxError
+from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
 from toolgrpo.sandbox.client.host_process import FreshWorkers, Mother, Workers
 from toolgrpo.sandbox.literals import NotPlainError, decode
@@ -40,6 +41,7 @@ DEFAULT_PRELOAD = (
     "typing", "unicodedata", "numpy", "sympy",
 )  # fmt: skip
 _GRACE_S = 15.0
+_MOST_HASHED = 5000  # in the sets and keys of one value: some ten milliseconds where they are chosen to collide
 
 
 class Sandbox:
@@ -76,7 +78,9 @@ class Sandbox:
         self._workers = workers
         self._turns = threading.BoundedSemaphore(workers)
         # The worker that rested longest is next: the others still prepare their next process.
-        self._resting = deque(_Link(self._mother.worker()) for _ in range(workers))
+        self._resting: deque[_Link] = deque()
+        self._resting_judges: deque[_Link] = deque()  # started by the first program that is graded
+        self._resting.extend(self._opened(self._resting) for _ in range(workers))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
 
     def run(
@@ -86,12 +90,12 @@ class Sandbox:
         request = _request(self._limits(timeout, memory_mb), {"code": code, "stdin": stdin, "keep": False})
         with self._turns:
             for link in (self._rested, self._opened):  # a worker that was lost is replaced once
-                asked = link()
+                asked = link(self._resting)
                 answer = asked.ask(request)
                 if answer is not None:
                     self._rest(asked)
                     return _result(answer)
-        raise SandboxError("two sandbox workers in a row were lost; look for an out-of-memory kill on this machine")
+        raise WorkerLostError("two sandbox workers in a row were lost; look for an out-of-memory kill on this machine")
 
     async def arun(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
@@ -103,7 +107,16 @@ class Sandbox:
     @contextmanager
     def session(self) -> Iterator[Session]:
         """A process of its own that keeps its state between runs."""
-        session = Session(self)
+        session = Session(self, self._resting)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    @contextmanager
+    def judging(self) -> Iterator[Session]:
+        """A session for tests, on a worker that has never run a program and never will."""
+        session = Session(self, self._resting_judges)
         try:
             yield session
         finally:
@@ -117,8 +130,9 @@ class Sandbox:
             if self._closed:
                 return
             self._closed = True
-            while self._resting:
-                self._resting.pop().close()
+            for resting in (self._resting, self._resting_judges):
+                while resting:
+                    resting.pop().close()
         self._mother.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -136,27 +150,27 @@ class Sandbox:
             limits = replace(limits, timeout_s=timeout)
         return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
 
-    def _opened(self) -> _Link:
-        """A new worker."""
+    def _opened(self, home: deque[_Link]) -> _Link:
+        """A new worker, to rest in `home`."""
         with self._lock:
             if self._closed:
                 raise SandboxError("this sandbox is closed; open another one")
-            return _Link(self._mother.worker())
+            return _Link(self._mother.worker(), home)
 
-    def _rested(self) -> _Link:
+    def _rested(self, home: deque[_Link]) -> _Link:
         """The worker that has rested longest, else a new one."""
         if os.getpid() != self._opener:  # two processes that ask one worker would get each other's answers
             raise SandboxError("this sandbox was opened before this process was forked; open another one here")
         with self._lock:
-            if self._resting:
-                return self._resting.popleft()
-        return self._opened()
+            if home:
+                return home.popleft()
+        return self._opened(home)
 
     def _rest(self, link: _Link) -> None:
         """Keep a worker that has nothing to do, or end it where enough rest already."""
         with self._lock:
-            if not self._closed and len(self._resting) < self._workers:
-                self._resting.append(link)
+            if not self._closed and len(link.home) < self._workers:
+                link.home.append(link)
                 return
         link.close()
 
@@ -164,8 +178,9 @@ class Sandbox:
 class Session:
     """Runs that share one namespace and one scratch folder; a run that is killed takes the state with it."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, workers: deque[_Link]) -> None:
         self._sandbox = sandbox
+        self._workers = workers
         self._link: _Link | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -186,6 +201,14 @@ class Session:
             return [(False, f"no result ({_result(answer).status})")] * len(expressions)
         return [_plain(entry) for entry in answers]
 
+    def exchange(self, job: dict[str, Any], *, timeout: float) -> dict[str, Any] | None:
+        """What the session's process says to a job of its own kind (child.py); None where it has ended, its state with it.
+
+        Not decoded any further: whatever stands in it is a stranger's.
+        """
+        answer = self._ask(job, timeout, None)
+        return None if answer["state_lost"] else _frame(answer)
+
     def close(self) -> None:
         """End the session's process; its worker serves others from then on. Waits for a run that is under way."""
         with self._lock:
@@ -200,19 +223,20 @@ class Session:
             if self._closed:
                 raise SandboxError("this session is closed; open another one")
             if self._link is None:
-                self._link = self._sandbox._rested()
+                self._link = self._sandbox._rested(self._workers)
             answer = self._link.ask(request)
             if answer is None:
                 self._link = None
-                raise SandboxError("the process of a session was lost, and its state with it")
+                raise WorkerLostError("the process of a session was lost, and its state with it")
             return answer
 
 
 class _Link:
-    """Our end of one worker's channel; closed as soon as the worker is lost."""
+    """Our end of one worker's channel; closed as soon as the worker is lost. `home`: where it rests."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, home: deque[_Link]) -> None:
         self._channel = channel
+        self.home = home
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The worker's answer; None when the worker is lost or silent long after every deadline."""
@@ -257,10 +281,11 @@ def _frame(answer: dict[str, Any]) -> dict[str, Any]:
 def _plain(entry: Any) -> tuple[bool, Any]:
     if type(entry) is dict and "value" in entry:
         try:
-            return True, decode(entry["value"])
+            return True, decode(entry["value"], most_hashed=_MOST_HASHED)
         except (NotPlainError, RecursionError) as error:
             return False, str(error)
-    return False, str(entry.get("error")) if type(entry) is dict else "no result"
+    said = entry.get("error") if type(entry) is dict else None
+    return False, said if type(said) is str else "no result"
 
 
 def _result(answer: dict[str, Any]) -> SandboxResult:

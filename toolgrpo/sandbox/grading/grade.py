@@ -2,10 +2,12 @@
 
 Two processes: the solution's own only receives calls with literal arguments, after its code was loaded, and hands back
 plain literals; the judge (judge.py) runs the tests on those and never sees the solution. Whatever the solution does to
-`==`, to `print`, to builtins or to the frames it runs in happens in its own process, which holds no expected value.
+`==`, to `print`, to builtins or to the frames it runs in happens in its own process, which holds no expected value. The
+judge's process belongs to workers that run judges alone, so nothing of a task is ever in a process that hosts a program.
 
 Invariants: no answer is a fail, and so is a value that is no plain literal; how a suite is graded depends on the tests alone,
-never on what the solution does. A lost worker is a SandboxError, never a fail.
+and is settled before the solution is run; answers pass through this process as texts that it does not read; one deadline
+holds for one grade. A lost worker is a WorkerLostError, never a fail.
 Not covered: suites that need objects of the solution (`Grade.forgeable`, see docs/sandbox.md): their expressions are
 evaluated in the solution's process, so a value that lies about itself can pass; helpers the tests take from the solution.
 """
@@ -13,17 +15,27 @@ evaluated in the solution's process, so a value that lies about itself can pass;
 from __future__ import annotations
 
 import ast
+import secrets
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.errors import DataError
 from toolgrpo.sandbox.client.pool import Sandbox, Session
-from toolgrpo.sandbox.grading.split_plan import Plan, Suite, plan, taken_from_solution
+from toolgrpo.sandbox.grading.split_plan import Plan, Suite, needs_more_than, plan
+from toolgrpo.sandbox.literals import encode_text
 
 __all__ = ["Grade", "grade"]
 
-_MOST_CALLS = 500  # of one test; more cannot be replayed in reasonable time
-_Answers = list[list[tuple[bool, Any]]]
+_WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
+_LEAST_S = 0.01  # a run needs some time, also where none is left
+_MOST_REMEMBERED = 4096  # suites
+_NO_ANSWER = {"error": "the solution's process has ended, or its time is over"}
+
+Answered = Callable[[str, str], dict[str, str]]
+"""A function's name and the text of its arguments, to `{"answer": text}` or `{"error": text}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,117 +51,190 @@ class Grade:
         return bool(self.passed) and all(self.passed)
 
 
-def grade(sandbox: Sandbox, program: str, suite: Suite, *, timeout: float | None = None) -> Grade:
-    """Run `program` against its tests; `timeout` is for each of: loading it, a round of calls, a round of judging."""
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """The end of a solution's time."""
+
+    at: float
+
+    def left_s(self) -> float:
+        return max(self.at - time.monotonic(), _LEAST_S)
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.at
+
+    def later(self, by_s: float) -> _Deadline:
+        return _Deadline(self.at + by_s)
+
+
+def grade(
+    sandbox: Sandbox, program: str, suite: Suite, *, timeout: float | None = None, refuse_forgeable: bool = False
+) -> Grade:
+    """Run `program` against its tests within `timeout` (the sandbox's `timeout_s` where None is given).
+
+    `refuse_forgeable`: what a suite that needs objects of the solution gets is a fail, and the program is not run.
+    """
     todo = plan(suite)
+    most_s = sandbox.limits.timeout_s if timeout is None else timeout
+    reason = _not_splittable(sandbox, suite, todo, most_s)
+    if reason is not None and refuse_forgeable:
+        return Grade((False,) * len(todo.tests), why=reason, forgeable=True)
+    deadline = _Deadline(time.monotonic() + most_s)
     with sandbox.session() as session:
-        loaded = session.run(f"{suite.imports}\n{program}" if suite.imports else program, timeout=timeout)
+        source = f"{suite.imports}\n{program}" if suite.imports else program
+        loaded = session.run(source, timeout=deadline.left_s())
         if not loaded.ok or loaded.state_lost:
-            return Grade((False,) * len(todo.tests), why=(loaded.stderr.strip() or str(loaded.status))[-500:])
-        split = _grade_split(sandbox, session, todo, timeout) if todo.splittable else None
-        return split or _grade_forgeable(sandbox, session, suite, todo, timeout)
+            why = (loaded.stderr.strip() or str(loaded.status))[-500:]
+            return Grade((False,) * len(todo.tests), why=why, forgeable=reason is not None)
+        solution = _Solution(session, deadline)
+        if reason is not None:
+            return _grade_forgeable(sandbox, solution, suite, todo, deadline)
+        return _judged(sandbox, todo, solution.answered, deadline)
 
 
-def _grade_split(sandbox: Sandbox, session: Session, todo: Plan, timeout: float | None) -> Grade | None:
-    """Judge, answer the calls it asks for, judge again; None where a test turns out not to be splittable."""
-    answers: _Answers = [[] for _ in todo.tests]
-    while True:
-        verdicts = _judge(sandbox, todo.prelude, todo.tests, todo.names, answers, timeout)
-        if any(verdict[0] == "refuse" for verdict in verdicts) or max(map(len, answers)) > _MOST_CALLS:
-            return None
-        asked = [number for number, verdict in enumerate(verdicts) if verdict[0] == "need"]
-        if not asked:
-            return _grade(verdicts)
-        calls = [_call_source(*verdicts[number][1:]) for number in asked]
-        given = session.evaluate(calls, timeout=timeout)
-        for number, answer in zip(asked, given, strict=True):
-            answers[number].append(answer)
+class _Solution:
+    """The process that holds the solution, asked for one call after the other; once it is lost it gives no more answers."""
+
+    def __init__(self, session: Session, deadline: _Deadline) -> None:
+        self._session = session
+        self._deadline = deadline
+        self._lost = False
+
+    def answered(self, function: str, arguments: str) -> dict[str, str]:
+        if self._lost or self._deadline.is_over():
+            return _NO_ANSWER
+        said = self._session.exchange({"call": [function, arguments]}, timeout=self._deadline.left_s())
+        if said is None:
+            self._lost = True
+            return _NO_ANSWER
+        answer, error = said.get("answer"), said.get("error")
+        if type(answer) is str:
+            return {"answer": answer}
+        return {"error": error if type(error) is str else "no answer"}
+
+    def value_of(self, source: str) -> dict[str, str]:
+        return self.answered(f"lambda: ({source})", encode_text([[], {}]))
+
+    def reaches_the_end_of(self, statement: str) -> bool:
+        """Whether what comes after a statement is reached: a word drawn now, so that no exit passes for it."""
+        if self._lost or self._deadline.is_over():
+            return False
+        word = secrets.token_hex(16)
+        ran = self._session.run(f"{statement}\n{word!r}", timeout=self._deadline.left_s())
+        self._lost = ran.state_lost
+        return ran.ok and not ran.state_lost and ran.value == word
 
 
-def _grade_forgeable(sandbox: Sandbox, session: Session, suite: Suite, todo: Plan, timeout: float | None) -> Grade:
+def _judged(sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadline, *, forgeable: bool = False) -> Grade:
+    """Have the tests run in a judge's process, and put the calls that they make to the solution."""
+    last = deadline.later(_WIND_UP_S)
+    with sandbox.judging() as judging:
+        said = judging.exchange(_suite_job(todo, explore=False), timeout=last.left_s())
+        while said is not None and (need := said.get("need")) is not None:
+            function, arguments = need
+            came = answered(function, arguments)
+            said = None if last.is_over() else judging.exchange(came, timeout=last.left_s())
+    verdicts = _verdicts(_checked(said), todo)
+    failures = [verdict[1] for verdict in verdicts if verdict[0] != "pass"]
+    passed = tuple(verdict[0] == "pass" for verdict in verdicts)
+    return Grade(passed, why=failures[0] if failures else "", forgeable=forgeable)
+
+
+def _verdicts(said: dict[str, Any] | None, todo: Plan) -> list[list[str]]:
+    verdicts: list[list[str]] = (said or {}).get("verdicts", [])
+    if len(verdicts) != len(todo.tests):
+        return [["fail", "the tests did not come to an end in their time and memory"]] * len(todo.tests)
+    return verdicts
+
+
+def _suite_job(todo: Plan, *, explore: bool) -> dict[str, Any]:
+    suite = {"prelude": todo.prelude, "tests": list(todo.tests), "names": list(todo.names), "explore": explore}
+    return {"suite": suite}
+
+
+class _Remembered:
+    """Why suites cannot be split, by suite, None for those that can."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Suite, str | None] = {}
+        self._unfinished: set[Suite] = set()
+        self._lock = threading.Lock()
+
+    def of(self, suite: Suite, explored: Callable[[], dict[str, Any] | None]) -> str | None:
+        """Found by `explored`, once; a second time where the first came to no end, as it may on a busy machine."""
+        with self._lock:
+            if suite in self._reasons:
+                return self._reasons[suite]
+        said = explored()
+        with self._lock:
+            if said is None and suite not in self._unfinished:
+                self._unfinished.add(suite)
+                return None
+            if len(self._reasons) >= _MOST_REMEMBERED:
+                self._reasons.clear()
+                self._unfinished.clear()
+            return self._reasons.setdefault(suite, (said or {}).get("unsplittable"))
+
+
+_remembered = _Remembered()
+
+
+def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -> str | None:
+    """Why a suite needs objects of the solution, None where it does not: found with no solution to ask."""
+    if not todo.splittable:
+        return "the tests need objects of the solution"
+
+    def explored() -> dict[str, Any] | None:
+        with sandbox.judging() as judging:
+            return _checked(judging.exchange(_suite_job(todo, explore=True), timeout=most_s))
+
+    return _remembered.of(suite, explored)
+
+
+def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a judge said, unless it is that the row is of no use."""
+    if said is not None and "broken" in said:
+        raise DataError(
+            f"the imports or the set-up of a code task cannot run in the sandbox: {said['broken']}. Mend the row"
+        )
+    return said
+
+
+def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline) -> Grade:
     """The solution's process evaluates the expressions; the judge compares where the other side can be had without it."""
-    if suite.setup.strip():
-        ready = session.run(suite.setup, timeout=timeout)
-        if not ready.ok:
-            return Grade((False,) * len(todo.tests), why=ready.stderr[-500:], forgeable=True)
-    comparisons = []
-    for test in todo.tests:
-        source, expected = _sides(test, todo.names)
-        if source is None:
-            ran = session.run(test, timeout=timeout)
-            comparisons.append("pass" if ran.ok and not ran.state_lost else "assert False, 'the test failed'")
-            continue
-        ok, value = session.evaluate([source], timeout=timeout)[0]
-        comparisons.append(f"assert ({_source(value)}) == ({expected})" if ok else f"assert False, {str(value)!r}")
-    verdicts = _judge(sandbox, suite.imports, tuple(comparisons), (), [[] for _ in comparisons], timeout)
-    return _grade(verdicts, forgeable=True)
+    if not solution.reaches_the_end_of(todo.prelude):
+        why = "the set-up of the tests did not come to an end with this solution"
+        return Grade((False,) * len(todo.tests), why=why, forgeable=True)
+    sides = [_sides(test, suite.imports) for test in todo.tests]
+    names = [f"_side_{number}" for number in range(len(sides))]
+
+    def answered(name: str, _: str) -> dict[str, str]:
+        number = names.index(name)
+        source = sides[number].solutions
+        if source is not None:
+            return solution.value_of(source)
+        return {"answer": encode_text(solution.reaches_the_end_of(todo.tests[number]))}
+
+    tests = tuple(f"assert {name}() == ({side.judges})" for name, side in zip(names, sides, strict=True))
+    compared = Plan(prelude=suite.imports, tests=tests, names=tuple(names), splittable=True)
+    return _judged(sandbox, compared, answered, deadline, forgeable=True)
 
 
-def _sides(test: str, names: tuple[str, ...]) -> tuple[str | None, str]:
-    """An expression for the solution's process, and one for the judge that must equal it; (None, "") for no single assert."""
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """What the solution's process evaluates, None for a statement; and what the judge has it equal."""
+
+    solutions: str | None
+    judges: str
+
+
+def _sides(test: str, imports: str) -> _Sides:
     body = ast.parse(test).body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
-        return None, ""
+        return _Sides(None, "True")
     claim = body[0].test
     if isinstance(claim, ast.Compare) and len(claim.ops) == 1 and isinstance(claim.ops[0], ast.Eq):
         (right,) = claim.comparators
-        if not taken_from_solution(right, names):
-            return ast.unparse(claim.left), ast.unparse(right)
-    return f"not not ({ast.unparse(claim)})", "True"
-
-
-def _judge(
-    sandbox: Sandbox,
-    prelude: str,
-    tests: tuple[str, ...],
-    names: tuple[str, ...],
-    answers: _Answers,
-    timeout: float | None,
-) -> list[list[Any]]:
-    arguments = ", ".join(_source(value) for value in (prelude, list(tests), list(names), answers))
-    judged = sandbox.run(f"from toolgrpo.sandbox.inside.judge import judge\njudge({arguments})", timeout=timeout)
-    if judged.ok and judged.value_is_plain:
-        verdicts: list[list[Any]] = judged.value
-        if verdicts[0][0] == "broken":
-            raise DataError(
-                f"the imports or the set-up of a code task cannot run in the sandbox: {verdicts[0][1]}. Mend the row"
-            )
-        return verdicts
-    return [["fail", f"the tests ended with status {judged.status}"] for _ in tests]
-
-
-def _grade(verdicts: list[list[Any]], *, forgeable: bool = False) -> Grade:
-    failures = [str(verdict[1]) for verdict in verdicts if verdict[0] == "fail"]
-    return Grade(
-        tuple(verdict[0] == "pass" for verdict in verdicts), why=failures[0] if failures else "", forgeable=forgeable
-    )
-
-
-def _call_source(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
-    parts = [_source(value) for value in args] + [f"{key}={_source(value)}" for key, value in kwargs.items()]
-    return f"{name}({', '.join(parts)})"
-
-
-def _source(value: Any) -> str:
-    """Python for a plain value; unlike repr also for nan, inf and integers of any length."""
-    match value:
-        case bool() | None | str() | bytes():
-            return repr(value)
-        case int():
-            return hex(value) if value.bit_length() > 10_000 else f"({value})" if value < 0 else repr(value)
-        case float():
-            return repr(value) if value - value == 0 else f"float('{value}')"
-        case complex():
-            return f"complex({_source(value.real)}, {_source(value.imag)})"
-        case list():
-            return f"[{', '.join(map(_source, value))}]"
-        case tuple():
-            return f"({''.join(f'{_source(item)}, ' for item in value)})"
-        case set():
-            return f"set([{', '.join(map(_source, value))}])"
-        case frozenset():
-            return f"frozenset([{', '.join(map(_source, value))}])"
-        case dict():
-            return f"{{{', '.join(f'{_source(key)}: {_source(item)}' for key, item in value.items())}}}"
-        case _:
-            raise TypeError(f"a {type(value).__name__} is not a plain literal")
+        if not needs_more_than(imports, right):
+            return _Sides(ast.unparse(claim.left), ast.unparse(right))
+    return _Sides(f"not not ({ast.unparse(claim)})", "True")

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from toolgrpo.errors import DataError
 
-__all__ = ["Plan", "Suite", "plan", "taken_from_solution"]
+__all__ = ["Plan", "Suite", "needs_more_than", "plan"]
 
 _BUILT_IN = frozenset(dir(builtins)) | {"__name__"}
 
@@ -58,9 +58,9 @@ def plan(suite: Suite) -> Plan:
     return Plan(prelude=before, tests=tests, names=tuple(sorted(names)), splittable=splittable)
 
 
-def taken_from_solution(expression: ast.expr, names: tuple[str, ...]) -> bool:
-    """Whether an expression needs the solution."""
-    return bool(_loaded(expression) & set(names))
+def needs_more_than(imports: str, expression: ast.expr) -> bool:
+    """Whether an expression reads a name that neither the imports nor Python gives, nor it itself."""
+    return bool(_loaded(expression) - _bound(_parse(imports, "imports")) - _bound(expression) - _BUILT_IN)
 
 
 def _split_check(source: str, entry_point: str) -> tuple[str, tuple[str, ...]]:

@@ -1,7 +1,9 @@
 """The confined process: forked, confined, warmed up, and waiting for code before it is needed.
 
+Forked by the forker (forker.py), from which it can inherit nothing worth reading: that process reads no request.
+
 Invariants: nothing of the model runs before `_confine` is done; the process holds no descriptor but its own five pipes;
-it dies with its worker.
+it dies with its forker.
 """
 
 from __future__ import annotations
@@ -9,95 +11,62 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import time
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import landlockpy
 
-from toolgrpo.sandbox.base import NOBODY, Rung
-from toolgrpo.sandbox.host.kernel_memory import oom_kills
-from toolgrpo.sandbox.host.run_process import Process
-from toolgrpo.sandbox.host.scratch import make
-from toolgrpo.sandbox.inside import cells, judge
+from toolgrpo.sandbox.base import Rung
+from toolgrpo.sandbox.inside import cells
 from toolgrpo.sandbox.rungs.confine import (
     SyscallRules,
     confine_files,
     confine_syscalls,
     die_with_parent,
     drop_privileges,
-    file_rules,
 )
 from toolgrpo.sandbox.rungs.syscalls import syscall_filter
 from toolgrpo.sandbox.wire import read_frame
 
-__all__ = ["Forking", "start", "warm"]
+__all__ = ["Descriptors", "fork_confined", "warm"]
 
-_MOST_FDS = 1024  # more than a worker ever holds
-_MOST_THREADS_OF_ALL = (
-    2048  # of the user that runs are, in all runs together, until each is ended for its own (watching.py)
-)
+_MOST_FDS = 1024  # more than a forker ever holds
+# Of the user that runs are, in all runs together, until each is ended for its own (run_watch.py).
+_MOST_THREADS_OF_ALL = 2048
 _REQUESTS, _RESULTS = 3, 4  # where the process's two pipes of ours lie
 _syscalls: SyscallRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """What watches a confined process: its pidfd, and our ends of its pipes."""
+
+    ended: int
+    stdin: int
+    stdout: int
+    stderr: int
+    requests: int
+    results: int
+
+    def close(self) -> None:
+        for fd in astuple(self):
+            os.close(fd)
 
 
 def warm(rung: str) -> None:
     """Build in the mother what every fork would otherwise build again."""
     global _syscalls
     _syscalls = SyscallRules(syscall_filter(files=rung != Rung.SECCOMP))
-    _ = judge  # grading runs it in a confined process, which on the seccomp rung could import nothing
     cells.prepare_streams()
 
 
-class Forked(Process):
-    """Watched through a pidfd and its own clock."""
+def fork_confined(
+    settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]
+) -> tuple[int, Descriptors]:
+    """Fork a process that confines itself and then waits for code: its pid, and what watches it.
 
-    __slots__ = ()
-
-    def cpu_seconds(self) -> float:
-        """Read from its own clock: /proc may belong to another pid namespace."""
-        return time.clock_gettime(((~self.pid) << 3) | 2)
-
-    def reap(self) -> int:
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self.pid = -1
-        return code
-
-
-class Forking:
-    """Processes forked from the worker that uses them, confined as the rung says."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
-        self._oom_kills = oom_kills(settings["vmstat"])
-
-    def furnish(self, scratch: str) -> landlockpy.Ruleset | None:
-        make(scratch, NOBODY if os.getuid() == 0 else None)
-        with_landlock = self._settings["rung"] in (Rung.NAMESPACES, Rung.LANDLOCK)
-        return file_rules(self._settings["readable"], scratch) if with_landlock else None
-
-    def start(self, rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> Process:
-        return start(self._settings, rules, scratch, limits)
-
-    def kill(self, process: Process) -> None:
-        if process.pid > 0:
-            _kill(process.pid)
-        if self._settings["rung"] == Rung.NAMESPACES:
-            _kill(-1)  # the worker is pid 1 of a namespace of its own
-
-    def was_out_of_memory(self) -> bool:
-        before, self._oom_kills = self._oom_kills, oom_kills(self._settings["vmstat"])
-        return bool(self._oom_kills != before)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def start(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> Process:
-    """Fork a process that confines itself and then waits for code. `rules`: Landlock's, None where it has none."""
+    `rules`: Landlock's, None where it has none.
+    """
     os.environ["HOME"] = os.environ["TMPDIR"] = scratch  # here, not in the new process, where each page would be copied
     stdin, stdout, stderr, requests, results = (os.pipe() for _ in range(5))
     pid = os.fork()
@@ -115,12 +84,10 @@ def start(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: s
         os.close(fd)
     for fd in (stdin[1], stdout[0], stderr[0], requests[1], results[0]):
         os.set_blocking(fd, False)
-    process = Forked(pid, os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
-    process.proc = settings["proc"]
-    return process
+    return pid, Descriptors(os.pidfd_open(pid), stdin[1], stdout[0], stderr[0], requests[1], results[0])
 
 
-def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, Any]) -> None:
+def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
     """In the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
@@ -148,7 +115,7 @@ def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch
 
 
 def _keep_own_descriptors() -> None:
-    """The two pipes to 3 and 4, where the channel to the client or the rules may lie until now; close the rest."""
+    """The two pipes to 3 and 4, where the forker's channel or the rules may lie until now; close the rest."""
     os.dup2(100, _REQUESTS)
     os.dup2(101, _RESULTS)
     os.closerange(5, _MOST_FDS)
@@ -161,4 +128,4 @@ def _live() -> None:
     cells.use_streams()
     cells.warm_up()
     while (request := read_frame(_REQUESTS)) is not None:
-        cells.answer(request, namespace, _RESULTS)
+        cells.answer(request, namespace, cells.Pipes(_REQUESTS, _RESULTS))

@@ -1,5 +1,7 @@
 """The process that everything sandboxed is forked from. Started by exec with a clean environment; never has threads.
 
+It reads no request: what is forked from it knows nothing but what the client opened the sandbox with.
+
 It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for each channel that the
 client sends over the control socket. It owns the scratch folder: when the client closes the socket or dies, however it
 dies, the mother kills the workers, removes the folder and ends.
@@ -21,7 +23,7 @@ from typing import Any
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.host.kernel_memory import collapse_heap, mapped_bytes
-from toolgrpo.sandbox.rungs.confine import adopt_orphans, die_with_parent, enter_pid_namespace, leave_network
+from toolgrpo.sandbox.rungs.confine import adopt_orphans, die_with_parent, leave_network
 
 __all__ = ["main"]
 
@@ -41,10 +43,10 @@ def main() -> None:
     if settings["rung"] == Rung.NAMESPACES:
         leave_network()
     # Before the preload, so that what runs touch lies together, and the libraries that most never touch stay whole.
-    from toolgrpo.sandbox.host import confined_process, run_worker
+    from toolgrpo.sandbox.host import confined_process, forker, run_worker
     from toolgrpo.sandbox.inside import cells
 
-    _ = run_worker
+    _ = forker, run_worker
     confined_process.warm(settings["rung"])
     missing = _preload(settings["preload"])
     os.environ.clear()  # what is left is what code sees
@@ -118,22 +120,14 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
         channel.close()
         return pid
     from toolgrpo.sandbox.host import run_worker
-    from toolgrpo.sandbox.host.confined_process import Forking
+    from toolgrpo.sandbox.host.forker import Forking
 
     try:
         for fd in not_its_own:
             os.close(fd)
         die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if settings["rung"] == Rung.NAMESPACES:
-            enter_pid_namespace()
-            inner = os.fork()  # the first process of the new pid namespace: with it, all the others go
-            if inner != 0:
-                channel.close()
-                os.waitpid(inner, 0)
-                os._exit(0)
-            die_with_parent()
-        run_worker.serve(Forking(settings), channel, settings["scratch"], settings["limits"])
+        run_worker.serve(Forking(settings, channel), channel, settings["scratch"], settings["limits"])
     except BaseException:
         traceback.print_exc()
     finally:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from toolgrpo.sandbox import usage
+from toolgrpo.sandbox.host import usage
 
 __all__ = ["Process", "Way"]
 
@@ -57,14 +57,16 @@ class Process(ABC):
 
     def stop(self) -> None:
         """Let it rest, its threads too, until `go_on`."""
-        with suppress(ProcessLookupError):  # it has ended by itself
-            os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         self.stopped = True
 
     def go_on(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         self.stopped = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(self.pid, number)
 
     def close_stdin(self) -> None:
         if self.stdin >= 0:
@@ -86,8 +88,8 @@ class Way(Protocol):
     def furnish(self, scratch: str) -> Any:
         """Make a scratch folder; the rules that bind a process to it, built once for all that use it after each other."""
 
-    def start(self, rules: Any, scratch: str, limits: dict[str, Any]) -> Process:
-        """A process that waits for code."""
+    def start(self, rules: Any, scratch: str, limits: dict[str, int]) -> Process:
+        """A process that waits for code, with the limits it is born with."""
 
     def kill(self, process: Process) -> None:
         """After this nothing of the run executes any more."""

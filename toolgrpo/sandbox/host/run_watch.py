@@ -22,6 +22,7 @@ __all__ = ["Outcome", "answer", "watch"]
 
 _FRAME_BYTES = 4 << 20  # of a result
 _FLOOD_BYTES = 4 << 20  # of one output stream; more ends the run
+_JOB = ("code", "expressions", "call", "suite", "answer", "error", "keep", "timeout_s")  # what the process is told
 _CHECK_S = 0.1  # between looks at the CPU time used, the threads and the scratch folder
 _MOST_THREADS = 256
 
@@ -49,7 +50,7 @@ class Outcome:
 
 def watch(process: Process, request: dict[str, Any], scratch: str, client: socket.socket) -> Outcome:
     """Hand one request to a live process and move bytes until its result, its end, a limit, or the client's end."""
-    job = {key: request[key] for key in ("code", "expressions", "keep", "timeout_s") if key in request}
+    job = {key: request[key] for key in _JOB if key in request}
     inputs = {process.requests: memoryview(pack(job))}
     if process.stdin >= 0:  # closed after a session's first run
         inputs[process.stdin] = memoryview(request["stdin"].encode(errors="replace"))

@@ -5,7 +5,8 @@ ahead, confined and waiting, and the last one ends after the answer, in a folder
 
 Invariants: one request, one answer; when an answer is sent, every process of the run has been killed (a session's lives,
 stopped, until its next run); a folder is used again only after its process is gone and the folder is empty; what waits
-is a process that has run nothing. Trusted code: nothing of the model runs in this process.
+is a process that has run nothing. Trusted code: nothing of the model runs in this process. No process that runs code is
+forked from this one, whose memory holds the requests of others: a `Way` is told limits and folders, never a request.
 """
 
 from __future__ import annotations
@@ -116,8 +117,9 @@ class _Worker:
         """Fork the next process; then see the last one off, which has ended meanwhile."""
         if self._tenant is None:
             room = self._free.pop() if self._free else self._build_room()
-            process = self._way.start(room.rules, room.path, limits)
-            self._tenant = _Tenant(process, room, _from_birth(limits))
+            born = _from_birth(limits)
+            process = self._way.start(room.rules, room.path, dict(zip(_LIMITS_FROM_BIRTH, born, strict=True)))
+            self._tenant = _Tenant(process, room, born)
         while self._dying:
             tenant = self._dying.pop()
             tenant.process.bury()

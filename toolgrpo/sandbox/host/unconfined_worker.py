@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.host.run_process import Process
@@ -91,16 +90,14 @@ class Spawning:
     def furnish(self, scratch: str) -> None:
         make(scratch, owner=None)
 
-    def start(self, rules: None, scratch: str, limits: dict[str, Any]) -> Process:
+    def start(self, rules: None, scratch: str, limits: dict[str, int]) -> Process:
         stdin, stdout, stderr, requests, results, leash = (os.pipe() for _ in range(6))
         lent = [stdin[0], stdout[1], stderr[1], requests[0], results[1], leash[0]]
         settings = {
             "requests": requests[0],
             "results": results[1],
             "leash": leash[0],
-            "memory_mb": limits["memory_mb"],
-            "file_mb": limits["file_mb"],
-            "open_files": limits["open_files"],
+            **limits,
         }
         program = subprocess.Popen(
             [sys.executable, "-I", "-c", starter("inside.unconfined_main", "live"), json.dumps(settings)],

@@ -1,5 +1,7 @@
 """What happens inside the confined process: run the code as a notebook cell, hand back plain literals.
 
+The same process can be a judge's, and then runs a task's tests instead (judge.py).
+
 Nothing here is trusted once the model's code has run beside it: the worker reads what is written on the result pipe as
 a stranger's text.
 """
@@ -12,16 +14,26 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from toolgrpo.sandbox.literals import NotPlainError, encode
-from toolgrpo.sandbox.wire import pack
+from toolgrpo.sandbox.inside import judge
+from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode_text
+from toolgrpo.sandbox.wire import pack, read_frame
 
-__all__ = ["answer", "fresh_namespace", "prepare_streams", "report", "use_streams", "warm_up"]
+__all__ = ["Pipes", "answer", "fresh_namespace", "prepare_streams", "report", "use_streams", "warm_up"]
 
 _REPR_CHARS = 2000
 _NAME = "<cell>"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipes:
+    """Where the process reads requests and writes results."""
+
+    requests: int
+    results: int
 
 
 def fresh_namespace() -> dict[str, Any]:
@@ -55,15 +67,45 @@ def use_streams() -> None:
     sys.stdin, sys.stdout, sys.stderr = _streams
 
 
-def answer(request: dict[str, Any], namespace: dict[str, Any], results: int) -> None:
+def answer(request: dict[str, Any], namespace: dict[str, Any], pipes: Pipes) -> None:
     """Do what a request asks for and report it; ends the process unless it is a session's."""
-    if "expressions" in request:
+    if "suite" in request:
+        outcome = judge.judge(request["suite"], lambda call: _put(call, pipes))
+    elif "call" in request:
+        function, arguments = request["call"]
+        outcome = answer_call(function, arguments, namespace)
+    elif "expressions" in request:
         outcome = evaluate_all(request["expressions"], namespace)
     else:
         outcome = run_cell(request["code"], namespace)
-    report(results, outcome)
+    report(pipes.results, outcome)
     if not request["keep"]:
         os._exit(outcome["exit_code"])
+
+
+def _put(call: list[str], pipes: Pipes) -> dict[str, Any]:
+    """A judge's question, and the answer, which is its session's next request."""
+    report(pipes.results, {"status": "ok", "exit_code": 0, "need": call})
+    answer = read_frame(pipes.requests)
+    if answer is None:
+        os._exit(0)
+    return dict(answer)
+
+
+def answer_call(function: str, arguments: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a function to one call, or what went wrong; both cross as texts that only a judge reads."""
+    try:
+        args, kwargs = decode_text(arguments)
+        return {"status": "ok", "exit_code": 0, "answer": encode_text(eval(function, namespace)(*args, **kwargs))}
+    except BaseException as error:
+        return {"status": "ok", "exit_code": 0, "error": _said(error)}
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except BaseException:  # of an exception of the model's own
+        return "an exception that could not be printed"
 
 
 def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +132,7 @@ def evaluate_all(expressions: list[str], namespace: dict[str, Any]) -> dict[str,
         try:
             answers.append({"value": encode(eval(source, namespace))})
         except BaseException as error:
-            answers.append({"error": f"{type(error).__name__}: {error}"[:500]})
+            answers.append({"error": _said(error)})
     return {"status": "ok", "exit_code": 0, "answers": answers}
 
 

@@ -1,0 +1,297 @@
+"""What a program or its text can cost who grades it: bounded time, one deadline a grade, and no more than its own score."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from toolgrpo.errors import SandboxError, WorkerLostError
+from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.code_exec import program_of
+from toolgrpo.sandbox import Sandbox
+from toolgrpo.sandbox.client import host_process as launch
+from toolgrpo.sandbox.grading import grade
+from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.literals import NotPlainError, decode, encode
+
+MODULUS = 2**61 - 1  # integers that differ by a multiple of it have one hash
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(workers=1) as opened:
+        yield opened
+
+
+def cpu_s(call: Any) -> float:
+    """What a call costs this thread, however busy the machine is."""
+    started = time.thread_time()
+    call()
+    return time.thread_time() - started
+
+
+SLOW = {  # with a timeout of one second
+    "slow calls": "import time\ndef f(x):\n    time.sleep(0.3)\n    return x",
+    "calls that spin": "import time\ndef f(x):\n    end = time.monotonic() + 0.3\n    while time.monotonic() < end: pass\n    return x",
+    "a slow load and slow calls": "import time\ntime.sleep(0.7)\ndef f(x):\n    time.sleep(0.7)\n    return x",
+    "a call without an end": "def f(x):\n    while True: pass",
+    "a process that ends": "import os\ndef f(x): os._exit(0)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_one_deadline_holds_for_a_whole_grade(sandbox: Sandbox, name: str) -> None:
+    loop = Suite(("for i in range(500):\n    assert f(i) == i", "for i in range(500):\n    assert f(i) == i"))
+    started = time.monotonic()
+    assert not grade(sandbox, SLOW[name], loop, timeout=1.0).all_passed
+    assert time.monotonic() - started < 20.0, "500 calls of a third of a second take 150"
+
+
+def test_a_deadline_holds_for_statements_in_the_solutions_process_too(sandbox: Sandbox) -> None:
+    tests = tuple(f"g = lambda y: y + {n}\nassert f(g) is g" for n in range(60))
+    started = time.monotonic()
+    graded = grade(sandbox, "import time\ndef f(g):\n    time.sleep(0.5)\n    return g", Suite(tests), timeout=1.0)
+    assert graded.forgeable and not graded.all_passed
+    assert time.monotonic() - started < 15.0, "sixty statements take 30"
+
+
+def test_what_passed_before_the_deadline_has_passed(sandbox: Sandbox) -> None:
+    suite = Suite(("assert f(0) == 0", "assert f(60) == 60", "assert f(0) == 0"))
+    graded = grade(sandbox, "import time\ndef f(x):\n    time.sleep(x)\n    return x", suite, timeout=3.0)
+    assert graded.passed == (True, False, False)
+
+
+def colliding_small(count: int) -> list[int]:
+    """Integers that meet each other in a set's table by their way through it, though no two have one hash."""
+    size = 1 << (3 * count).bit_length()
+    slots, at = [], 1
+    for _ in range(count // 2):
+        slots.append(at)
+        at = (5 * at + 1) % size
+    return slots + [1 + size * n for n in range(1, count // 2 + 1)]
+
+
+@pytest.mark.parametrize("count", [30_000, 120_000])
+@pytest.mark.parametrize("kind", ["set", "frozenset", "dict", "tuples", "small integers", "nested"])
+def test_values_chosen_to_collide_are_not_taken_in(kind: str, count: int) -> None:
+    numbers = [{"i": hex(n * MODULUS)} for n in range(count)]
+    form: Any = {
+        "set": {"s": numbers},
+        "frozenset": {"z": numbers},
+        "dict": {"d": [[number, None] for number in numbers]},
+        "tuples": {"s": [{"t": ["x", number]} for number in numbers]},
+        "small integers": {"s": [{"i": hex(n)} for n in colliding_small(count)]},
+        "nested": {"l": [{"s": numbers[start : start + 3000]} for start in range(0, count, 3000)]},
+    }[kind]
+
+    def take_in() -> None:
+        with pytest.raises(NotPlainError, match="at once"):
+            decode(form, most_hashed=5000)
+
+    assert cpu_s(take_in) < 2.0, "30,000 took four seconds, four times as many sixteen times that"
+
+
+def test_the_bound_on_what_is_hashed_leaves_honest_values() -> None:
+    honest: list[Any] = [
+        {f"name {n}": n for n in range(50_000)},
+        set(range(4000)),
+        {(x, y): x * y for x in range(20) for y in range(20)},
+        [{1, 2}, frozenset({"a", b"b", 1.5, (1, None)})] * 10,
+        list(range(100_000)),
+        10**5000,
+    ]
+    for value in honest:
+        assert decode(encode(value), most_hashed=5000) == value
+
+
+def test_a_run_gives_no_value_that_collides_and_grading_takes_large_ones(sandbox: Sandbox) -> None:
+    hostile = f"[n * {MODULUS} for n in range(20_000)]"
+    made = "class S(set):\n    def __init__(self, items): self.items = items\n    def __iter__(self): return iter(self.items)\n"
+    answers: list[Any] = []
+    assert cpu_s(lambda: answers.append(sandbox.run(f"{made}S({hostile})"))) < 2.0
+    assert answers[0].ok and not answers[0].value_is_plain and answers[0].value_repr
+    large = Suite(("assert f(20000) == set(range(20000))", "assert len(f(g(f(9)))) == 9"))
+    graded = grade(sandbox, "def f(n): return set(range(n))\ndef g(s): return len(s)", large, timeout=60.0)
+    assert graded.all_passed, graded
+    program = f"{made}def f(n): return S({hostile})\ndef g(s): return 9"
+    assert cpu_s(lambda: answers.append(grade(sandbox, program, large, timeout=1.0))) < 2.0
+    assert not answers[1].all_passed
+
+
+def test_hostile_frames_are_answers_like_any_other(sandbox: Sandbox) -> None:
+    """What the solution's process says about a call, written by the program itself."""
+    said = {
+        "no object": "[]",
+        "deep": "[" * 50_000,
+        "an answer that is no text": '{"answer": {"i": "0x5"}}',
+        "an answer that is no form": '{"answer": "5"}',
+        "a deep answer": '{"answer": "' + "[" * 50_000 + '"}',
+        "a question of its own": '{"need": ["f", "[]"], "verdicts": [["pass"]]}',
+        "verdicts": '{"verdicts": [["pass"]], "status": "ok"}',
+        "a broken row": '{"broken": "the row", "unsplittable": "it is"}',
+        "an error that is no text": '{"error": ' + "[" * 900 + "]" * 900 + "}",
+        "half a character": '{"answer": "\\\\"\\\\ud800\\\\""}',
+    }
+    for name, body in said.items():
+        program = (
+            f"import os, struct\nBODY = {body!r}.encode()\ndef f(x):\n"
+            "    os.write(4, struct.pack('!I', len(BODY)) + BODY)\n    return 5"
+        )
+        graded = grade(sandbox, program, Suite(("assert f(1) == 6",)), timeout=5.0)
+        assert not graded.all_passed and not graded.forgeable, (name, graded)
+
+
+ODD = (
+    "\ud800", "\0", "x = '\ud83d'", "def f(x): return {'\ud800': 1}", "(" * 30_000, "1 if 1 else " * 20_000 + "1",
+    "def f(x): raise Exception('\ud800' * 100_000)", "def f(x):\n class E(Exception):\n  def __str__(self): raise E\n raise E",
+    "raise SystemExit('\ud800')", "raise SystemExit(10 ** 400)", "raise SystemExit(object())", "'a' * 10 ** 7", "10 ** 100_000",
+    "x = []\nx.append(x)\nx", "x = {}\nx[1] = x\nx", "def f(x):\n a = []\n a.append(a)\n return a", "def f(x): return 10 ** 100_000",
+    "def f(x): return float('nan')", "def f(x): return complex('nan')", "def f(x): return b'y' * 10 ** 6", "def f(x): return 'x' * 10 ** 7",
+    "\u2028" * 100, "\x1b]0;x\x07", "class S(str):\n def __str__(self): return 5\ndef f(x): return S('2')",
+    "class I(int):\n def __int__(self): return 'x'\ndef f(x): return I(2)", "# coding: utf-7\n+AAo-", "f = 5", "f = print", "del f",
+    "def f(x): yield", "async def f(x): return 2", "import os\nos.close(4)", "import os\nos.close(3)", "import os\nos.close(1)",
+)  # fmt: skip
+
+
+def test_no_program_is_more_than_a_fail(sandbox: Sandbox) -> None:
+    """Half characters, depth, digits, width: nothing raises here, and the next program is run."""
+    for program in ODD:
+        assert not grade(sandbox, program, Suite(("assert f(1) == 2",)), timeout=5.0).all_passed, program[:80]
+        sandbox.run(program, timeout=5.0)
+    assert sandbox.run("6 * 7").value == 42
+
+
+OLD_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+def test_fences_are_read_as_the_pattern_that_says_what_they_are() -> None:
+    drawn = random.Random(5)
+    pieces = [
+        "```",
+        "```python",
+        "\n",
+        "\n",
+        " ",
+        "x = 1",
+        "`",
+        "py",
+        "\t",
+        "```text more",
+        "\r",
+        "+-",
+        "```\n",
+        "\u2028",
+    ]
+    for _ in range(20_000):
+        text = "".join(drawn.choice(pieces) for _ in range(drawn.randrange(14)))
+        fenced = [body for word, body in OLD_FENCE.findall(text) if word.lower() in ("python", "py", "python3", "")]
+        if fenced:
+            assert program_of(text) == fenced[-1], repr(text)
+        elif "```" in text:
+            assert program_of(text) is None, repr(text)
+
+
+DEGENERATE = {
+    "a fence word": "```" + "a" * 200_000,
+    "a fence word and spaces": "```" + "a -+" * 50_000 + "\n",
+    "spaces before a fence": " " * 200_000 + "``",
+    "spaces after a fence": "```\n```" + " \t" * 100_000 + "x",
+    "fences": "```\n" * 50_000,
+    "openings": "```python\n" * 20_000,
+    "backticks": "`" * 200_000,
+    "brackets": "(" * 200_000,
+    "fields of a text": "f'" + "{a}" * 70_000 + "'",
+    "statements": "a;" * 100_000 + "a b",
+    "minus": "-" * 200_000,
+    "lines": "\n" * 200_000,
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_reading_a_response_takes_linear_time(name: str) -> None:
+    assert cpu_s(lambda: program_of(DEGENERATE[name])) < 5.0, "quadratic time would be minutes"
+
+
+KILLS_ITSELF = """
+import ctypes, time
+time.sleep(0.3)  # until the kernel has counted another
+libc = ctypes.CDLL(None)
+event = (ctypes.c_int * 16)(0, 0, 9, 0)  # when the timer is due: signal 9
+timer = ctypes.c_void_p()
+assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
+assert libc.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, 1000)), None) == 0
+time.sleep(5)
+"""
+
+
+@pytest.fixture
+def short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A kernel that counts another kill all the time, so that who kills itself takes its worker down; a reward that starts anew."""
+    file = tmp_path / "vmstat"
+    file.write_text("oom_kill 000000001\n")
+    done = threading.Event()
+
+    def count() -> None:
+        kills = 1
+        with file.open("r+b", buffering=0) as counter:
+            while not done.wait(0.01):
+                kills += 1
+                os.pwrite(counter.fileno(), f"oom_kill {kills:09}\n".encode(), 0)
+
+    shared = import_module("toolgrpo.rewards.code_exec")._Shared
+    monkeypatch.setattr(launch, "VMSTAT", file)
+    monkeypatch.setattr(shared, "_sandbox", None)
+    thread = threading.Thread(target=count)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+    if shared._sandbox is not None:
+        shared._sandbox.close()
+
+
+def mothers() -> list[int]:
+    return [
+        child.pid
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and "toolgrpo.sandbox.host.host" in " ".join(child.cmdline())
+    ]
+
+
+def test_a_program_that_kills_its_grader_scores_nothing_and_ends_nothing(short_of_memory: None) -> None:
+    with Sandbox(workers=1) as sandbox, pytest.raises(WorkerLostError):
+        grade(sandbox, KILLS_ITSELF, Suite(("assert twice(2) == 4",)))
+    before = mothers()
+    programs = [
+        KILLS_ITSELF,
+        "def twice(x): return 2 * x",
+        f"def twice(x):\n    exec({KILLS_ITSELF!r})",
+        "def twice(x): return x",
+    ]
+    metrics: dict[str, float] = {}
+    scores = get_reward("code_exec")(
+        completions=[[{"role": "assistant", "content": f"```python\n{program}\n```"}] for program in programs],
+        tests=[["assert twice(2) == 4"]] * 4,
+        log_metric=metrics.__setitem__,
+    )
+    assert scores == [0.0, 1.0, 0.0, 0.0]
+    assert metrics["code_exec/worker_lost"] == 0.5
+    assert len(mothers()) == len(before) + 1, "a sandbox that was given up is closed"
+
+
+def test_where_nothing_runs_it_is_no_score(short_of_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(SandboxError):
+        get_reward("code_exec")(
+            completions=[[{"role": "assistant", "content": "```python\nx = 1\n```"}]], tests=[["assert twice(2) == 4"]]
+        )
