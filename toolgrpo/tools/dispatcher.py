@@ -24,12 +24,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolgrpo.errors import PluginError, ToolExecutorError
+from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools.jobs import Job, PoolOptions, WorkerKind, WorkerRecord, choose_worker, describe_ending
-from toolgrpo.tools.link import SupervisorLink, WorkerLink
+from toolgrpo.tools.link import WorkerLink
 from toolgrpo.tools.outputlog import OutputLog
 from toolgrpo.tools.plugin import PluginSpec
 from toolgrpo.tools.reply import Reply
+from toolgrpo.tools.supervision import Supervision, SupervisionEvents
 from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["Dispatcher"]
@@ -39,8 +40,6 @@ _TICK_S = 0.1
 _EXIT_STATUS_S = 1.0  # how long the exit status may come after the end of the connection
 _CANCEL_GRACE_S = 0.5
 _MAX_START_FAILURES = 5
-_MAX_SUPERVISOR_LOSSES = 10  # in a row: none served for long, or came to a worker that takes calls
-_STABLE_S = 60.0
 _MAX_RETURNS = 8  # of one call that no worker begins
 
 
@@ -56,60 +55,40 @@ class Dispatcher:
         numbers: Iterator[int],
     ) -> None:
         self._loop = loop
-        self._hello = hello
         self._options = options
         self._log = log
         self._numbers = numbers
         self._workers: dict[int, WorkerRecord] = {}
         self._queue: deque[Job] = deque()
         self._start_failures = 0
-        self._supervisor_losses = 0
-        self._serving_since = 0.0
         self._has_functions = False
         self._closing = False
-        self._supervisor: SupervisorLink | None = None
-        self._restarting: asyncio.Task[None] | None = None
+        events = SupervisionEvents(self._on_serving, self._on_supervisor_lost, self._on_exited, self._break)
+        self._supervision = Supervision(hello, options.load_timeout_s, log, events)
         self.broken: ToolExecutorError | None = None
 
-    # --- life of the supervisor ------------------------------------------------------------------------
-
     async def open(self) -> PluginSpec:
-        spec = await self._start_supervisor()
+        """Start the supervisor and its workers; PluginError if the plugin cannot be used."""
+        spec = await self._supervision.start()
         self._loop.create_task(self._tick())
         return spec
 
-    async def _start_supervisor(self) -> PluginSpec:
-        self._supervisor = SupervisorLink(self._hello, self._log)
-        spec = await self._supervisor.start(
-            self._options.load_timeout_s, on_exited=self._on_exited, on_lost=self._on_supervisor_lost
-        )
+    # --- life of the supervisor ------------------------------------------------------------------------
+
+    def _on_serving(self, spec: PluginSpec) -> None:
         self._has_functions = bool(spec.functions)
-        self._serving_since = time.monotonic()
         for worker in self._workers.values():  # reserved while there was no supervisor
             self._loop.create_task(self._connect(worker))
         self._refill()
         self._dispatch()
-        return spec
-
-    @property
-    def _serving(self) -> SupervisorLink | None:
-        """The supervisor, while it can be asked for workers."""
-        return self._supervisor if self._supervisor is not None and self._supervisor.serving else None
 
     def _on_supervisor_lost(self) -> None:
-        if self._closing:
-            return
-        lost, self._supervisor = self._supervisor, None
-        if time.monotonic() - self._serving_since > _STABLE_S:
-            self._supervisor_losses = 0
-        _logger.warning("the supervisor of the tool workers is gone; starting another")
         for worker in list(self._workers.values()):
             self._forget(worker)
             if worker.kind is WorkerKind.RESERVED and not worker.touched and not worker.retiring:
                 self._keep_reservation(worker)
             else:
                 self._settle(worker, "the process of the tools went away", culprit_known=True)
-        self._restarting = self._loop.create_task(self._restart(lost))
 
     def _keep_reservation(self, worker: WorkerRecord) -> None:
         """Its number is known to an environment that has run no code there yet: the next supervisor starts it."""
@@ -119,19 +98,6 @@ class Dispatcher:
             again.jobs[job.id] = job
         self._workers[again.number] = again
 
-    async def _restart(self, lost: SupervisorLink | None) -> None:
-        if lost is not None:
-            await lost.stop()  # what it left is gone before anything runs again
-        while not self._closing and self.broken is None:
-            self._supervisor_losses += 1
-            try:
-                await self._start_supervisor()
-                return
-            except (PluginError, ToolExecutorError) as error:
-                killed = self._supervisor is not None and self._supervisor.was_killed
-                if not killed or self._supervisor_losses >= _MAX_SUPERVISOR_LOSSES:
-                    self._break(f"the tool workers could not be started again: {error}")
-
     async def shut_down(self) -> None:
         self._closing = True
         for job in [*self._queue, *(job for worker in self._workers.values() for job in worker.jobs.values())]:
@@ -140,10 +106,7 @@ class Dispatcher:
             if worker.link is not None:
                 worker.link.close()
         self._workers.clear()
-        if self._supervisor is not None:
-            await self._supervisor.stop()
-        if self._restarting is not None:
-            await self._restarting
+        await self._supervision.stop()
         self._log.close()
 
     def _break(self, reason: str) -> None:
@@ -162,7 +125,7 @@ class Dispatcher:
 
     def _refill(self) -> None:
         """As many shared workers as asked for."""
-        if self._serving is None or not self._has_functions or self._closing or self.broken is not None:
+        if self._supervision.serving is None or not self._has_functions or self._closing or self.broken is not None:
             return
         shared = sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SHARED and not worker.retiring)
         for _ in range(self._options.workers - shared):
@@ -171,19 +134,21 @@ class Dispatcher:
     def spawn(self, number: int, kind: WorkerKind) -> WorkerRecord:
         worker = WorkerRecord(number, kind, born=time.monotonic(), retiring=kind is WorkerKind.SINGLE)
         self._workers[number] = worker
-        if self._serving is not None:
+        if self._supervision.serving is not None:
             self._loop.create_task(self._connect(worker))
         return worker
 
     async def _connect(self, worker: WorkerRecord) -> None:
-        supervisor = self._serving
+        supervisor = self._supervision.serving
         if supervisor is None or self._workers.get(worker.number) is not worker:
             return
         ours, theirs = socket.socketpair()
         supervisor.spawn(worker.number, theirs)
         link = WorkerLink(ours, lambda message: self._on_message(worker, message), lambda: self._on_hung_up(worker))
         await self._loop.create_connection(lambda: link, sock=ours)
-        if self._workers.get(worker.number) is not worker or self._supervisor is not supervisor:  # given up meanwhile
+        if (
+            self._workers.get(worker.number) is not worker or self._supervision.serving is not supervisor
+        ):  # given up meanwhile
             link.close()
             return
         worker.born, worker.link = time.monotonic(), link
@@ -197,7 +162,8 @@ class Dispatcher:
             return
         if message.get("op") == "ready" and not worker.ready:
             worker.ready = True
-            self._start_failures = self._supervisor_losses = 0
+            self._start_failures = 0
+            self._supervision.worker_came()
             for job in worker.waiting:  # of an environment, or the one that it is for
                 self._send(worker, job)
         elif "returned" in message:
@@ -296,7 +262,7 @@ class Dispatcher:
     def _kill(self, worker: WorkerRecord) -> None:
         if worker.link is not None:
             worker.link.close()
-        if (supervisor := self._serving) is not None:
+        if (supervisor := self._supervision.serving) is not None:
             supervisor.kill(worker.number)
 
     def release(self, number: int) -> None:
@@ -315,7 +281,7 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         """Give waiting jobs to workers that have room; the least loaded first."""
-        if self._serving is None:
+        if self._supervision.serving is None:
             return
         held_back: list[Job] = []
         while self._queue:

@@ -19,6 +19,7 @@ from typing import Any
 __all__ = ["Health"]
 
 _SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
+_STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
 _STRAY_THREADS = 128  # beyond those that run calls
 _LIMITS = tuple(
     kind
@@ -48,7 +49,7 @@ class Health:
         self._limits: _Limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
         self._most_threads = _own_threads() + threads + _STRAY_THREADS
         first_free, most = _first_free_descriptor(), self._limits[resource.RLIMIT_NOFILE][0]
-        self._last_descriptor = first_free + _SPENT * (most - first_free)
+        self._last_descriptor = first_free + min(_SPENT * (most - first_free), _STRAY_DESCRIPTORS)
         mapped, room = _mapped_bytes(), self._limits[resource.RLIMIT_AS][0]
         self._most_bytes = None if room == resource.RLIM_INFINITY else mapped + _SPENT * (room - mapped)
 
