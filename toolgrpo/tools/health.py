@@ -3,7 +3,7 @@
 Looked at after each call and before the next one begins. Each look costs some microseconds: counts are compared, never
 lists. What is bounded is measured from the worker's birth, so that a plugin whose import takes much is not replaced for it.
 
-Not covered: the contents of other modules, environment variables, signal handlers, locales.
+Not covered: the contents of other modules, environment variables, signal handlers, locales, threads that are not Python's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import builtins
 import os
 import resource
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -47,7 +48,7 @@ class Health:
         self._umask = os.umask(0o022)
         os.umask(self._umask)
         self._limits: _Limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
-        self._most_threads = _own_threads() + threads + _STRAY_THREADS
+        self._most_threads = threading.active_count() + threads + _STRAY_THREADS
         first_free, most = _first_free_descriptor(), self._limits[resource.RLIMIT_NOFILE][0]
         self._last_descriptor = first_free + min(_SPENT * (most - first_free), _STRAY_DESCRIPTORS)
         mapped, room = _mapped_bytes(), self._limits[resource.RLIMIT_AS][0]
@@ -76,7 +77,7 @@ class Health:
         """Return what is nearly spent, if anything is."""
         if _first_free_descriptor() >= self._last_descriptor:
             return "its descriptors are nearly spent"
-        if _own_threads() > self._most_threads:
+        if threading.active_count() > self._most_threads:
             return "calls left many threads behind"
         if self._most_bytes is not None and _mapped_bytes() > self._most_bytes:
             return "its memory is nearly spent"
@@ -100,12 +101,6 @@ def _first_free_descriptor() -> float:
         return float("inf")
     os.close(descriptor)
     return descriptor
-
-
-def _own_threads() -> int:
-    """How many threads this process has, those of libraries included."""
-    fields = _read("/proc/self/stat").rpartition(b")")[2].split()
-    return int(fields[17]) if len(fields) > 17 else 0
 
 
 def _mapped_bytes() -> int:
