@@ -116,10 +116,13 @@ class Dispatcher:
         _logger.error("%s", self.broken)
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
         for job in (*self._queue, *never_begin):
-            job.answered = True
-            if not job.future.done():
-                job.future.set_exception(self.broken)
+            self._refuse(job, self.broken)
         self._queue.clear()
+
+    def _refuse(self, job: Job, error: ToolExecutorError) -> None:
+        job.answered = True
+        if not job.future.done():
+            job.future.set_exception(error)
 
     # --- life of a worker ------------------------------------------------------------------------------
 
@@ -142,16 +145,15 @@ class Dispatcher:
         supervisor = self._supervision.serving
         if supervisor is None or self._workers.get(worker.number) is not worker:
             return
+        worker.born = time.monotonic()
         ours, theirs = socket.socketpair()
         supervisor.spawn(worker.number, theirs)
         link = WorkerLink(ours, lambda message: self._on_message(worker, message), lambda: self._on_hung_up(worker))
         await self._loop.create_connection(lambda: link, sock=ours)
-        if (
-            self._workers.get(worker.number) is not worker or self._supervision.serving is not supervisor
-        ):  # given up meanwhile
+        if self._workers.get(worker.number) is worker and self._supervision.serving is supervisor:
+            worker.link = link
+        else:  # given up meanwhile
             link.close()
-            return
-        worker.born, worker.link = time.monotonic(), link
 
     def _on_message(self, worker: WorkerRecord, message: dict[str, Any]) -> None:
         worker.silent_s = None
@@ -222,16 +224,17 @@ class Dispatcher:
             elif may_begin_again and not culprit_known and worker.kind is WorkerKind.SHARED:
                 _logger.info("a tool worker was lost (%s); a call on it runs again, alone", how)
                 job.alone = True
-                job.take_back()
-                self._queue.appendleft(job)
+                self._queue_again(job)
             else:
                 self._answer(job, Reply(how, ToolErrorKind.DIED))
 
     def _queue_again(self, job: Job) -> None:
-        """A call that did not begin where it was sent."""
+        """A call that did not begin where it was sent, or that is to run alone."""
         job.take_back()
         job.returns += 1
-        if job.returns > _MAX_RETURNS:
+        if self.broken is not None:
+            self._refuse(job, self.broken)
+        elif job.returns > _MAX_RETURNS:
             self._answer(job, Reply("no process of the tools could begin this call", ToolErrorKind.DIED))
         else:
             self._queue.appendleft(job)
@@ -276,6 +279,9 @@ class Dispatcher:
     # --- life of a job ----------------------------------------------------------------------------------
 
     def enqueue(self, job: Job) -> None:
+        if self.broken is not None:
+            self._refuse(job, self.broken)
+            return
         self._queue.append(job)
         self._dispatch()
 
@@ -314,6 +320,9 @@ class Dispatcher:
         worker = self._workers.get(number)
         if worker is None or worker.retiring:
             self._answer(job, Reply("the environment is gone", ToolErrorKind.DIED))
+            return
+        if self.broken is not None and not worker.ready:
+            self._refuse(job, self.broken)
             return
         worker.jobs[job.id] = job
         if worker.ready:
@@ -364,10 +373,11 @@ class Dispatcher:
             await asyncio.sleep(_TICK_S)
             before, now = now, time.monotonic()
             for worker in list(self._workers.values()):
-                if worker.link is not None and not worker.ready:
-                    if now - worker.born > self._options.load_timeout_s:
+                waits_for_begin = worker.kind is WorkerKind.SHARED and worker.unbegun
+                if not worker.ready:
+                    if self._supervision.serving and now - worker.born > self._options.load_timeout_s:
                         self._lose(worker, "the process of the tool did not start")
-                elif worker.waiting and (len(worker.jobs) > 1 or worker.unbegun):
+                elif worker.waiting and (len(worker.jobs) > 1 or waits_for_begin):
                     self._listen_to(worker, now, min(now - before, 2 * _TICK_S))
 
     def _listen_to(self, worker: WorkerRecord, now: float, passed_s: float) -> None:

@@ -53,14 +53,11 @@ class WorkerLink(asyncio.Protocol):
         In this order, what it announced is known exactly: a worker that announces a call from now on fails to, and ends.
         """
         self._on_hung_up = lambda: None
-        if self._transport is None or self._transport.is_closing():
-            return
-        with suppress(OSError, WireError, TypeError, KeyError):  # what a tool wrote there may be anything
+        with suppress(OSError):  # the worker has closed it
             self._sock.shutdown(socket.SHUT_RDWR)
-            while chunk := self._sock.recv(1 << 18, socket.MSG_DONTWAIT):
-                for message in self._reader.feed(chunk):
-                    self._on_message(message)
-        self._transport.abort()
+        self._read_rest()
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         self._on_hung_up = lambda: None
@@ -80,7 +77,14 @@ class WorkerLink(asyncio.Protocol):
                 self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._read_rest()  # a write that failed ends a transport without reading what had come; the socket is still open here
         self._on_hung_up()
+
+    def _read_rest(self) -> None:
+        with suppress(OSError, WireError, TypeError, KeyError):  # what a tool wrote there may be anything
+            while chunk := self._sock.recv(1 << 18, socket.MSG_DONTWAIT):
+                for message in self._reader.feed(chunk):
+                    self._on_message(message)
 
 
 class SupervisorLink:
@@ -93,6 +97,7 @@ class SupervisorLink:
         self._log = log
         self._mark = f"TOOLGRPO_TREE_{uuid.uuid4().hex}"  # in the environment of all that is below it
         self.serving = False  # from when the plugin is loaded until its process is gone
+        self.was_killed = False  # while it imported the plugin, which an import does not do to itself
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._pending: deque[tuple[bytes, socket.socket | None]] = deque()
@@ -149,6 +154,7 @@ class SupervisorLink:
             raise PluginError(message["message"] + withheld_hint(message["message"], self._withheld))
         if message["op"] != "loaded" or self._control.fileno() < 0:  # or it was, and is gone already
             await self.stop()
+            self.was_killed = self._process.returncode == -signal.SIGKILL
             printed = self._log.tail.decode("utf-8", "replace").strip()
             raise PluginError(
                 f"importing {label} ended the process it ran in (exit status {self._process.returncode}). "
@@ -156,11 +162,6 @@ class SupervisorLink:
             )
         self._on_exited, self._on_lost, self.serving = on_exited, on_lost, True
         return PluginSpec.from_json(message["plugin"])
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether its process is gone, and did not end by itself."""
-        return self._process.returncode == -signal.SIGKILL
 
     def spawn(self, number: int, sock: socket.socket) -> None:
         """Ask for a worker on `sock`, which is the worker's from here on."""

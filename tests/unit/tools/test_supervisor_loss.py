@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.errors import ToolExecutorError
 from toolgrpo.processes.linux import children
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
@@ -163,6 +164,33 @@ def test_an_environment_that_opens_meanwhile_opens_and_one_that_was_open_is_gone
 
     with load_tools(path, workers=1, tool_timeout_s=60) as box:
         asyncio.run(run())
+
+
+_ONLY_ONCE = """
+import os, threading
+from pathlib import Path
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # so that workers import it again
+marker = Path(__file__).with_suffix(".imported")
+if marker.exists():
+    os._exit(3)
+marker.touch()
+
+def polite() -> str:
+    'Say hello.'
+    return "hello"
+
+TOOL_FUNCTIONS = [polite]
+"""
+
+
+def test_calls_are_refused_where_no_worker_can_start(tmp_path: Path) -> None:
+    """Those that waited meanwhile too: none waits for ever."""
+    path = tmp_path / "only_once.py"
+    path.write_text(_ONLY_ONCE)
+    with load_tools(path, workers=2, log_path=tmp_path / "log") as box:
+        for _ in range(2):
+            with pytest.raises(ToolExecutorError, match="end before they can take a call"):
+                answers_while(box, [attempt("polite")] * 4, lambda: None)
 
 
 def test_killed_together_with_its_reaper_it_leaves_nothing(tmp_path: Path) -> None:
