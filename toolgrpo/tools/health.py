@@ -94,7 +94,7 @@ class Health:
 
 
 def _first_free_descriptor() -> float:
-    """The number that the next file would get: the limit is one of numbers, and the lowest free one is taken."""
+    """Return the number that the next file gets: the limit is one of numbers, and the lowest free one is taken."""
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -84,11 +84,11 @@ class WorkerRecord:
 
     @property
     def has_overdue_coroutine(self) -> bool:
-        """Whether a coroutine runs there that was to end: its loop may be blocked."""
+        """Tell whether a coroutine runs there that was to end: its loop may be blocked."""
         return any(job.is_async and job.answered for job in self.jobs.values())
 
     def patience_s(self, most_s: float) -> float:
-        """How long it may be silent while calls wait for it: shorter for short timeouts."""
+        """Return how long it may be silent while calls wait for it: shorter for short timeouts."""
         return min(most_s, min(job.timeout_s for job in self.waiting) / 4)
 
 

@@ -36,7 +36,7 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """Whether coroutines given to it can still run."""
+        """Tell whether coroutines given to it can still run."""
         return self._thread.is_alive() and not self.loop.is_closed()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:

@@ -25,7 +25,7 @@ _WORDS = {"TOKEN", "TOKENS", "KEY", "KEYS"}  # as words only: TOKENIZERS_PARALLE
 
 
 def is_secret(name: str) -> bool:
-    """Whether an environment variable is named like a secret: HF_TOKEN, AWS_ACCESS_KEY_ID, DB_PASSWORD."""
+    """Tell whether an environment variable is named like a secret: HF_TOKEN, AWS_ACCESS_KEY_ID, DB_PASSWORD."""
     upper = name.upper()
     return any(part in upper for part in _PARTS) or not _WORDS.isdisjoint(upper.split("_"))
 
