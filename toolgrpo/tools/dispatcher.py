@@ -7,9 +7,10 @@ Invariants:
   the calls of others on it are done. A coroutine is cancelled first, and its worker stays if that works.
 * A call has begun when its worker said so, which it does before any code of the tool runs. One that has not begun when its
   worker or the supervisor is gone, or its worker cannot begin it, goes to another as if nothing had been.
-* A worker that dies, or stops answering (a tool that holds the interpreter lock), with one begun call on it costs that
-  call. With several, nobody knows which did it: each runs once more, alone in a process of its own, with a deadline of its
-  own. So a call may run twice, only for the fault of a fellow call; `isolate=True` calls and environment methods never do.
+* A worker that dies with one begun call on it costs that call. With several, nobody knows which did it; and one that stops
+  answering while others wait (a tool that holds the interpreter lock) may yet have come to its end: each begun call runs
+  once more, alone in a process of its own, with a deadline of its own. So a call may run twice, for the sake of a fellow
+  call only; `isolate=True` calls and environment methods never do.
 * A supervisor that is gone takes its workers with it: begun calls are DIED, the others run under the next supervisor.
   Nothing is sent to one that is gone, and no start is counted that had none.
 """
@@ -192,7 +193,7 @@ class Dispatcher:
             worker.hung_up = True
             self._loop.call_later(_EXIT_STATUS_S, self._lose, worker, "the process of the tool closed its connection")
 
-    def _lose(self, worker: WorkerRecord, how: str) -> None:
+    def _lose(self, worker: WorkerRecord, how: str, *, frozen: bool = False) -> None:
         """A worker is gone, or given up: decide about its calls, and replace it."""
         if not self._forget(worker):
             return
@@ -202,7 +203,7 @@ class Dispatcher:
             if self._start_failures >= _MAX_START_FAILURES:
                 self._break("tool workers end before they can take a call")
         begun = sum(1 for job in worker.jobs.values() if job.begun)
-        self._settle(worker, how, culprit_known=begun == 1)
+        self._settle(worker, how, culprit_known=begun == 1 and not frozen)
         self._refill()
         self._dispatch()
 
@@ -391,4 +392,4 @@ class Dispatcher:
             return
         worker.silent_s += passed_s
         if worker.silent_s > patience_s:
-            self._lose(worker, "the process of the tool stopped answering")
+            self._lose(worker, "the process of the tool stopped answering", frozen=True)
