@@ -129,6 +129,13 @@ def test_a_worker_that_hangs_does_not_keep_others_waiting() -> None:
     assert max(result.duration_s for result in results[1:]) < results[0].duration_s
 
 
+def test_a_call_that_freezes_its_worker_has_its_deadline_and_those_behind_it_do_not_wait(toolbox: Toolbox) -> None:
+    """Sent first, so that it alone has begun when the worker falls silent: its own process decides, not the silence."""
+    frozen, *others = call_all(toolbox, attempt("regex_loop"), *[attempt("length", words=["a"])] * 8)
+    assert frozen.error is ToolErrorKind.TIMEOUT, frozen.content
+    assert [other.content for other in others] == ["1"] * 8
+
+
 def test_isolated_calls_have_a_process_each(toolbox: Toolbox) -> None:
     results = call_all(toolbox, *(attempt("isolated_process_id") for _ in range(4)), attempt("process_id"))
     assert len({result.content for result in results}) == 5

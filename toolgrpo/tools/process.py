@@ -1,4 +1,4 @@
-"""What Linux offers to keep a process and its descendants in hand, each with a harmless fallback elsewhere.
+"""What a supervisor and a worker do to themselves and to processes below them, each with a harmless fallback off Linux.
 
 Not covered off Linux: a tool's children that leave their process group outlive it there.
 """
@@ -14,9 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
-    "adopt_orphans",
-    "children",
-    "die_with_parent",
     "first_to_be_killed",
     "forkable",
     "kill_group",
@@ -25,22 +22,8 @@ __all__ = [
     "own_directory_per_thread",
 ]
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _CLONE_FS = 0x200
 _LINUX = sys.platform == "linux"
-
-
-def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process, not of init."""
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent(yes: bool = True) -> None:
-    """SIGKILL this process when its parent ends, or no longer."""
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0, 0, 0, 0)
 
 
 def own_directory_per_thread() -> bool:
@@ -62,16 +45,6 @@ def limit_memory(megabytes: int) -> None:
         wanted = megabytes * 1024 * 1024
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def children(thread_id: int | None = None) -> list[int]:
-    """The process ids of this process's children, or of those that one of its threads started."""
-    found: list[int] = []
-    tasks = [str(thread_id)] if thread_id is not None else _names("/proc/self/task")
-    for task in tasks:
-        with suppress(OSError):
-            found += [int(pid) for pid in Path(f"/proc/self/task/{task}/children").read_text().split()]
-    return found
 
 
 def kill_group(pid: int) -> None:

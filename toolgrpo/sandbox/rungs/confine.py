@@ -17,6 +17,7 @@ import landlockpy
 import seccompy
 from seccompy.syscalls import syscall_nr
 
+from toolgrpo.processes.linux import adopt_orphans, die_with_parent
 from toolgrpo.sandbox.base import NOBODY
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
     "leave_network",
 ]
 
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _SIGKILL = 1, 8, 36, 9
+_PR_SET_KEEPCAPS = 8
 _CAP_DAC_READ_SEARCH = 2
 _CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWPID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
 _PR_SET_NO_NEW_PRIVS, _SECCOMP_SET_MODE_FILTER = 38, 1
@@ -92,15 +93,6 @@ def confine_syscalls(rules: SyscallRules) -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if _libc.syscall(_SYS_SECCOMP, _SECCOMP_SET_MODE_FILTER, 0, rules.pointer) != 0:
         _fail("seccomp")
-
-
-def adopt_orphans() -> None:
-    """Descendants whose parent ends become this process's children, so that it can wait for them all."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
 def drop_privileges(*, keep_reading: bool) -> None:

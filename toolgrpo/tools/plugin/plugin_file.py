@@ -12,7 +12,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +26,15 @@ from toolgrpo.tools.plugin.schema import function_schema, wrap_explicit_schema
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.wire import unpack_objects
 
-__all__ = ["LoadedTool", "Source", "import_source", "load_functions", "tools_of", "unpickle_callables"]
+__all__ = [
+    "LoadedTool",
+    "Source",
+    "import_source",
+    "load_functions",
+    "search_beside_the_command",
+    "tools_of",
+    "unpickle_callables",
+]
 
 _EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
 
@@ -39,6 +47,7 @@ class Source:
     module: str | None = None
     callables: str | None = None  # base64 of a cloudpickle of a list of callables
     attribute: str | None = None  # of an environment: the name of its class
+    secrets: Sequence[str] = ()  # of callables: what the modules that hold them ask for
 
     @property
     def label(self) -> str:
@@ -66,8 +75,7 @@ def import_source(source: Source) -> ModuleType:
     if source.path is not None:
         return import_file(Path(source.path))
     assert source.module is not None
-    if os.getcwd() not in sys.path:  # a module beside the command, as `python -m` would find it
-        sys.path.append(os.getcwd())
+    search_beside_the_command()
     try:
         return importlib.import_module(source.module)
     except ModuleNotFoundError as error:
@@ -79,6 +87,12 @@ def import_source(source: Source) -> ModuleType:
         raise PluginError(import_failed(source.module, error)) from error
     except BaseException as error:  # a plugin may raise anything, SystemExit included
         raise PluginError(import_failed(source.module, error)) from error
+
+
+def search_beside_the_command() -> None:
+    """Let modules in the working directory be found, as `python -m` would find them."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def tools_of(functions: Iterable[Any], label: str) -> list[LoadedTool]:

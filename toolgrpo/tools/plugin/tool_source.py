@@ -19,6 +19,7 @@ from typing import Any
 
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.plugin.plugin_file import Source
+from toolgrpo.tools.plugin.secret_variables import names_beside
 
 __all__ = ["callables_source", "environment_source", "source_of"]
 
@@ -77,7 +78,7 @@ def callables_source(functions: Sequence[Callable[..., Any]]) -> Source:
                 "Put them into a file and give its path, or mark the one that holds live objects with "
                 "@tool(in_process=True)."
             ) from error
-    return Source(callables=base64.b64encode(blob).decode("ascii"))
+    return Source(callables=base64.b64encode(blob).decode("ascii"), secrets=names_beside(functions))
 
 
 def _module_source(module: ModuleType) -> Source:

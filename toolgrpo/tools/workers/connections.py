@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from toolgrpo.errors import PluginError, ToolExecutorError
+from toolgrpo.processes.linux import kill_marked, watch_process
 from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
+from toolgrpo.tools.plugin.secret_variables import is_secret, withheld_hint
 from toolgrpo.tools.wire import FrameReader, WireError, pack
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.supervisor import BOOTSTRAP
@@ -23,10 +26,18 @@ from toolgrpo.tools.workers.supervisor import BOOTSTRAP
 __all__ = ["SupervisorLink", "WorkerLink"]
 
 
-class WorkerLink(asyncio.Protocol):
-    """Frames to and from one worker. What is no frame ends the connection."""
+# what keeps many processes and threads small, where the user says nothing else
+_DEFAULTS = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4", "PYTHONUNBUFFERED": "1"}
+_TIDY_UP_S = 3.0
 
-    def __init__(self, on_message: Callable[[dict[str, Any]], None], on_hung_up: Callable[[], None]) -> None:
+
+class WorkerLink(asyncio.Protocol):
+    """Frames to and from one worker over `sock`. What is no frame ends the connection."""
+
+    def __init__(
+        self, sock: socket.socket, on_message: Callable[[dict[str, Any]], None], on_hung_up: Callable[[], None]
+    ) -> None:
+        self._sock = sock
         self._on_message = on_message
         self._on_hung_up = on_hung_up
         self._reader = FrameReader()
@@ -35,6 +46,18 @@ class WorkerLink(asyncio.Protocol):
     def send(self, message: Mapping[str, Any]) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(message))
+
+    def finish(self) -> None:
+        """Read what the worker has said, let it say no more, and close.
+
+        In this order, what it announced is known exactly: a worker that announces a call from now on fails to, and ends.
+        """
+        self._on_hung_up = lambda: None
+        with suppress(OSError):  # the worker has closed it
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._read_rest()
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         self._on_hung_up = lambda: None
@@ -54,15 +77,27 @@ class WorkerLink(asyncio.Protocol):
                 self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._read_rest()  # a write that failed ends a transport without reading what had come; the socket is still open here
         self._on_hung_up()
+
+    def _read_rest(self) -> None:
+        with suppress(OSError, WireError, TypeError, KeyError):  # what a tool wrote there may be anything
+            while chunk := self._sock.recv(1 << 18, socket.MSG_DONTWAIT):
+                for message in self._reader.feed(chunk):
+                    self._on_message(message)
 
 
 class SupervisorLink:
     """The supervisor's process, its control socket, and the pipe of everything that tools print."""
 
     def __init__(self, hello: Mapping[str, Any], log: OutputLog) -> None:
-        self._hello = hello
+        surroundings = {**_DEFAULTS, **os.environ}
+        self._withheld = {name: value for name, value in surroundings.items() if is_secret(name)}
+        self._hello = {**hello, "withheld": sorted(self._withheld)}
         self._log = log
+        self._mark = f"TOOLGRPO_TREE_{uuid.uuid4().hex}"  # in the environment of all that is below it
+        self.serving = False  # from when the plugin is loaded until its process is gone
+        self.was_killed = False  # while it imported the plugin, which an import does not do to itself
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._pending: deque[tuple[bytes, socket.socket | None]] = deque()
@@ -72,22 +107,29 @@ class SupervisorLink:
         self._control, theirs = socket.socketpair()
         self._output, output_theirs = os.pipe()
         os.set_blocking(self._output, False)
+        owner = watch_process(os.getpid())
+        shared = [str(theirs.fileno()), str(owner)]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOTSTRAP, "supervisor", json.dumps(sys.path), str(theirs.fileno())],
+                [sys.executable, "-c", BOOTSTRAP, "supervisor", json.dumps(sys.path), *shared],
                 stdin=subprocess.DEVNULL,
                 stdout=output_theirs,
                 stderr=output_theirs,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=[fd for fd in (theirs.fileno(), owner) if fd >= 0],
                 cwd=hello["folder"],
                 start_new_session=True,  # Ctrl-C in the terminal is for the trainer
-                env=_environment(),
+                env={
+                    **{name: value for name, value in surroundings.items() if name not in self._withheld},
+                    self._mark: "1",
+                },
             )
         except OSError as error:
             raise ToolExecutorError(f"the tool workers cannot be started: {error}") from error
         finally:
             theirs.close()
             os.close(output_theirs)
+            if owner >= 0:
+                os.close(owner)
         self._loop.add_reader(self._output, self._drain)
 
     async def start(
@@ -107,16 +149,18 @@ class SupervisorLink:
                 f"{label} did not finish importing within {timeout_s:g} s. "
                 "Do slow work inside the tools, or under `if __name__ == '__main__'`, not while the file is imported."
             ) from None
-        if message["op"] != "loaded":
+        if message["op"] == "failed":
             await self.stop()
-            if message["op"] == "failed":
-                raise PluginError(message["message"])
+            raise PluginError(message["message"] + withheld_hint(message["message"], self._withheld))
+        if message["op"] != "loaded" or self._control.fileno() < 0:  # or it was, and is gone already
+            await self.stop()
+            self.was_killed = self._process.returncode == -signal.SIGKILL
             printed = self._log.tail.decode("utf-8", "replace").strip()
             raise PluginError(
                 f"importing {label} ended the process it ran in (exit status {self._process.returncode}). "
                 f"The last that was printed there:\n{printed}"
             )
-        self._on_exited, self._on_lost = on_exited, on_lost
+        self._on_exited, self._on_lost, self.serving = on_exited, on_lost, True
         return PluginSpec.from_json(message["plugin"])
 
     def spawn(self, number: int, sock: socket.socket) -> None:
@@ -148,19 +192,34 @@ class SupervisorLink:
             self._loop.remove_writer(self._control.fileno())
 
     async def stop(self) -> None:
-        """End it and everything below it."""
+        """End it and everything below it, and wait until they are gone. Safe to call twice."""
         self._on_lost = lambda: None
         self._hang_up()
-        deadline = self._loop.time() + (3.0 if self._loaded.done() and not self._loaded.cancelled() else 0.0)
-        while self._process.poll() is None and self._loop.time() < deadline:
-            await asyncio.sleep(0.005)
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if not self._loaded.done():
+            self._loaded.set_result({"op": "gone"})
+            self._terminate()  # it imports the plugin, and does not listen
+        if not await self._ended_within(_TIDY_UP_S):
+            self._terminate()
+        if not await self._ended_within(_TIDY_UP_S):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        kill_marked(self._mark)  # the supervisor and its reaper may have been killed together
         if self._output >= 0:
             self._drain()
             if self._output >= 0:
                 self._close_output()
+
+    def _terminate(self) -> None:
+        """Let the reaper above it end everything."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    async def _ended_within(self, seconds: float) -> bool:
+        deadline = self._loop.time() + seconds
+        while self._process.poll() is None and self._loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        return self._process.poll() is not None
 
     def _read(self) -> None:
         try:
@@ -173,6 +232,9 @@ class SupervisorLink:
             for message in self._reader.feed(chunk):
                 if message["op"] == "exited":
                     self._on_exited(message["worker"], message["status"])
+                elif message["op"] == "wants":
+                    known = {name: self._withheld[name] for name in message["names"] if name in self._withheld}
+                    self._post({"op": "secrets", "variables": known}, None)
                 elif not self._loaded.done():
                     self._loaded.set_result(message)
         except WireError:
@@ -184,6 +246,7 @@ class SupervisorLink:
             self._on_lost()
 
     def _hang_up(self) -> None:
+        self.serving = False
         if self._control.fileno() >= 0:
             self._loop.remove_reader(self._control.fileno())
             self._loop.remove_writer(self._control.fileno())
@@ -201,12 +264,6 @@ class SupervisorLink:
         self._loop.remove_reader(self._output)
         os.close(self._output)
         self._output = -1
-
-
-def _environment() -> dict[str, str]:
-    """The trainer's environment, with the few settings that keep many processes and threads small."""
-    defaults = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4", "PYTHONUNBUFFERED": "1"}
-    return {**defaults, **os.environ}
 
 
 def _label(source: Mapping[str, Any]) -> str:

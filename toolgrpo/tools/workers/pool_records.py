@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
 from toolgrpo.tools.workers.tool_worker import Limits
 
-__all__ = ["Job", "PoolOptions", "WorkerRecord", "describe_ending"]
+__all__ = ["Job", "PoolOptions", "WorkerKind", "WorkerRecord", "choose_worker", "describe_ending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,26 @@ class Job:
     alone: bool
     is_async: bool
     future: Future[Reply]
-    started: float = 0.0
+    started: float = 0.0  # when it was sent
     timer: asyncio.TimerHandle | None = None
     answered: bool = False
+    begun: bool = False  # code of the tool may have run
+    recalled: bool = False  # its worker was asked to give it back, if it has not begun
+    returns: int = 0  # how often it was sent and did not begin
+
+    def take_back(self) -> None:
+        """Make it as if it had not been sent."""
+        self.started, self.begun, self.recalled = 0.0, False, False
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class WorkerKind(StrEnum):
+    """What a worker is for."""
+
+    SHARED = "shared"  # calls of stateless tools, many at a time
+    SINGLE = "single"  # one call, then the end
+    RESERVED = "reserved"  # the calls of one environment instance
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +64,12 @@ class WorkerRecord:
     """One worker process as the pool sees it."""
 
     number: int
-    alone: bool  # for one job, or for one environment instance
+    kind: WorkerKind
     born: float
     link: WorkerLink | None = None
     ready: bool = False
-    retiring: bool = False
+    retiring: bool = False  # takes no new calls, and ends when those on it have an answer
+    touched: bool = False  # code of a tool has run there
     silent_s: float | None = None  # since it was pinged
     hung_up: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)  # an answered job stays until its reply or the worker's end
@@ -58,6 +77,34 @@ class WorkerRecord:
     @property
     def waiting(self) -> list[Job]:
         return [job for job in self.jobs.values() if not job.answered]
+
+    @property
+    def unbegun(self) -> list[Job]:
+        return [job for job in self.jobs.values() if not job.answered and not job.begun]
+
+    @property
+    def has_overdue_coroutine(self) -> bool:
+        """Tell whether a coroutine runs there that was to end: its loop may be blocked."""
+        return any(job.is_async and job.answered for job in self.jobs.values())
+
+    def patience_s(self, most_s: float) -> float:
+        """Return how long it may be silent while calls wait for it: shorter for short timeouts."""
+        return min(most_s, min(job.timeout_s for job in self.waiting) / 4)
+
+
+def choose_worker(workers: Iterable[WorkerRecord], most_calls: int, *, needs_loop: bool) -> WorkerRecord | None:
+    """Return the shared worker with the fewest calls that can take one more; None if none can."""
+    free = [
+        worker
+        for worker in workers
+        if worker.kind is WorkerKind.SHARED
+        and worker.ready
+        and not worker.hung_up
+        and not worker.retiring
+        and len(worker.jobs) < most_calls
+        and not (needs_loop and worker.has_overdue_coroutine)
+    ]
+    return min(free, key=lambda worker: len(worker.jobs), default=None)
 
 
 def describe_ending(status: int) -> str:

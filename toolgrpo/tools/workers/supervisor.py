@@ -9,10 +9,12 @@ forks. And none may fork the trainer, which has threads and a GPU. So: the train
   starts each by exec;
 * is the subreaper of everything below it: a process that a tool left behind, double-forked or not, becomes its child and
   is killed within a second. Processes that the plugin's import started are left alone;
-* kills everything below it when the trainer goes away, however that happens.
+* kills everything below it when the trainer goes away, however that happens, forks of the trainer that live on included;
+* has a reaper above it (`processes/reaper.py`), which does the same when the supervisor itself is killed, alone or with the
+  trainer, or hangs in the plugin's import.
 
-It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's socket attached) and
-`kill` come in, `loaded`, `failed` and `exited` go out.
+It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's socket attached), `kill`
+and `secrets` come in, `wants` (before the import), `loaded`, `failed` and `exited` go out.
 """
 
 from __future__ import annotations
@@ -30,38 +32,51 @@ from contextlib import suppress
 from typing import Any
 
 from toolgrpo.errors import UserError
+from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, outlive_parent, watch_process
 from toolgrpo.tools import process
 from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
 from toolgrpo.tools.plugin.plugin_file import Source
+from toolgrpo.tools.plugin.secret_variables import asked_for
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.wire import FrameReader, pack, read_frame
 from toolgrpo.tools.workers.tool_worker import Limits, Worker
 
 __all__ = ["BOOTSTRAP", "main"]
 
-BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
+_PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+_MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
+# the reaper first, while the process is small: it keeps what is imported before the fork
+BOOTSTRAP = (
+    _PATHS + "from toolgrpo.processes.reaper import fork_under_reaper; fork_under_reaper(int(sys.argv[4])); " + _MAIN
+)
+_WORKER_BOOTSTRAP = _PATHS + _MAIN
 _SWEEP_S = 1.0
 
 
 def main(argv: list[str]) -> None:
-    """`supervisor PATHS SOCKET_FD`, or `worker PATHS SOCKET_FD HELLO_FD`; the first is argv[1]."""
+    """`supervisor PATHS SOCKET_FD TRAINER_FD`, or `worker PATHS SOCKET_FD HELLO_FD PARENT`; the first is argv[1]."""
     sock = socket.socket(fileno=int(argv[3]))
     os.set_inheritable(sock.fileno(), False)
     if argv[1] == "worker":
-        process.die_with_parent()
+        die_with_parent(int(argv[5]))
         with os.fdopen(int(argv[4])) as file:
             hello = json.load(file)
         Worker(sock, _load(hello), Limits(**hello["limits"])).serve()
+    trainer = int(argv[4])
+    if trainer >= 0:
+        os.set_inheritable(trainer, False)
     hello = read_frame(sock)
     if hello is not None:
-        Supervisor(sock, hello).run()
+        Supervisor(sock, hello, trainer).run()
 
 
 class Supervisor:
     """Starts and ends workers on request until its socket ends."""
 
-    def __init__(self, control: socket.socket, hello: dict[str, Any]) -> None:
+    def __init__(self, control: socket.socket, hello: dict[str, Any], trainer: int) -> None:
         self._control = control
+        # while these live so does this process: the trainer, and the reaper, its parent
+        self._watched = [fd for fd in (trainer, watch_process(os.getppid())) if fd >= 0]
         self._hello = hello
         self._limits = Limits(**hello["limits"])
         self._plugin = Plugin()
@@ -72,11 +87,11 @@ class Supervisor:
         self._sockets: list[int] = []  # received, not yet claimed by a spawn
 
     def run(self) -> None:
-        process.adopt_orphans()
+        adopt_orphans()
         process.first_to_be_killed(500)
-        process.die_with_parent()  # the import may hang and not see the trainer go
         before = process.open_descriptors()
         try:
+            self._ask_for_secrets()
             self._plugin = _load(self._hello)
         except UserError as error:
             self._send({"op": "failed", "message": str(error)})
@@ -84,9 +99,9 @@ class Supervisor:
         except BaseException as error:  # the plugin's own code may raise anything while it is looked at
             self._send({"op": "failed", "message": f"loading failed: {describe_exception(error)}"})
             return
-        process.die_with_parent(False)  # from here on the end of the socket says so, and there is tidying to do
+        outlive_parent()  # from here on there is tidying to do when it ends
         self._forkable = process.forkable(before)
-        self._left_alone = set(process.children())
+        self._left_alone = set(children())
         self._listen_for_ended_children()
         gc.collect()
         gc.freeze()
@@ -100,7 +115,9 @@ class Supervisor:
         reader = FrameReader()
         control = self._control.fileno()
         while True:
-            ready, _, _ = select.select([control, self._wakeup[0]], [], [], _SWEEP_S)
+            ready, _, _ = select.select([control, self._wakeup[0], *self._watched], [], [], _SWEEP_S)
+            if not set(self._watched).isdisjoint(ready):
+                return
             if self._wakeup[0] in ready:
                 os.read(self._wakeup[0], 4096)
             self._reap()
@@ -126,15 +143,16 @@ class Supervisor:
         self._workers[pid] = number
 
     def _fork(self, descriptor: int) -> int:
+        supervisor = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
                 os.setsid()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                process.die_with_parent()
+                die_with_parent(supervisor)
                 self._control.close()
-                for other in (*self._wakeup, *self._sockets):
+                for other in (*self._wakeup, *self._sockets, *self._watched):
                     os.close(other)
                 _reseed()
                 Worker(socket.socket(fileno=descriptor), self._plugin, self._limits).serve()
@@ -149,11 +167,12 @@ class Supervisor:
             command = [
                 sys.executable,
                 "-c",
-                BOOTSTRAP,
+                _WORKER_BOOTSTRAP,
                 "worker",
                 json.dumps(sys.path),
                 str(descriptor),
                 str(file.fileno()),
+                str(os.getpid()),
             ]
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=(descriptor, file.fileno()), start_new_session=True
@@ -178,7 +197,7 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Kill what no living worker answers for: orphans that ended up here."""
-        for pid in process.children():
+        for pid in children():
             if pid not in self._workers and pid not in self._left_alone:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -188,12 +207,22 @@ class Supervisor:
             process.kill_group(pid)
         self._workers.clear()
         self._left_alone.clear()
-        while remaining := process.children():
+        while remaining := children():
             for pid in remaining:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(-1, 0)
+
+    def _ask_for_secrets(self) -> None:
+        """Get the variables that the plugin asks for and that the trainer kept back, before it is imported."""
+        wanted = {name for source in _sources(self._hello) if source is not None for name in asked_for(source)}
+        if wanted.isdisjoint(self._hello["withheld"]):
+            return
+        self._send({"op": "wants", "names": sorted(wanted)})
+        answer = read_frame(self._control)
+        if answer is not None:
+            os.environ.update(answer["variables"])
 
     def _listen_for_ended_children(self) -> None:
         for descriptor in self._wakeup:
@@ -206,9 +235,14 @@ class Supervisor:
             self._control.sendall(pack(message))
 
 
+def _sources(hello: dict[str, Any]) -> tuple[Source | None, Source | None]:
+    """Return where the tools and the environment come from."""
+    tools, environment = hello["tools"], hello["environment"]
+    return tools and Source(**tools), environment and Source(**environment)
+
+
 def _load(hello: dict[str, Any]) -> Plugin:
-    sources = [None if record is None else Source(**record) for record in (hello["tools"], hello["environment"])]
-    return load_plugin(*sources)
+    return load_plugin(*_sources(hello))
 
 
 def _reseed() -> None:

@@ -4,9 +4,13 @@ Sync functions run on threads, async ones on a loop of their own, the socket is 
 blocks blocks its own thread (or its fellow coroutines) only. Deadlines are the trainer's business: a worker that cannot
 keep them is killed, and the worker needs not agree.
 
-After each call: builtins that the tool replaced are put back (and the worker asks to be replaced, since a fellow call may
-have seen them), the working directory and umask are those of before (each thread has its own), and processes that a
-stateless sync tool left behind are killed.
+A call is announced (`begun`) before any of its code runs; what has not begun can be taken back (`withdraw`), and is given
+back (`returned`) where it cannot begin. So the trainer knows of every call whether it may have had effects, also when this
+process is gone.
+
+After each call the process is put right, and replaced where it cannot be (`health.py`): the reply says `retire` and why.
+The working directory and umask are those of before (each thread has its own), and processes that a stateless sync tool
+left behind are killed.
 
 Not covered: threads of one worker share one interpreter, so a tool that changes another module's globals is seen by its
 fellows until the worker is replaced. `@tool(isolate=True)` gives each call a process of its own.
@@ -15,7 +19,6 @@ fellows until the worker is replaced. `@tool(isolate=True)` gives each call a pr
 from __future__ import annotations
 
 import asyncio
-import builtins
 import faulthandler
 import os
 import signal
@@ -29,6 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.processes.linux import children
 from toolgrpo.tools import process
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.argument_types import BadArguments, Bound
@@ -36,6 +40,7 @@ from toolgrpo.tools.plugin.loaded_plugin import Plugin
 from toolgrpo.tools.plugin.plugin_file import LoadedTool
 from toolgrpo.tools.render import UnrenderableResult, cut, describe_exception, render_result
 from toolgrpo.tools.wire import pack, read_frame, unpack_objects
+from toolgrpo.tools.workers.health import Health
 from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["Limits", "Worker"]
@@ -59,7 +64,9 @@ class Worker:
         self._limits = limits
         self._pid = os.getpid()
         self._send_lock = threading.Lock()
-        self._state = _ProcessState()
+        self._health = Health(limits.threads)
+        self._begin_lock = threading.Lock()
+        self._unbegun: set[int] = set()  # calls that no code of a tool has run for
         self._threads = ThreadPoolExecutor(limits.threads, "tool", initializer=process.own_directory_per_thread)
         self._loop: LoopThread | None = None
         self._coroutines: dict[int, Future[None]] = {}
@@ -69,7 +76,9 @@ class Worker:
     def serve(self) -> None:
         """Answer calls until the trainer is gone; never returns."""
         process.limit_memory(self._limits.memory_mb)
+        self._health = Health(self._limits.threads)  # with the limits of its life
         process.first_to_be_killed(1000)
+        signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
         os.register_at_fork(after_in_child=self._forget_socket)
         faulthandler.enable()
         self._send({"op": "ready"})
@@ -84,7 +93,18 @@ class Worker:
             case "cancel":
                 if (running := self._coroutines.get(message["id"])) is not None:
                     running.cancel()
+            case "withdraw":
+                self._give_back(message["ids"])
+            case _:
+                self._unbegun.add(message["id"])
+                self._receive_call(message)
+
+    def _receive_call(self, message: dict[str, Any]) -> None:
+        match message["op"]:
             case "call":
+                if (complaint := self._health.complaint()) is not None:
+                    self._give_back([message["id"]], retire=complaint)
+                    return
                 tool = self._plugin.functions[message["tool"]]
                 keep = tool.spec.keep_processes
                 self._start(message["id"], tool.function, lambda: tool.convert.bind(message["args"]), keep=keep)
@@ -93,7 +113,7 @@ class Worker:
                 method = getattr(self._instance, tool.function.__name__)
                 self._start(message["id"], method, lambda: tool.convert.bind(message["args"]), keep=True)
             case "open":
-                self._threads.submit(self._open_environment, message["id"], message["row"])
+                self._on_thread(message["id"], self._open_environment, message["row"])
             case "reward":
                 environment = self._plugin.environment
                 assert environment is not None and environment.reward_method is not None
@@ -109,6 +129,8 @@ class Worker:
 
     def _open_environment(self, call_id: int, row: str) -> None:
         """Make the instance and reset it, on a thread as every user code; an async reset is awaited on the loop."""
+        if not self._begin(call_id):
+            return
         environment = self._plugin.environment
         assert environment is not None
         reply: dict[str, Any]
@@ -127,29 +149,62 @@ class Worker:
     def _start(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], *, keep: bool) -> None:
         target = function if hasattr(function, "__code__") or hasattr(function, "__func__") else type(function).__call__
         if asyncio.iscoroutinefunction(target):
-            self._coroutines[call_id] = self._on_loop().submit(self._run_async(call_id, function, bind))
+            try:
+                running = self._on_loop().submit(self._run_async(call_id, function, bind))
+            except RuntimeError as error:  # no loop, and no thread for another
+                self._give_back([call_id], retire=str(error))
+                return
+            self._coroutines[call_id] = running
+            running.add_done_callback(lambda _: self._coroutines.pop(call_id, None))
         else:
-            self._threads.submit(self._run_sync, call_id, function, bind, keep)
+            self._on_thread(call_id, self._run_sync, function, bind, keep)
+
+    def _on_thread(self, call_id: int, work: Callable[..., None], *args: object) -> None:
+        try:
+            self._threads.submit(work, call_id, *args)
+        except RuntimeError as error:  # there can be no more threads
+            self._give_back([call_id], retire=str(error))
+
+    def _begin(self, call_id: int) -> bool:
+        """Announce that the tool's code runs from here on; False if the call was given back meanwhile."""
+        with self._begin_lock:
+            if call_id not in self._unbegun:
+                return False
+            self._unbegun.discard(call_id)
+        self._send({"begun": call_id})
+        return True
+
+    def _give_back(self, call_ids: list[int], *, retire: str | None = None) -> None:
+        for call_id in call_ids:
+            with self._begin_lock:
+                if call_id not in self._unbegun:
+                    continue
+                self._unbegun.discard(call_id)
+            self._send({"returned": call_id, "retire": retire})
 
     def _run_sync(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], keep: bool) -> None:
+        if not self._begin(call_id):
+            return
         try:
             bound = bind()
             value = function(*bound.args, **bound.kwargs)
             self._leave_forked_child()
-            tainted = self._state.restore()
+            tainted = self._health.restore()
             reply = self._rendered(value)
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             self._leave_forked_child()
-            tainted = self._state.restore()
+            tainted = self._health.restore()
             reply = self._failed(error)
-        left_behind = set(process.children(threading.get_native_id())) - self._kept
+        left_behind = set(children(threading.get_native_id())) - self._kept
         if keep:
             self._kept |= left_behind
         else:
             _kill(left_behind)
-        self._send({"id": call_id, "retire": tainted, **reply})
+        self._send({"id": call_id, "retire": tainted or self._health.complaint(), **reply})
 
     async def _run_async(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound]) -> None:
+        if not self._begin(call_id):
+            return
         try:
             bound = bind()
             reply = self._rendered(await function(*bound.args, **bound.kwargs))
@@ -158,8 +213,7 @@ class Worker:
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             reply = self._failed(error)
         self._leave_forked_child()
-        self._coroutines.pop(call_id, None)
-        self._send({"id": call_id, "retire": self._state.restore(), **reply})
+        self._send({"id": call_id, "retire": self._health.restore() or self._health.complaint(), **reply})
 
     def _rendered(self, value: object) -> dict[str, Any]:
         rendered = render_result(value, self._limits.max_result_chars)
@@ -184,7 +238,7 @@ class Worker:
                 os._exit(1)  # nobody listens any more, or the tool closed our socket: be replaced
 
     def _on_loop(self) -> LoopThread:
-        if self._loop is None:
+        if self._loop is None or not self._loop.alive:
             self._loop = LoopThread("tool-async")
             self._loop.loop.call_soon_threadsafe(process.own_directory_per_thread)
         return self._loop
@@ -197,30 +251,6 @@ class Worker:
         """A child that a tool forked and that came back from the tool's function must not answer in its parent's name."""
         if os.getpid() != self._pid:
             os._exit(0)
-
-
-class _ProcessState:
-    """What a tool must leave as it found it."""
-
-    def __init__(self) -> None:
-        self._builtins = dict(vars(builtins))
-        self._folder = os.getcwd()
-        self._umask = os.umask(0o022)
-        os.umask(self._umask)
-
-    def restore(self, _vars: Callable[[Any], dict[str, Any]] = vars) -> bool:
-        """Put things back; True if builtins had been replaced."""
-        now = builtins.__dict__
-        tainted = False
-        for name, value in self._builtins.items():
-            if name not in now or now[name] is not value:
-                now[name] = value
-                tainted = tainted or name != "_"
-        with suppress(OSError):
-            if os.getcwd() != self._folder:
-                os.chdir(self._folder)
-        os.umask(self._umask)
-        return tainted
 
 
 def _kill(pids: set[int]) -> None:

@@ -1,0 +1,204 @@
+"""`kill -9` of the supervisor: what had begun is lost and says so, the rest runs, once, and the toolbox lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.errors import ToolExecutorError
+from toolgrpo.processes.linux import children
+from toolgrpo.testing.tools import attempt
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.trajectory import CallAttempt, ToolErrorKind, ToolResult
+
+TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "process_tools.py"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+def children_of(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def supervisors() -> list[int]:
+    """The supervisors of this process's toolboxes, importing ones too: below the reapers."""
+    reapers = [pid for pid in children() if name_of(pid) == "toolgrpo-reaper"]
+    return [pid for reaper in reapers for pid in children_of(reaper)]
+
+
+def name_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def has_ended(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill_next(after: set[int]) -> int:
+    """Kill the first supervisor that is not one of these, as soon as it is there; return when its workers have ended too."""
+    wait_for(lambda: set(supervisors()) - after)
+    (pid,) = set(supervisors()) - after
+    below = children_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: all(has_ended(each) for each in (pid, *below)))
+    return pid
+
+
+def answers_while(box: Toolbox, attempts: list[CallAttempt], what: Callable[[], object]) -> list[ToolResult]:
+    """The answers to these calls, each of an episode of its own, while `what` runs on a thread."""
+
+    async def one(each: CallAttempt) -> ToolResult:
+        async with box.session({}) as session:
+            return (await session.call([each]))[0]
+
+    async def run() -> list[ToolResult]:
+        calls = [asyncio.create_task(one(each)) for each in attempts]
+        await asyncio.to_thread(what)
+        return await asyncio.gather(*calls)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def box(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Toolbox]:
+    """`param`: workers, seconds of import, and whether workers are started by exec."""
+    workers, import_s, by_exec = request.param
+    monkeypatch.setenv("TEST_IMPORT_S", str(import_s))
+    if by_exec:
+        monkeypatch.setenv("TEST_IMPORT_THREAD", "1")
+    log_path = tmp_path / "log"
+    with load_tools(TOOLS, workers=workers, threads_per_worker=4, tool_timeout_s=60, log_path=log_path) as toolbox:
+        yield toolbox
+
+
+@pytest.mark.parametrize("box", [(2, 0, False), (4, 0.5, False), (2, 0.3, True)], indirect=True)
+def test_while_busy_begun_calls_are_lost_and_the_others_run_once(box: Toolbox, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def kill_when_all_are_busy() -> None:
+        wait_for(lambda: notes.exists() and len(notes.read_text().splitlines()) >= 4)
+        kill_next(after=set())
+
+    results = answers_while(box, [attempt("note", path=str(notes), seconds=0.5)] * 40, kill_when_all_are_busy)
+    lost = [result for result in results if not result.ok]
+    assert len(notes.read_text().splitlines()) == 40  # each ran, and none twice
+    assert 0 < len(lost) <= 16
+    assert {result.error for result in lost} == {ToolErrorKind.DIED}
+
+
+@pytest.mark.parametrize("box", [(2, 0, False), (8, 0.5, False)], indirect=True)
+def test_while_idle_nothing_is_lost(box: Toolbox, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    killed = kill_next(after=set())
+    results = answers_while(box, [attempt("note", path=str(notes), seconds=0)] * 20, lambda: None)
+    assert [result.content for result in results] == ["noted"] * 20
+    assert int(run_tool(box, {"name": "supervisor"}).content) != killed
+
+
+@pytest.mark.parametrize("box", [(2, 1.0, False), (16, 0.5, False), (4, 1.0, True)], indirect=True)
+def test_while_it_imports_again_and_again_nothing_more_is_lost(box: Toolbox, tmp_path: Path) -> None:
+    """Killed while idle, twice while its successor imports, and once when that is about to start workers."""
+    notes = tmp_path / "notes"
+
+    def kill_four() -> None:
+        killed: set[int] = set()
+        for pause_s in (0.0, 0.3, 0.3, 1.0):
+            time.sleep(pause_s)
+            killed.add(kill_next(after=killed))
+
+    kill_next(after=set())
+    calls = [attempt("note", path=str(notes), seconds=0), attempt("anote", path=str(notes))] * 20
+    results = answers_while(box, calls, kill_four)
+    answered = sum(result.ok for result in results)
+    assert answered + sum(result.error is ToolErrorKind.DIED for result in results) == 40
+    assert answered <= len(notes.read_text().splitlines()) <= 40  # none twice
+    assert run_tool(box, {"name": "anote", "arguments": {"path": str(notes)}}).ok
+
+
+_ENVIRONMENT = """
+import os
+class Plain:
+    def reset(self, **row):
+        return "ready"
+    def above(self) -> int:
+        '''Give the id of the process above.'''
+        return os.getppid()
+ENVIRONMENT = Plain
+"""
+
+
+def test_an_environment_that_opens_meanwhile_opens_and_one_that_was_open_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text(_ENVIRONMENT)
+
+    async def run() -> None:
+        async with box.session({}) as before:
+            above = int((await before.call([attempt("above")]))[0].content)
+            os.kill(above, signal.SIGKILL)
+            async with box.session({}) as after:
+                assert after.observation == "ready"
+                assert int((await after.call([attempt("above")]))[0].content) != above
+            (gone,) = await before.call([attempt("above")])
+            assert gone.error is ToolErrorKind.DIED
+
+    with load_tools(path, workers=1, tool_timeout_s=60) as box:
+        asyncio.run(run())
+
+
+_ONLY_ONCE = """
+import os, threading
+from pathlib import Path
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # so that workers import it again
+marker = Path(__file__).with_suffix(".imported")
+if marker.exists():
+    os._exit(3)
+marker.touch()
+
+def polite() -> str:
+    'Say hello.'
+    return "hello"
+
+TOOL_FUNCTIONS = [polite]
+"""
+
+
+def test_calls_are_refused_where_no_worker_can_start(tmp_path: Path) -> None:
+    """Those that waited meanwhile too: none waits for ever."""
+    path = tmp_path / "only_once.py"
+    path.write_text(_ONLY_ONCE)
+    with load_tools(path, workers=2, log_path=tmp_path / "log") as box:
+        for _ in range(2):
+            with pytest.raises(ToolExecutorError, match="end before they can take a call"):
+                answers_while(box, [attempt("polite")] * 4, lambda: None)
+
+
+def test_killed_together_with_its_reaper_it_leaves_nothing(tmp_path: Path) -> None:
+    with load_tools(TOOLS, workers=1, tool_timeout_s=60, log_path=tmp_path / "log") as box:
+        arguments = {"detached": True}
+        child, _, supervisor = json.loads(run_tool(box, {"name": "start_child", "arguments": arguments}).content)
+        reaper = next(pid for pid in children() if supervisor in children_of(pid))
+        for pid in (reaper, supervisor):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: has_ended(child))
+        assert run_tool(box, {"name": "supervisor"}).ok

@@ -1,0 +1,138 @@
+"""Variables that are named like secrets stay with the trainer, but for those that a plugin asks for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.errors import PluginError
+from toolgrpo.tools import load_tools, run_tool, tool
+from toolgrpo.tools.plugin.secret_variables import is_secret
+
+_FILE = """
+import os
+{head}
+AT_IMPORT = os.environ.get("TEST_API_KEY")
+
+def look(name: str) -> str:
+    '''Look for a variable.
+
+    Args:
+        name: Its name.
+    '''
+    return os.environ.get(name, "nothing") + f" {{AT_IMPORT}}"
+
+TOOL_FUNCTIONS = [look]
+"""
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TEST_API_KEY", "TEST_TOKEN", "test_password", "TEST_PLAIN"):
+        monkeypatch.setenv(name, f"of {name}")
+
+
+def seen(source: object, name: str) -> str:
+    with load_tools(source, workers=1) as box:  # type: ignore[arg-type]
+        result = run_tool(box, {"name": "look", "arguments": {"name": name}})
+    assert result.ok, result.content
+    return result.content
+
+
+def write(folder: Path, head: str = "") -> Path:
+    path = folder / "looking_tools.py"
+    path.write_text(_FILE.format(head=head))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "PGPASSWORD", "db_password",
+        "GOOGLE_APPLICATION_CREDENTIALS", "TOKEN", "OPENAI_APIKEY", "SSH_PASSPHRASE",
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PATH", "HOME", "TOKENIZERS_PARALLELISM", "PWD", "MONKEY", "TOOLGRPO_HTTP_HOSTS", "TOOLGRPO_SEARCH_URL", "LANG"],
+)
+def test_names_of_others(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_by_default_tools_see_none(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert seen(path, "TEST_TOKEN") == "nothing None"
+    assert seen(path, "test_password") == "nothing None"
+    assert seen(path, "TEST_PLAIN") == "of TEST_PLAIN None"
+
+
+@pytest.mark.parametrize("starts_a_thread", [False, True])
+def test_what_is_asked_for_is_there_while_the_file_is_imported_and_nothing_else(
+    tmp_path: Path, starts_a_thread: bool
+) -> None:
+    """With a thread in the import, workers are started by exec."""
+    head = 'TOOL_SECRETS = ["TEST_API_KEY", "TEST_NOT_SET_KEY"]\n'
+    if starts_a_thread:
+        head += "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    path = write(tmp_path, head)
+    assert seen(path, "TEST_API_KEY") == "of TEST_API_KEY of TEST_API_KEY"
+    assert seen(path, "TEST_TOKEN") == "nothing of TEST_API_KEY"
+
+
+def test_a_module_asks_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 'TOOL_SECRETS = ("TEST_API_KEY",)')
+    monkeypatch.chdir(tmp_path)
+    assert seen("looking_tools", "TEST_API_KEY") == "of TEST_API_KEY of TEST_API_KEY"
+
+
+TOOL_SECRETS = ["TEST_TOKEN"]
+
+
+def look(name: str) -> str:
+    """Look for a variable.
+
+    Args:
+        name: Its name.
+    """
+    return os.environ.get(name, "nothing")
+
+
+def test_functions_ask_by_the_module_that_holds_them() -> None:
+    assert seen([look], "TEST_TOKEN") == "of TEST_TOKEN"
+    assert seen([look], "TEST_API_KEY") == "nothing"
+
+
+def test_a_tool_in_the_trainers_process_sees_what_the_trainer_sees() -> None:
+    assert seen([tool(in_process=True)(_copy_of_look())], "TEST_API_KEY") == "of TEST_API_KEY"
+
+
+def _copy_of_look():  # type: ignore[no-untyped-def]
+    def look(name: str) -> str:
+        """Look for a variable.
+
+        Args:
+            name: Its name.
+        """
+        return os.environ.get(name, "nothing")
+
+    return look
+
+
+@pytest.mark.parametrize("value", ["NAMES", '"TEST_API_KEY"', "[1]", "[name for name in ()]"])
+def test_what_is_not_a_list_of_names_is_refused(tmp_path: Path, value: str) -> None:
+    path = write(tmp_path, f"NAMES = []\nTOOL_SECRETS = {value}")
+    with pytest.raises(PluginError, match=r"TOOL_SECRETS in .* must be a list of names"):
+        load_tools(path, workers=1)
+
+
+def test_an_import_that_fails_for_want_of_one_says_what_to_write(tmp_path: Path) -> None:
+    path = write(tmp_path, 'os.environ["TEST_TOKEN"]')
+    with pytest.raises(PluginError, match=r"TOOL_SECRETS = \['TEST_TOKEN'\]"):
+        load_tools(path, workers=1)

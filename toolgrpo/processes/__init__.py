@@ -1,0 +1,1 @@
+"""What the tools' and the sandbox's processes share. The standard library only."""

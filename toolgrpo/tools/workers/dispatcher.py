@@ -1,0 +1,402 @@
+"""Who runs which call, until when, and what happens when a worker or the supervisor is lost. All of it on one event loop.
+
+Invariants:
+
+* Every job's future gets exactly one reply: the tool's, TIMEOUT at its deadline, DIED, or `ToolExecutorError`.
+* A call that overruns is answered at its deadline; its worker takes no new calls, is replaced at once, and is killed when
+  the calls of others on it are done. A coroutine is cancelled first, and its worker stays if that works.
+* A call has begun when its worker said so, which it does before any code of the tool runs. One that has not begun when its
+  worker or the supervisor is gone, or its worker cannot begin it, goes to another as if nothing had been.
+* A worker that dies with one begun call on it costs that call. With several, nobody knows which did it; and one that stops
+  answering while others wait (a tool that holds the interpreter lock) may yet have come to its end: each begun call runs
+  once more, alone in a process of its own, with a deadline of its own. So a call may run twice, for the sake of a fellow
+  call only; `isolate=True` calls and environment methods never do.
+* A supervisor that is gone takes its workers with it: begun calls are DIED, the others run under the next supervisor.
+  Nothing is sent to one that is gone, and no start is counted that had none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolgrpo.errors import ToolExecutorError
+from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
+from toolgrpo.tools.tool_reply import Reply
+from toolgrpo.tools.workers.connections import WorkerLink
+from toolgrpo.tools.workers.output_log import OutputLog
+from toolgrpo.tools.workers.pool_records import (
+    Job,
+    PoolOptions,
+    WorkerKind,
+    WorkerRecord,
+    choose_worker,
+    describe_ending,
+)
+from toolgrpo.tools.workers.supervision import Supervision, SupervisionEvents
+from toolgrpo.trajectory import ToolErrorKind
+
+__all__ = ["Dispatcher"]
+
+_logger = logging.getLogger(__name__)
+_TICK_S = 0.1
+_EXIT_STATUS_S = 1.0  # how long the exit status may come after the end of the connection
+_CANCEL_GRACE_S = 0.5
+_MAX_START_FAILURES = 5
+_MAX_RETURNS = 8  # of one call that no worker begins
+
+
+class Dispatcher:
+    """The calls, the workers and the supervisor as the pool sees them. `numbers`: where the names of workers come from."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        hello: Mapping[str, Any],
+        options: PoolOptions,
+        log: OutputLog,
+        numbers: Iterator[int],
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._log = log
+        self._numbers = numbers
+        self._workers: dict[int, WorkerRecord] = {}
+        self._queue: deque[Job] = deque()
+        self._start_failures = 0
+        self._has_functions = False
+        self._closing = False
+        events = SupervisionEvents(self._on_serving, self._on_supervisor_lost, self._on_exited, self._break)
+        self._supervision = Supervision(hello, options.load_timeout_s, log, events)
+        self.broken: ToolExecutorError | None = None
+
+    async def open(self) -> PluginSpec:
+        """Start the supervisor and its workers; PluginError if the plugin cannot be used."""
+        spec = await self._supervision.start()
+        self._loop.create_task(self._tick())
+        return spec
+
+    # --- life of the supervisor ------------------------------------------------------------------------
+
+    def _on_serving(self, spec: PluginSpec) -> None:
+        self._has_functions = bool(spec.functions)
+        for worker in self._workers.values():  # reserved while there was no supervisor
+            self._loop.create_task(self._connect(worker))
+        self._refill()
+        self._dispatch()
+
+    def _on_supervisor_lost(self) -> None:
+        for worker in list(self._workers.values()):
+            self._forget(worker)
+            if worker.kind is WorkerKind.RESERVED and not worker.touched and not worker.retiring:
+                self._keep_reservation(worker)
+            else:
+                self._settle(worker, "the process of the tools went away", culprit_known=True)
+
+    def _keep_reservation(self, worker: WorkerRecord) -> None:
+        """Its number is known to an environment that has run no code there yet: the next supervisor starts it."""
+        again = WorkerRecord(worker.number, worker.kind, born=time.monotonic())
+        for job in worker.waiting:
+            job.take_back()
+            again.jobs[job.id] = job
+        self._workers[again.number] = again
+
+    async def shut_down(self) -> None:
+        self._closing = True
+        for job in [*self._queue, *(job for worker in self._workers.values() for job in worker.jobs.values())]:
+            self._answer(job, Reply("the tools were shut down", ToolErrorKind.DIED))
+        for worker in self._workers.values():
+            if worker.link is not None:
+                worker.link.close()
+        self._workers.clear()
+        await self._supervision.stop()
+        self._log.close()
+
+    def _break(self, reason: str) -> None:
+        self.broken = ToolExecutorError(
+            f"{reason}. The last that was printed there:\n{self._log.tail.decode('utf-8', 'replace')}"
+        )
+        _logger.error("%s", self.broken)
+        never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
+        for job in (*self._queue, *never_begin):
+            self._refuse(job, self.broken)
+        self._queue.clear()
+
+    def _refuse(self, job: Job, error: ToolExecutorError) -> None:
+        job.answered = True
+        if not job.future.done():
+            job.future.set_exception(error)
+
+    # --- life of a worker ------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """As many shared workers as asked for."""
+        if self._supervision.serving is None or not self._has_functions or self._closing or self.broken is not None:
+            return
+        shared = sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SHARED and not worker.retiring)
+        for _ in range(self._options.workers - shared):
+            self.spawn(next(self._numbers), WorkerKind.SHARED)
+
+    def spawn(self, number: int, kind: WorkerKind) -> WorkerRecord:
+        worker = WorkerRecord(number, kind, born=time.monotonic(), retiring=kind is WorkerKind.SINGLE)
+        self._workers[number] = worker
+        if self._supervision.serving is not None:
+            self._loop.create_task(self._connect(worker))
+        return worker
+
+    async def _connect(self, worker: WorkerRecord) -> None:
+        supervisor = self._supervision.serving
+        if supervisor is None or self._workers.get(worker.number) is not worker:
+            return
+        worker.born = time.monotonic()
+        ours, theirs = socket.socketpair()
+        supervisor.spawn(worker.number, theirs)
+        link = WorkerLink(ours, lambda message: self._on_message(worker, message), lambda: self._on_hung_up(worker))
+        await self._loop.create_connection(lambda: link, sock=ours)
+        if self._workers.get(worker.number) is worker and self._supervision.serving is supervisor:
+            worker.link = link
+        else:  # given up meanwhile
+            link.close()
+
+    def _on_message(self, worker: WorkerRecord, message: dict[str, Any]) -> None:
+        worker.silent_s = None
+        if "begun" in message:
+            worker.touched = True
+            if (job := worker.jobs.get(message["begun"])) is not None:
+                job.begun = True
+            return
+        if message.get("op") == "ready" and not worker.ready:
+            worker.ready = True
+            self._start_failures = 0
+            self._supervision.worker_came()
+            for job in worker.waiting:  # of an environment, or the one that it is for
+                self._send(worker, job)
+        elif "returned" in message:
+            job = worker.jobs.pop(message["returned"], None)
+            if job is not None and not job.answered and not job.begun:
+                self._queue_again(job)
+        elif "id" in message:
+            job = worker.jobs.pop(message["id"], None)
+            if job is not None:
+                self._answer(job, Reply.from_message(message))
+        if message.get("retire") and worker.kind is WorkerKind.SHARED:  # the others have no fellow calls to guard
+            self._retire(worker, str(message["retire"]))
+        self._bury_if_done(worker)
+        self._dispatch()
+
+    def _on_exited(self, number: int, status: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            self._lose(worker, describe_ending(status))
+
+    def _on_hung_up(self, worker: WorkerRecord) -> None:
+        """The socket ended: no new calls go there. The exit status usually follows and says more."""
+        if self._workers.get(worker.number) is worker:
+            worker.hung_up = True
+            self._loop.call_later(_EXIT_STATUS_S, self._lose, worker, "the process of the tool closed its connection")
+
+    def _lose(self, worker: WorkerRecord, how: str, *, frozen: bool = False) -> None:
+        """A worker is gone, or given up: decide about its calls, and replace it."""
+        if not self._forget(worker):
+            return
+        self._kill(worker)
+        if not worker.ready and (worker.kind is WorkerKind.SINGLE or not worker.retiring) and not self._closing:
+            self._start_failures += 1
+            if self._start_failures >= _MAX_START_FAILURES:
+                self._break("tool workers end before they can take a call")
+        begun = sum(1 for job in worker.jobs.values() if job.begun)
+        self._settle(worker, how, culprit_known=begun == 1 and not frozen)
+        self._refill()
+        self._dispatch()
+
+    def _forget(self, worker: WorkerRecord) -> bool:
+        """Take it off the list, and take note of all it still had to say; False if it is off already."""
+        if self._workers.get(worker.number) is not worker:
+            return False
+        del self._workers[worker.number]
+        if worker.link is not None:
+            worker.link.finish()
+        return True
+
+    def _settle(self, worker: WorkerRecord, how: str, *, culprit_known: bool) -> None:
+        """Decide about the calls of a worker that is gone."""
+        may_begin_again = worker.kind is not WorkerKind.RESERVED
+        for job in reversed(worker.waiting):
+            if may_begin_again and not job.begun:
+                self._queue_again(job)
+            elif may_begin_again and not culprit_known and worker.kind is WorkerKind.SHARED:
+                _logger.info("a tool worker was lost (%s); a call on it runs again, alone", how)
+                job.alone = True
+                self._queue_again(job)
+            else:
+                self._answer(job, Reply(how, ToolErrorKind.DIED))
+
+    def _queue_again(self, job: Job) -> None:
+        """A call that did not begin where it was sent, or that is to run alone."""
+        job.take_back()
+        job.returns += 1
+        if self.broken is not None:
+            self._refuse(job, self.broken)
+        elif job.returns > _MAX_RETURNS:
+            self._answer(job, Reply("no process of the tools could begin this call", ToolErrorKind.DIED))
+        else:
+            self._queue.appendleft(job)
+
+    def _retire(self, worker: WorkerRecord, why: str) -> None:
+        """No new calls; a replacement now; what has not begun goes elsewhere; the end when its last caller has an answer."""
+        if worker.retiring:
+            return
+        _logger.info("a tool worker is replaced: %s", why)
+        worker.retiring = True
+        self._recall(worker)
+        if worker.kind is WorkerKind.SHARED:
+            self._refill()
+
+    def _recall(self, worker: WorkerRecord) -> None:
+        """Ask a worker to give back the calls that have not begun there."""
+        jobs = [job for job in worker.unbegun if not job.recalled]
+        if jobs and worker.link is not None and worker.kind is WorkerKind.SHARED:
+            for job in jobs:
+                job.recalled = True
+            worker.link.send({"op": "withdraw", "ids": [job.id for job in jobs]})
+
+    def _bury_if_done(self, worker: WorkerRecord) -> None:
+        if worker.retiring and not worker.waiting and self._workers.get(worker.number) is worker:
+            del self._workers[worker.number]
+            self._kill(worker)
+
+    def _kill(self, worker: WorkerRecord) -> None:
+        if worker.link is not None:
+            worker.link.close()
+        if (supervisor := self._supervision.serving) is not None:
+            supervisor.kill(worker.number)
+
+    def release(self, number: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.retiring = True
+            for job in worker.waiting:
+                self._answer(job, Reply("the episode ended", ToolErrorKind.DIED))
+            self._bury_if_done(worker)
+
+    # --- life of a job ----------------------------------------------------------------------------------
+
+    def enqueue(self, job: Job) -> None:
+        if self.broken is not None:
+            self._refuse(job, self.broken)
+            return
+        self._queue.append(job)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give waiting jobs to workers that have room; the least loaded first."""
+        if self._supervision.serving is None:
+            return
+        held_back: list[Job] = []
+        while self._queue:
+            job = self._queue.popleft()
+            worker = self._worker_for(job)
+            if worker is None:
+                held_back.append(job)
+                if not job.alone and self._shared_worker(needs_loop=False) is None:
+                    break
+                continue  # it waits for a loop that is free, or for its turn to be alone; others need not
+            worker.jobs[job.id] = job
+            if worker.ready:
+                self._send(worker, job)
+        self._queue.extendleft(reversed(held_back))
+
+    def _worker_for(self, job: Job) -> WorkerRecord | None:
+        if not job.alone:
+            return self._shared_worker(needs_loop=job.is_async)
+        if (
+            sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SINGLE)
+            >= self._options.limits.threads
+        ):
+            return None
+        return self.spawn(next(self._numbers), WorkerKind.SINGLE)
+
+    def _shared_worker(self, *, needs_loop: bool) -> WorkerRecord | None:
+        return choose_worker(self._workers.values(), self._options.limits.threads, needs_loop=needs_loop)
+
+    def send_reserved(self, number: int, job: Job) -> None:
+        worker = self._workers.get(number)
+        if worker is None or worker.retiring:
+            self._answer(job, Reply("the environment is gone", ToolErrorKind.DIED))
+            return
+        if self.broken is not None and not worker.ready:
+            self._refuse(job, self.broken)
+            return
+        worker.jobs[job.id] = job
+        if worker.ready:
+            self._send(worker, job)
+
+    def _send(self, worker: WorkerRecord, job: Job) -> None:
+        assert worker.link is not None
+        job.started = time.monotonic()
+        job.timer = self._loop.call_later(job.timeout_s, self._on_deadline, worker, job)
+        worker.link.send(job.message)
+
+    def _on_deadline(self, worker: WorkerRecord, job: Job) -> None:
+        if job.answered or self._workers.get(worker.number) is not worker:
+            return
+        self._answer(job, Reply(f"no answer within {job.timeout_s:g} s", ToolErrorKind.TIMEOUT))
+        overdue = f"a call had no answer within {job.timeout_s:g} s"
+        if job.is_async and worker.kind is WorkerKind.SHARED and worker.link is not None:
+            worker.link.send({"op": "cancel", "id": job.id})
+            self._recall(worker)  # the loop may be blocked
+            self._loop.call_later(_CANCEL_GRACE_S, self._on_cancel_ignored, worker, job, overdue)
+            return
+        self._retire(worker, overdue)
+        self._bury_if_done(worker)
+
+    def _on_cancel_ignored(self, worker: WorkerRecord, job: Job, overdue: str) -> None:
+        if job.id in worker.jobs and self._workers.get(worker.number) is worker:
+            self._retire(worker, overdue)
+            self._bury_if_done(worker)
+
+    def _answer(self, job: Job, reply: Reply) -> None:
+        if job.answered:
+            return
+        job.answered = True
+        if job.timer is not None:
+            job.timer.cancel()
+        if job.future.set_running_or_notify_cancel():
+            job.future.set_result(reply.timed(job.started, time.monotonic()))
+
+    # --- who is still there -----------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """Find workers that do not start, and workers that several calls wait for and that say nothing.
+
+        A tick that comes late was held up by the machine, which may have held the workers up too: it counts as two.
+        """
+        now = time.monotonic()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            before, now = now, time.monotonic()
+            for worker in list(self._workers.values()):
+                waits_for_begin = worker.kind is WorkerKind.SHARED and worker.unbegun
+                if not worker.ready:
+                    if self._supervision.serving and now - worker.born > self._options.load_timeout_s:
+                        self._lose(worker, "the process of the tool did not start")
+                elif worker.waiting and (len(worker.jobs) > 1 or waits_for_begin):
+                    self._listen_to(worker, now, min(now - before, 2 * _TICK_S))
+
+    def _listen_to(self, worker: WorkerRecord, now: float, passed_s: float) -> None:
+        patience_s = worker.patience_s(self._options.frozen_after_s)
+        if worker.kind is WorkerKind.SHARED and any(now - job.started > patience_s for job in worker.unbegun):
+            self._retire(worker, "it begins no calls")  # it may answer all the same: then only its loop is blocked
+        if worker.silent_s is None:
+            worker.silent_s = 0.0
+            assert worker.link is not None
+            worker.link.send({"op": "ping"})
+            return
+        worker.silent_s += passed_s
+        if worker.silent_s > patience_s:
+            self._lose(worker, "the process of the tool stopped answering", frozen=True)
