@@ -17,11 +17,13 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolgrpo.errors import ConfigError, DataError, ModelError
+from toolgrpo.folder_claim import claim_folder
 from toolgrpo.nano import NanoRecipe, resolve_model
 from toolgrpo.sft.batches import Batch, Example, collate
 from toolgrpo.sft.conversations import ConversationEncoder, read_conversations
 from toolgrpo.sft.loop import train, warmup_then_decay
 from toolgrpo.sft.progress import StepProgress
+from toolgrpo.storage import storage_errors
 
 __all__ = ["SFTArguments", "SFTResult", "run_sft"]
 
@@ -68,7 +70,16 @@ class SFTResult:
 
 
 def run_sft(arguments: SFTArguments, console: Console) -> SFTResult:
-    """Load, train, save."""
+    """Load, train, save. The output folder is this process's from the beginning on."""
+    folder = Path(arguments.output_dir)
+    claim = claim_folder(folder)
+    if claim.warning is not None:
+        console.print(claim.warning, markup=False)
+    with storage_errors(f"the trained model ({folder})", folder):
+        return _run(arguments, console)
+
+
+def _run(arguments: SFTArguments, console: Console) -> SFTResult:
     if arguments.dataset_id_or_path == "nano":
         return _build_nano(arguments, console)
     tokenizer, model = _load(resolve_model(arguments.model_name_or_path))
