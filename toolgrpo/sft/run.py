@@ -70,13 +70,14 @@ class SFTResult:
 
 
 def run_sft(arguments: SFTArguments, console: Console) -> SFTResult:
-    """Load, train, save. The output folder is this process's from the beginning on."""
-    folder = Path(arguments.output_dir)
-    claim = claim_folder(folder)
+    """Load, train, save. Meanwhile no other run may write into the output folder."""
+    claim = claim_folder(Path(arguments.output_dir))
     if claim.warning is not None:
         console.print(claim.warning, markup=False)
-    with storage_errors(f"the trained model ({folder})", folder):
+    try:
         return _run(arguments, console)
+    finally:
+        claim.release()
 
 
 def _run(arguments: SFTArguments, console: Console) -> SFTResult:
@@ -110,8 +111,9 @@ def _run(arguments: SFTArguments, console: Console) -> SFTResult:
             on_step=on_step,
         )
     folder = Path(arguments.output_dir)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with storage_errors("the trained model", folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     console.print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}; the model is in {folder}", highlight=False)
     return SFTResult(tuple(losses), folder)
 

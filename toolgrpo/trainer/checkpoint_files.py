@@ -17,7 +17,6 @@ Not covered: somebody who changes a checkpoint and its seal on purpose.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -25,10 +24,11 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 __all__ = [
     "Checkpoint",
@@ -45,12 +45,11 @@ __all__ = [
     "step_folders",
 ]
 
-_SEAL = "toolgrpo_complete.json"
-_UNFINISHED = "toolgrpo_unfinished"
+_OURS = "toolgrpo_"  # so begins the name of every file that is not Transformers' or the backend's
+_SEAL = f"{_OURS}complete.json"
+_UNFINISHED = f"{_OURS}unfinished"
 _NAME = re.compile(r"checkpoint-\d+")
-_PIECE_BYTES = 32 << 20  # digests of one file's pieces are computed side by side
-_READ_BYTES = 1 << 20
-_THREADS = min(16, os.cpu_count() or 1)
+_READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,7 @@ def seal(folder: Path, *, step: int, n_processes: int) -> Checkpoint:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _UNFINISHED)
     for path in files:
         _sync(path)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        sealed = {str(path.relative_to(folder)): Sealed(path.stat().st_size, _digest(path, pool)) for path in files}
+    sealed = {str(path.relative_to(folder)): Sealed(path.stat().st_size, _digest(path)) for path in files}
     checkpoint = Checkpoint(folder, step, n_processes, time.time(), sealed)
     written = folder / f"{_SEAL}.tmp"
     written.write_text(_seal_text(checkpoint))
@@ -132,20 +130,20 @@ def damage(folder: Path) -> str | None:
     found = _read(folder)
     if isinstance(found, str):
         return found
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for name, sealed in found.files.items():
-            try:
-                if _digest(folder / name, pool) != sealed.digest:
-                    return f"its file {name} has changed since it was saved"
-            except OSError as error:
-                return f"its file {name} cannot be read ({error.strerror or error})"
+    for name, sealed in found.files.items():
+        try:
+            if _digest(folder / name) != sealed.digest:
+                return f"its file {name} has changed since it was saved"
+        except OSError as error:
+            return f"its file {name} cannot be read ({error.strerror or error})"
     return None
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether Transformers or TRL alone saved it: no seal was ever meant for it."""
-    ours = (folder / _SEAL).exists() or (folder / _UNFINISHED).exists()
-    return not ours and (folder / "trainer_state.json").is_file()
+    """Whether Transformers or TRL alone saved it: nothing of ours was ever in it."""
+    if not (folder / "trainer_state.json").is_file():
+        return False
+    return not any(path.name.startswith(_OURS) for path in folder.iterdir())
 
 
 def complete_checkpoints(output_dir: Path) -> list[Checkpoint]:
@@ -229,22 +227,16 @@ def _from_seal(folder: Path, text: str) -> Checkpoint:
 
 
 def _digest_of_json(content: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=32).hexdigest()
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
-def _digest(path: Path, pool: ThreadPoolExecutor) -> str:
-    """The digest of a file, of the digests of its pieces: so that one large file takes all cores."""
-    with path.open("rb") as file:
-        starts = range(0, os.fstat(file.fileno()).st_size, _PIECE_BYTES)
-        pieces = pool.map(lambda start: _piece_digest(file.fileno(), start), starts)
-        return hashlib.blake2b(b"".join(pieces), digest_size=32).hexdigest()
-
-
-def _piece_digest(descriptor: int, start: int) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
-    for position in range(start, start + _PIECE_BYTES, _READ_BYTES):
-        digest.update(os.pread(descriptor, _READ_BYTES, position))
-    return digest.digest()
+def _digest(path: Path) -> str:
+    """Of what is in a file. No cryptography: it is against accidents, and costs less than reading the file."""
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:
