@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> None:
 
         parse_arguments(arguments)
     terminal = Terminal.of_command("train")
+    from toolgrpo.storage import storage_errors
     from toolgrpo.training_run import TrainingRun, parse_arguments
 
     script, config, model = parse_arguments(arguments)
@@ -37,7 +38,9 @@ def main(argv: list[str] | None = None) -> None:
     run = TrainingRun(script, config, model, terminal, started=started)
     summary = run.run()
     if summary is not None and terminal.is_main_process():
-        (Path(config.output_dir) / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        path = Path(config.output_dir) / "summary.json"
+        with storage_errors(f"the summary {path}", path.parent):
+            path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ on writing to the file that they got.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
 import threading
 from pathlib import Path
+from typing import TextIO
 
 from toolgrpo.observe.streams import unfailing_stream, write_all
 
@@ -42,8 +44,9 @@ class RunLog:
         for number in (1, 2):
             os.dup2(self._descriptor, number)
         # On a descriptor of their own: a plugin that closes 1 and 2 gets these numbers for the files it opens next.
-        sys.stdout = unfailing_stream(self._descriptor, "utf-8")
-        sys.stderr = unfailing_stream(self._descriptor, "utf-8")
+        streams = unfailing_stream(self._descriptor, "utf-8"), unfailing_stream(self._descriptor, "utf-8")
+        sys.stdout, sys.stderr = streams
+        atexit.register(_put_back, *streams)
         threading.Thread(target=self._watch, name="log limit", daemon=True).start()
 
     def write(self, text: str) -> bool:
@@ -86,6 +89,11 @@ class RunLog:
         never = threading.Event()
         while not never.wait(_LOOK_EVERY_S):
             self.keep_within_limit()
+
+
+def _put_back(stdout: TextIO, stderr: TextIO) -> None:
+    """Python flushes both at its end, and exits with 120 if what a plugin left there cannot be."""
+    sys.stdout, sys.stderr = stdout, stderr
 
 
 def _set_aside(path: Path) -> Path:
