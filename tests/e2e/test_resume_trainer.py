@@ -166,6 +166,15 @@ def test_the_first_signal_finishes_the_step_saves_and_leaves(
     assert signal.getsignal(number) == before, "outside of training the signal does what it did"
 
 
+def test_a_signal_in_the_last_step_is_remembered_and_asks_for_nothing_more(
+    tiny_qwen3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Run(tiny_qwen3, tmp_path, save_strategy="no", max_steps=2).train(Signal(2, signal.SIGTERM))
+    assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
+    assert complete_checkpoints(tmp_path) == []
+    assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
+
+
 def test_a_torn_checkpoint_is_passed_over(tiny_qwen3: Any, tmp_path: Path) -> None:
     whole = Run(tiny_qwen3, tmp_path / "whole", max_steps=6)
     stopped = Run(tiny_qwen3, tmp_path / "stopped", max_steps=6)

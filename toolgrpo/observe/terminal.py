@@ -122,6 +122,7 @@ class Terminal:
             whole = plain("".join(traceback.format_exception(kind, error, trace)))
             logged = self._log is not None and self._log.write(whole)
             if isinstance(error, ToolGRPOError):
-                errors.write(f"(the full traceback is in {self.log_file})\n" if logged else whole)
+                place = "is in" if logged else "could not be written into"
+                errors.write(f"(the full traceback {place} {self.log_file})\n")
 
         sys.excepthook = hook

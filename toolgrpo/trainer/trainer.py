@@ -168,7 +168,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             return run_rollout(episodes, runner, max_concurrent=self.args.max_concurrent_episodes, on_done=on_done)
 
     def close(self) -> None:
-        """End the engine, the tool workers and the recorder, and leave the output folder to others."""
+        """End the engine, the tool workers, the recorder and the bars, and leave the output folder to others."""
+        self.progress.stop_steps()  # an error may have left them, and the cursor hidden
         if self._claim is not None:
             self._claim.release()
             self._claim = None

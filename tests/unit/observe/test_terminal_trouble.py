@@ -93,8 +93,8 @@ def test_an_error_is_on_the_terminal_although_the_log_does_not_take_it(tmp_path:
     shown = on_a_terminal(PRINTS + "raise KeyError('nobody expected this')", tmp_path, prepare)
     assert shown.code == 1 and "Traceback" in shown.terminal and "nobody expected this" in shown.terminal
     shown = on_a_terminal(PRINTS + "raise ConfigError('max_turns is 0')", tmp_path, prepare)
-    assert shown.code == 1 and "ConfigError: max_turns is 0\nTraceback" in shown.terminal
-    assert "the full traceback is in" not in shown.terminal, "it is not there"
+    assert shown.code == 1 and "ConfigError: max_turns is 0\n" in shown.terminal
+    assert "the full traceback could not be written into" in shown.terminal
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a small disk")
