@@ -53,8 +53,8 @@ class Terminal:
     @classmethod
     def open(cls, log_file: Path, *, main_process: bool = True) -> Terminal:
         """Redirect this process's output to `log_file`; only the main process shows progress."""
-        shown_on = os.dup(2 if not sys.stdout.isatty() and sys.stderr.isatty() else 1)
-        errors = unfailing_stream(os.dup(2))
+        shown_on = _duplicate(2 if not os.isatty(1) and os.isatty(2) else 1)
+        errors = unfailing_stream(_duplicate(2))
         log = RunLog(log_file)
         log.take_standard_output()
         faulthandler.enable(file=errors)
@@ -126,3 +126,11 @@ class Terminal:
                 errors.write(f"(the full traceback {place} {self.log_file})\n")
 
         sys.excepthook = hook
+
+
+def _duplicate(descriptor: int) -> int:
+    """The same place to write to under another number; nowhere, if the process was started without one."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)

@@ -212,6 +212,17 @@ def test_a_terminal_that_went_away_ends_no_run(tmp_path: Path, where: str) -> No
     assert (tmp_path / "train.log").read_text() == "nobody sees it\n"
 
 
+def test_a_run_that_is_started_without_standard_output_has_its_log(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" >&- 2>&-', sys.executable, "-c", HEAD + PRINTS, str(tmp_path)],
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0
+    log = (tmp_path / "train.log").read_text()
+    assert log.count("a library prints\n") == log.count("a library warns\n") == 1000 and "our own line" in log
+
+
 def test_a_log_has_a_limit_and_keeps_its_end(tmp_path: Path) -> None:
     """C++ libraries and a plugin write 3 MB each; the limit is 100 kB, and a look is taken every 10 ms."""
     script = """
