@@ -20,6 +20,7 @@ from rich.console import Console  # noqa: E402
 from toolgrpo.commands.config_files import parse_args  # noqa: E402
 from toolgrpo.commands.sft import SFTArguments, run_sft  # noqa: E402
 from toolgrpo.errors import ToolGRPOError  # noqa: E402
+from toolgrpo.plain_text import plain  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         (arguments,) = parse_args((SFTArguments,), sys.argv[1:] if argv is None else argv)
         run_sft(arguments, Console(stderr=True, soft_wrap=True))
     except ToolGRPOError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return 0
 

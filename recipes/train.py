@@ -31,13 +31,16 @@ def main(argv: list[str] | None = None) -> None:
         parse_arguments(arguments)
     terminal = Terminal.of_command("train")
     from toolgrpo.commands.train import TrainingRun, parse_arguments
+    from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
     terminal.log_into(Path(config.output_dir))
     run = TrainingRun(script, config, model, terminal, started=started)
     summary = run.run()
     if summary is not None and terminal.is_main_process():
-        (Path(config.output_dir) / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        path = Path(config.output_dir) / "summary.json"
+        with storage_errors(f"the summary {path}", path.parent):
+            path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
 if __name__ == "__main__":
