@@ -110,3 +110,49 @@ def test_a_command_logs_into_its_output_folder_and_leaves_nothing_elsewhere(
     content = (tmp_path / "out" / log).read_text()
     assert "toolgrpo: loading" in content and "a library prints" in content
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def command(folder: Path, *, rank: str = "0", then: str = "") -> subprocess.Popen[str]:
+    """`COMMAND`, and then something else; in the output folder `folder / "out"`."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND + then, str(folder / "out")],
+        env={**os.environ, "RANK": rank, "TMPDIR": str(folder / "tmp")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_second_command_in_the_same_folder_is_refused_and_leaves_the_log_of_the_first_alone(
+    tmp_path: Path, rank: str
+) -> None:
+    first = command(tmp_path, rank=rank, then="terminal.stream.write('ready\\n')\nsys.stdin.read()")
+    try:
+        assert first.stdout is not None
+        while (line := first.stdout.readline()) != "ready\n":
+            assert line, "it never logged into the folder"
+        (log,) = (tmp_path / "out").glob("*.log")
+        before = log.read_text()
+        second = command(tmp_path, rank=rank)
+        _, said = second.communicate(timeout=200)
+        assert second.returncode == 1 and f"process {first.pid} on " in said
+        assert said.startswith("ConfigError: another run writes into") and "the full traceback is in" in said
+        assert log.read_text() == before
+    finally:
+        first.kill()
+        first.communicate(timeout=60)
+    third = command(tmp_path, rank=rank)
+    third.communicate(timeout=200)
+    assert third.returncode == 0, "after kill -9 of the first the folder is free at once"
+
+
+def test_a_log_that_cannot_be_in_the_folder_stays_where_it_is_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "out" / "train.log").mkdir(parents=True)
+    done = command(tmp_path)
+    shown, _ = done.communicate(timeout=200)
+    assert done.returncode == 0 and "the log stays in" in shown and "Is a directory" in shown
+    (log,) = (tmp_path / "tmp").glob("*/train.log")
+    assert "a library prints" in log.read_text()

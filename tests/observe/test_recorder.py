@@ -44,8 +44,37 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) ->
     second = EpisodeRecorder(path)
     second.cut(at_checkpoint)
     record(second, 2)
-    second.cut(10**9)  # a log that is shorter than its checkpoint says stays as it is
+    lost = second.cut(10**9)  # a log that is shorter than its checkpoint says stays as it is
+    assert lost is not None and f"has {path.stat().st_size} of 1000000000 bytes" in lost
     assert numbers(path) == [0, 2]
+
+
+def test_a_recording_that_is_not_what_the_checkpoint_knew_is_told(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 0)
+    recorder = EpisodeRecorder(path)
+    assert recorder.cut(0) is None, "nothing was recorded yet"
+    assert "is missing; it had 100 bytes" in str(recorder.cut(100))
+    record(recorder, 0)
+    at_checkpoint = recorder.sync()
+    record(recorder, 1)
+    assert recorder.cut(at_checkpoint) is None and path.stat().st_size == at_checkpoint
+    path.write_bytes(b"x" + path.read_bytes())
+    assert "was changed" in str(recorder.cut(at_checkpoint))
+    record(recorder, 2)
+    recorder.close()
+    assert path.read_bytes().count(b"\n") == 1, "the line that was torn is given up, and nothing is joined to it"
+
+
+def test_whatever_a_model_wrote_a_line_is_one_line(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 0)
+    recorder = EpisodeRecorder(path)
+    hostile = "\x1b[2J \x85 \x9b \u2028 \u2029 \u202e \u2066 \r\n \x00 \ud800 half a character"
+    recorder.record([episode(0)], [1.0], [{"answer": hostile, hostile: hostile}], step=0, mode="train")
+    recorder.close()
+    text = path.read_bytes().decode()
+    assert len(text.splitlines()) == 1
+    assert not set("\x1b\x85\x9b\u2028\u2029\u202e\u2066\r\x00") & set(text)
+    assert read_episodes(path)[0]["row"] == {"answer": hostile, hostile: hostile}
 
 
 def test_a_line_torn_by_a_kill_is_not_joined_to_the_next(tmp_path: Path) -> None:

@@ -168,6 +168,15 @@ def test_the_first_signal_finishes_the_step_saves_and_leaves(
     assert signal.getsignal(number) == before, "outside of training the signal does what it did"
 
 
+def test_a_signal_in_the_last_step_is_remembered_and_asks_for_nothing_more(
+    tiny_qwen3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Run(tiny_qwen3, tmp_path, save_strategy="no", max_steps=2).train(Signal(2, signal.SIGTERM))
+    assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
+    assert complete_checkpoints(tmp_path) == []
+    assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
+
+
 def test_a_torn_checkpoint_is_passed_over(tiny_qwen3: Any, tmp_path: Path) -> None:
     whole = Run(tiny_qwen3, tmp_path / "whole", max_steps=6)
     stopped = Run(tiny_qwen3, tmp_path / "stopped", max_steps=6)
@@ -240,3 +249,17 @@ def test_a_run_that_is_complete_trains_no_more(tiny_qwen3: Any, tmp_path: Path) 
 def test_save_total_limit_keeps_the_last_ones(tiny_qwen3: Any, tmp_path: Path) -> None:
     Run(tiny_qwen3, tmp_path, save_total_limit=2, max_steps=5).train()
     assert sorted(f.name for f in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
+
+
+def test_transformers_deletes_no_folder_at_the_end(tiny_qwen3: Any, tmp_path: Path) -> None:
+    """With a best checkpoint and a limit of 1 it would delete all other folders `checkpoint-1...`, the last one too."""
+
+    class Best(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+
+    (tmp_path / "checkpoint-1-good").mkdir()
+    trainer = Run(tiny_qwen3, tmp_path, save_total_limit=1, save_steps=1, max_steps=3).train(Best())
+    assert [c.step for c in complete_checkpoints(tmp_path)] == [1, 3]
+    assert (tmp_path / "checkpoint-1-good").is_dir()
+    assert trainer.args.save_total_limit == 1

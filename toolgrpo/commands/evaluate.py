@@ -28,6 +28,7 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.measures import given_answer, grade, succeeded
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport, ToolCallFacts
 from toolgrpo.rewards import Reward
+from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 from toolgrpo.trajectory import Trajectory
@@ -174,7 +175,8 @@ class EvaluationRun:
         if not Terminal.is_main_process():
             return
         path = Path(self.evaluation.report or Path(self.config.output_dir) / "evaluation.json")
-        path.write_text(json.dumps(comparison.as_json(), indent=2, allow_nan=False) + "\n")
+        with storage_errors(f"the report {path}", path.parent):
+            path.write_text(json.dumps(comparison.as_json(), indent=2, allow_nan=False) + "\n")
         self.terminal.say(f"report    {path}")
         if self.config.record_episodes:
             self.terminal.say(f"episodes  {Path(self.config.output_dir) / 'model' / 'episodes.jsonl'}")

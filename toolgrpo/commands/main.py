@@ -78,12 +78,15 @@ def _train(arguments: list[str]) -> int:
         parse_arguments(arguments)
     terminal = Terminal.of_command("train")
     from toolgrpo.commands.train import TrainingRun, parse_arguments
+    from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
     terminal.log_into(Path(config.output_dir))
     summary = TrainingRun(script, config, model, terminal, started=started).run()
     if summary is not None and terminal.is_main_process():
-        (Path(config.output_dir) / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        path = Path(config.output_dir) / "summary.json"
+        with storage_errors(f"the summary {path}", path.parent):
+            path.write_text(json.dumps(summary, indent=2) + "\n")
     return 0
 
 
@@ -107,12 +110,13 @@ def _sft(arguments: list[str]) -> int:
     from toolgrpo.commands.config_files import parse_args
     from toolgrpo.commands.sft import SFTArguments, run_sft
     from toolgrpo.errors import ToolGRPOError
+    from toolgrpo.plain_text import plain
 
     try:
         (parsed,) = parse_args((SFTArguments,), arguments)
         run_sft(parsed, Console(stderr=True, soft_wrap=True))
     except ToolGRPOError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return 0
 

@@ -22,6 +22,7 @@ from toolgrpo.observe.progress import RunProgress
 from toolgrpo.rewards import Reward, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.row_tools import check_tool_names
+from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -151,12 +152,13 @@ class RunParts:
         wanted = list(self.config.report_to)
         show_engine_lines(self.terminal.say)
         try:
-            trainer = ToolGRPOTrainer(model=model, args=self.config, **arguments)
+            with storage_errors("what the trainer keeps on the disk", Path(self.config.output_dir)):
+                trainer = ToolGRPOTrainer(model=model, args=self.config, **arguments)
         except ToolGRPOError:
             raise
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
-        trainer.progress = RunProgress(self.terminal.console)
+        trainer.progress = RunProgress(self.terminal.console, say=self.terminal.say)
         for name in wanted:
             if name not in self.config.report_to:
                 self.terminal.say(

@@ -17,11 +17,13 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolgrpo.errors import ConfigError, DataError, ModelError
+from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models.nano import NanoRecipe, resolve_model
 from toolgrpo.sft.batches import Batch, Example, collate
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.loop import train, warmup_then_decay
 from toolgrpo.sft.training_bar import StepProgress
+from toolgrpo.storage import storage_errors
 
 __all__ = ["SFTArguments", "SFTResult", "run_sft"]
 
@@ -68,7 +70,17 @@ class SFTResult:
 
 
 def run_sft(arguments: SFTArguments, console: Console) -> SFTResult:
-    """Load, train, save."""
+    """Load, train, save. Meanwhile no other run may write into the output folder."""
+    claim = claim_folder(Path(arguments.output_dir))
+    if claim.warning is not None:
+        console.print(claim.warning, markup=False)
+    try:
+        return _run(arguments, console)
+    finally:
+        claim.release()
+
+
+def _run(arguments: SFTArguments, console: Console) -> SFTResult:
     if arguments.dataset_id_or_path == "nano":
         return _build_nano(arguments, console)
     tokenizer, model = _load(resolve_model(arguments.model_name_or_path))
@@ -99,8 +111,9 @@ def run_sft(arguments: SFTArguments, console: Console) -> SFTResult:
             on_step=on_step,
         )
     folder = Path(arguments.output_dir)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with storage_errors("the trained model", folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     console.print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}; the model is in {folder}", highlight=False)
     return SFTResult(tuple(losses), folder)
 

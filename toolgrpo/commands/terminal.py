@@ -1,8 +1,12 @@
 """What a person sees of a run: our own lines, and nothing of the libraries' chatter.
 
-`Terminal.of_command(name)` is what a recipe opens, before anything heavy is imported. `Terminal.open(log_file)` sends the process's standard output and error to a log file, C++ libraries included, and keeps
-the real terminal for `Terminal.console`. Errors are never hidden: an exception that ends the program is shown on the real
-terminal (one clear paragraph for an error of ours, the whole traceback for any other), and so is a crash of the interpreter.
+`Terminal.of_command(name)` is what a recipe opens, before anything heavy is imported. `Terminal.open(log_file)` sends the
+process's standard output and error to a log file (`RunLog`), C++ libraries included, and keeps the real terminal for
+`Terminal.console`. Errors are never hidden: an exception that ends the program is shown on the real terminal (one clear
+paragraph for an error of ours, the whole traceback for any other), and so is a crash of the interpreter.
+
+Invariants: the terminal is told before the log; neither ever ends the run (a full disk, a terminal that went away, a plugin
+that closes or replaces standard output); what others wrote into an error steers no terminal.
 
 Not covered: subprocesses that were started before; processes of other ranks (each opens its own log file and shows nothing
 but its errors).
@@ -18,45 +22,43 @@ import tempfile
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import TextIO
 
 from rich.console import Console
 
+from toolgrpo.commands.run_log import RunLog
+from toolgrpo.commands.streams import unfailing_stream
 from toolgrpo.errors import ToolGRPOError
+from toolgrpo.folder_claim import claim_folder
+from toolgrpo.plain_text import plain
 
 __all__ = ["Terminal", "describe_error"]
 
 
-def describe_error(error: BaseException, log_file: Path | None) -> str:
-    """What the person at the terminal is told when `error` ends the program."""
+def describe_error(error: BaseException) -> str:
+    """Return what the person at the terminal is told when `error` ends the program."""
     if isinstance(error, ToolGRPOError):
-        where = f"\n(the full traceback is in {log_file})" if log_file is not None else ""
-        return f"{type(error).__name__}: {error}{where}\n"
-    return "".join(traceback.format_exception(error))
+        return plain(f"{type(error).__name__}: {error}\n")
+    return plain("".join(traceback.format_exception(error)))
 
 
 class Terminal:
-    """The real terminal of this process, while everything else goes to the log file."""
+    """The real terminal of this process, while everything else goes to the log file; without a log it is only shown."""
 
-    def __init__(self, log_file: Path | None, stream: IO[str], *, quiet: bool) -> None:
-        self.log_file = log_file
+    def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
+        self._log = log
         self.stream = stream
         self.console = Console(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
 
     @classmethod
     def open(cls, log_file: Path, *, main_process: bool = True) -> Terminal:
         """Redirect this process's output to `log_file`; only the main process shows progress."""
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        stream = os.fdopen(os.dup(2 if not sys.stdout.isatty() and sys.stderr.isatty() else 1), "w", buffering=1)
-        errors = os.fdopen(os.dup(2), "w", buffering=1)
-        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        shown_on = _duplicate(2 if not os.isatty(1) and os.isatty(2) else 1)
+        errors = unfailing_stream(_duplicate(2))
+        log = RunLog(log_file)
+        log.take_standard_output()
         faulthandler.enable(file=errors)
-        terminal = cls(log_file, stream, quiet=not main_process)
+        terminal = cls(log, unfailing_stream(shown_on), quiet=not main_process)
         terminal._show_errors_on(errors)
         return terminal
 
@@ -68,6 +70,10 @@ class Terminal:
         terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
         return terminal
 
+    @property
+    def log_file(self) -> Path | None:
+        return None if self._log is None else self._log.path
+
     @staticmethod
     def rank() -> int:
         """This process's number, as launchers set it."""
@@ -78,36 +84,53 @@ class Terminal:
         return cls.rank() == 0
 
     def log_into(self, output_dir: Path) -> None:
-        """Go on logging in the output folder: `NAME.log`, and `NAME.rank1.log` and so on for the other processes."""
-        assert self.log_file is not None
-        name, folder = self.log_file.stem, self.log_file.parent
-        self.move_log(output_dir / (f"{name}.log" if self.is_main_process() else f"{name}.rank{self.rank()}.log"))
+        """Claim the output folder for this run, and go on logging there.
+
+        Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError if another run has it.
+        """
+        assert self._log is not None
+        claim = claim_folder(output_dir, self.rank())
+        if claim.warning is not None:
+            self.say(claim.warning)
+        before = self._log.path
+        try:
+            self.move_log(
+                output_dir
+                / (f"{before.stem}.log" if self.is_main_process() else f"{before.stem}.rank{self.rank()}.log")
+            )
+        except OSError as error:
+            self.say(f"the log stays in {before}, because it cannot be in {output_dir}: {error.strerror or error}")
+            return
         with contextlib.suppress(OSError):  # somebody else's files are in it
-            folder.rmdir()
+            before.parent.rmdir()
 
     def move_log(self, log_file: Path) -> None:
         """Go on logging in another file, with what was logged so far at its head."""
-        assert self.log_file is not None
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        written, self.log_file = self.log_file, log_file
-        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.write(log, written.read_bytes())
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        written.unlink()
+        assert self._log is not None
+        self._log.move(log_file)
 
     def say(self, text: str) -> None:
         """One line of our own, on the terminal and in the log."""
+        text = plain(text)
         self.console.print(text, markup=False)
-        print(text, flush=True)
+        if self._log is not None:
+            self._log.write(f"{text}\n")
 
-    def _show_errors_on(self, errors: IO[str]) -> None:
+    def _show_errors_on(self, errors: TextIO) -> None:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            traceback.print_exception(kind, error, trace)  # into the log
-            errors.write("interrupted\n" if kind is KeyboardInterrupt else describe_error(error, self.log_file))
-            errors.flush()
+            errors.write("interrupted\n" if kind is KeyboardInterrupt else describe_error(error))
+            whole = plain("".join(traceback.format_exception(kind, error, trace)))
+            logged = self._log is not None and self._log.write(whole)
+            if isinstance(error, ToolGRPOError):
+                place = "is in" if logged else "could not be written into"
+                errors.write(f"(the full traceback {place} {self.log_file})\n")
 
         sys.excepthook = hook
+
+
+def _duplicate(descriptor: int) -> int:
+    """The same place to write to under another number; nowhere, if the process was started without one."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)

@@ -3,8 +3,9 @@
 load and check   model, tools, rewards, data (`run_parts`): every mistake in them is found here, before the first step
 before           success on held-out rows
 train            TRL's loop
+save             the model, before anything else can go wrong
 after            the same held-out rows again; left out if a signal stopped the training
-close            save the model, print the table
+close            print the table; if measuring failed or was interrupted, without that column, and then the error goes on
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -24,7 +26,9 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share, grade, succeeded
 from toolgrpo.observe.progress import StepsCallback
+from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.stopping import finish_before_stopping
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 from toolgrpo.trajectory import Trajectory
 
@@ -60,14 +64,24 @@ class TrainingRun:
             train_started = time.monotonic()
             output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
             train_s = time.monotonic() - train_started
-            after = {} if trainer.stopped_by else self._success(trainer, heldout, "after")
-            trainer.save_model(self.config.output_dir)
-            trainer.save_state()
-            summary = self._summary(trainer, before, after, train_s, output.global_step)
-            self._show(summary)
+            self._save(trainer)
+            after: dict[str, Share] = {}
+            try:
+                if not trainer.stopped_by:
+                    after = self._success(trainer, heldout, "after")
+            finally:
+                summary = self._summary(trainer, before, after, train_s, output.global_step)
+                self._show(summary)
             return summary
         finally:
             trainer.close()
+
+    def _save(self, trainer: ToolGRPOTrainer) -> None:
+        folder, say = self.config.output_dir, self.terminal.say
+        with finish_before_stopping("the model is saved", say), storage_errors("the trained model", Path(folder)):
+            trainer.save_model(folder)
+            trainer.save_state()
+            say(f"saved     {os.path.abspath(folder)}")
 
     def _load(self) -> tuple[ToolGRPOTrainer, Dataset | None]:
         parts, say = self.parts, self.terminal.say
@@ -162,6 +176,6 @@ class TrainingRun:
 
 def _rate(value: dict[str, Any] | None) -> str:
     if value is None:
-        return "(stopped)"
+        return "(not measured)"
     low, high = value["interval"]
     return f"{value['rate']:.3f}  [{low:.3f}, {high:.3f}]"

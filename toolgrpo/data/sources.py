@@ -11,8 +11,9 @@ from toolgrpo.data.arithmetic import SPLITS, arithmetic_rows
 from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.formats import HubPlace
 from toolgrpo.data.rows import RawRow
-from toolgrpo.errors import DataError
+from toolgrpo.errors import DataError, StorageError
 from toolgrpo.nearest import nearest
+from toolgrpo.storage import storage_errors
 
 __all__ = ["ArithmeticTasks", "FileRows", "GymTasks", "HubRows", "Source"]
 
@@ -57,10 +58,14 @@ class HubRows:
             yield RawRow(f"{name} [{self.place.split}], row {number}", row)
 
     def _load(self, name: str) -> Any:
-        from datasets import load_dataset
+        from datasets import config, load_dataset
 
+        cache = Path(config.HF_DATASETS_CACHE)
         try:
-            return load_dataset(self.place.repository, self.place.config, split=self.place.split)
+            with storage_errors(f"{name}, which is kept in {cache} (HF_DATASETS_CACHE),", cache):
+                return load_dataset(self.place.repository, self.place.config, split=self.place.split)
+        except StorageError:
+            raise
         except Exception as error:  # the hub's client raises errors of many libraries
             raise DataError(
                 f"{name} [{self.place.split}] cannot be loaded from the hub or its cache: {type(error).__name__}: {error}. "

@@ -27,6 +27,7 @@ from datasets import Dataset, Features, Json, List, Value
 
 from toolgrpo.data.rows import Row
 from toolgrpo.errors import DataError
+from toolgrpo.storage import storage_errors
 
 __all__ = ["write_rows"]
 
@@ -60,7 +61,11 @@ def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
         return None
     features = Features({column: FEATURES[kind] for column, kind in kinds.items()})
     path = _new_file()
-    with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, features.arrow_schema) as writer:
+    with (
+        storage_errors(f"the rows of the data set, which are kept in {path},", path.parent),
+        pyarrow.OSFile(str(path), "wb") as file,
+        pyarrow.ipc.new_stream(file, features.arrow_schema) as writer,
+    ):
         for batch in _batches(rows(False)):
             arrays = [
                 _array([row.get(column) for row in batch], kind, features.arrow_schema.field(column).type)

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from toolgrpo.plain_text import plain
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["RunProgress", "StepsCallback"]
@@ -31,10 +32,14 @@ _ROLLOUT_SHOWN_AFTER_S = 2.0
 
 
 class RunProgress:
-    """The progress display of one process. A quiet console shows nothing."""
+    """The progress display of one process. A quiet console shows nothing.
 
-    def __init__(self, console: Console) -> None:
+    With a `say` of its own (a `Terminal`'s), lines above the bars go there, and what libraries print goes to the log.
+    """
+
+    def __init__(self, console: Console, say: Callable[[str], None] | None = None) -> None:
         self._console = console
+        self._say = say
         self._live = console.is_terminal and not console.quiet
         self._progress: Progress | None = None
         self._steps: TaskID | None = None
@@ -56,7 +61,10 @@ class RunProgress:
 
     def say(self, text: str) -> None:
         """One line above the bars."""
-        self._console.print(text, markup=False)
+        if self._say is not None:
+            self._say(text)
+        else:
+            self._console.print(plain(text), markup=False)
 
     def stop_steps(self) -> None:
         self._steps = None
@@ -98,7 +106,14 @@ class RunProgress:
                 TextColumn("left"),
                 TimeRemainingColumn(),
             ]
-            self._progress = Progress(*columns, console=self._console, disable=not self._live)
+            others_above = self._say is None
+            self._progress = Progress(
+                *columns,
+                console=self._console,
+                disable=not self._live,
+                redirect_stdout=others_above,
+                redirect_stderr=others_above,
+            )
             self._progress.start()
         return self._progress
 

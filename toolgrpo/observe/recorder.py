@@ -5,6 +5,8 @@ read, searched and replayed without the trainer. Each process writes its own fil
 how long the file was, and a resumed run cuts it there, so no episode stands in it twice; a run that starts from the
 beginning sets an older recording aside.
 
+A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those stand there as escapes.
+
 Not covered: rotation; a long run writes a large file, and `record_episodes: false` turns it off.
 """
 
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from toolgrpo.errors import StorageError
+from toolgrpo.plain_text import plain_json
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["EpisodeRecorder", "episodes_path", "read_episodes"]
@@ -57,7 +60,7 @@ class EpisodeRecorder:
                 "row": columns,
                 **trajectory.to_record(),
             }
-            lines.append(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            lines.append(plain_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n")
         try:
             file = self._opened(self.path)
             file.writelines(lines)
@@ -80,14 +83,25 @@ class EpisodeRecorder:
 
     def start_anew(self) -> None:
         """A run begins: what an earlier one recorded under this name is set aside, as `<name>.previous`."""
-        if self.path is not None and self._file is None and self.path.is_file():
+        if self.path is None or self._file is not None or not self.path.is_file():
+            return
+        try:
             self.path.replace(self.path.with_name(f"{self.path.name}.previous"))
+        except OSError as error:
+            raise _not_written(self.path, error) from error
 
-    def cut(self, n_bytes: int) -> None:
-        """Forget what was recorded after the first `n_bytes`: the resumed run records those episodes again."""
+    def cut(self, n_bytes: int) -> str | None:
+        """Forget what was recorded after the first `n_bytes`: the resumed run records those episodes again.
+
+        Returns what is wrong with the recording up to there, or None. A line that was torn there is given up.
+        """
         self.close()
-        if self.path is not None and self.path.exists() and self.path.stat().st_size > n_bytes:
-            os.truncate(self.path, n_bytes)
+        if self.path is None:
+            return None
+        try:
+            return _cut(self.path, n_bytes)
+        except OSError as error:
+            raise _not_written(self.path, error) from error
 
     def close(self) -> None:
         if self._file is not None:
@@ -106,6 +120,19 @@ class EpisodeRecorder:
         with contextlib.suppress(OSError):
             self.close()
         self._file = None
+
+
+def _cut(path: Path, n_bytes: int) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing; it had {n_bytes} bytes" if n_bytes else None
+    size = path.stat().st_size
+    if size < n_bytes:
+        return f"{path} has {size} of {n_bytes} bytes, so episodes are missing at its end"
+    with path.open("rb+") as file:
+        file.truncate(n_bytes)
+        file.seek(max(0, n_bytes - 1))
+        whole = file.read(1) in (b"", b"\n")
+    return None if whole else f"{path} was changed: a line ends after {n_bytes} bytes no more"
 
 
 def _cut_torn_line(path: Path) -> None:

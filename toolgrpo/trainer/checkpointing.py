@@ -14,28 +14,22 @@ but not the random numbers and places, and says so.
 
 from __future__ import annotations
 
-import errno
-import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.engines.base import Resumable
 from toolgrpo.errors import ConfigError, StorageError
+from toolgrpo.storage import storage_failure
 from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer import trl_seam
 
 __all__ = ["Checkpoints", "RunIsComplete"]
-
-logger = logging.getLogger(__name__)
-
-_NEARLY_NOTHING_BYTES = 16 << 20
-_TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "iostream error")  # PyTorch says what failed, but not why
 
 # accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto it, and PyTorch knows
 # only `cpu` there: without this a run of several processes on the CPU could be saved but not resumed.
@@ -49,6 +43,8 @@ _NOT_FOR_THE_HUB = """\
 # Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
 episodes*.jsonl*
 *.log
+*.log.1
+.run*.lock
 failure.json
 vllm_weights/
 # A pickle of all arguments, --hub_token too.
@@ -64,12 +60,14 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     """The checkpoints of one trainer.
 
     As a callback it restores what it saved, asks for a log at every save, and keeps the run's own files from the hub.
+    Transformers deletes no checkpoint meanwhile: it knows no seal, and takes every folder `checkpoint-*` for one.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._output_dir = Path(trainer.args.output_dir)
         self._resumed: Path | None = None
+        self._keep = trainer.args.save_total_limit
 
     def to_resume(self, wanted: str | bool | None) -> str | None:
         """The folder to resume from: the one that is named, the last complete one (`auto`: if there is one), or None."""
@@ -79,28 +77,25 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def save(self, write: Callable[[], None]) -> None:
         """Let `write` fill the checkpoint of this step; seal it; then delete what is beyond `save_total_limit`."""
-        trainer, args = self._trainer, self._trainer.args
+        trainer = self._trainer
         step = trainer.state.global_step
         folder = files.checkpoint_folder(self._output_dir, step)
-        if self._is_main:
-            files.begin(folder)
-        trainer.accelerator.wait_for_everyone()
-        limit, args.save_total_limit = args.save_total_limit, None  # rotating is ours: it has to wait for the seal
         try:
+            if self._is_main:
+                files.begin(folder)
+            trainer.accelerator.wait_for_everyone()
             write()
             self._save_place(folder)
             trainer.accelerator.wait_for_everyone()
             if self._is_main:
                 files.seal(folder, step=step, n_processes=trainer.accelerator.num_processes)
                 best = trainer.state.best_model_checkpoint
-                files.rotate(self._output_dir, keep=limit, best=None if best is None else Path(best))
+                files.rotate(self._output_dir, keep=self._keep, best=None if best is None else Path(best))
         except Exception as error:
-            reason = _storage_failure(error, self._output_dir)
+            reason = storage_failure(error, self._output_dir)
             if reason is None:
                 raise
             raise self._not_saved(folder, reason) from error
-        finally:
-            args.save_total_limit = limit
         trainer.accelerator.wait_for_everyone()
 
     def on_step_end(
@@ -113,27 +108,20 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
+        args.save_total_limit = None  # after the trackers were told
         if self._resumed is None:
             self._trainer.recorder.start_anew()
             return
         if state.global_step >= state.max_steps:
             raise RunIsComplete
         trl_seam.skip_epochs(self._trainer, int(state.epoch or 0))
-        path = self._place_file(self._resumed)
-        checkpoint = next(
-            (c for c in files.complete_checkpoints(self._resumed.parent) if c.path == self._resumed), None
-        )
-        saved_by = None if checkpoint is None else checkpoint.n_processes
-        if not path.is_file() or saved_by != self._trainer.accelerator.num_processes:
-            logger.warning(
-                "%s was saved by %s processes and is resumed by %s: random numbers and the place inside a generation batch "
-                "start anew",
-                self._resumed,
-                saved_by or "an unknown number of",
-                self._trainer.accelerator.num_processes,
-            )
-            return
-        self._restore_place(torch.load(path, map_location="cpu", weights_only=True))
+        for trouble in gather_object(self._restore(self._resumed)):
+            self._warn(f"{trouble}; the training goes on")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        args.save_total_limit = self._keep
 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -150,21 +138,19 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def _choose(self, wanted: str | bool | None) -> str | None:
         if wanted is None or wanted is False or str(wanted).lower() == "false":
             return None
-        complete = files.complete_checkpoints(self._output_dir)
-        last = complete[-1].path if complete else None
         if wanted is True or str(wanted).lower() in ("auto", "true"):
-            for torn in _torn(self._output_dir):
-                logger.warning("passed over %s: %s", torn, files.flaw(torn))
+            last = self._last_whole(say=True)
             if last is None and str(wanted).lower() != "auto":
                 raise ConfigError(f"there is no complete checkpoint in {self._output_dir} to resume from")
             return None if last is None else str(last)
         folder = Path(str(wanted))
-        reason = files.flaw(folder)
+        reason = files.damage(folder)
         if reason is None:
             return str(folder)
         if files.is_foreign(folder):
-            logger.warning("%s was not saved by toolgrpo; whether it is complete cannot be told", folder)
+            self._warn(f"{folder} was not saved by toolgrpo; whether it is complete cannot be told")
             return str(folder)
+        last = self._last_whole(say=False)
         raise ConfigError(
             f"cannot resume from {folder}: {'there is no such folder' if not folder.is_dir() else reason}. "
             + (
@@ -173,6 +159,46 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
                 else f"{self._output_dir} has no complete checkpoint."
             )
         )
+
+    def _last_whole(self, *, say: bool) -> Path | None:
+        """The checkpoint sealed last of which every bit is as it was; what is passed over on the way is said."""
+        candidates = files.complete_checkpoints(self._output_dir)
+        complete = {one.path for one in candidates}
+        passed_over = {
+            folder: files.flaw(folder) for folder in files.step_folders(self._output_dir) if folder not in complete
+        }
+        last = None
+        while candidates and last is None:
+            newest = candidates.pop().path
+            passed_over[newest] = files.damage(newest)
+            if passed_over[newest] is None:
+                last = newest
+        for folder, reason in passed_over.items():
+            if say and reason is not None:
+                self._warn(f"passed over {folder}: {reason}")
+        if say and passed_over and last is None:
+            self._warn(f"no checkpoint in {self._output_dir} can be resumed from")
+        return last
+
+    def _restore(self, folder: Path) -> list[str]:
+        """Put this process where it was; returns what could not be restored."""
+        path = self._place_file(folder)
+        checkpoint = files.checkpoint_in(folder)
+        saved_by = None if checkpoint is None else checkpoint.n_processes
+        now = self._trainer.accelerator.num_processes
+        if not path.is_file() or saved_by != now:
+            return [
+                f"{folder} was saved by {saved_by or 'an unknown number of'} processes and is resumed by {now}: random "
+                f"numbers and the place inside a generation batch start anew in process "
+                f"{self._trainer.accelerator.process_index}"
+            ]
+        lost = self._restore_place(torch.load(path, map_location="cpu", weights_only=True))
+        return [] if lost is None else [f"the recording of episodes is not whole: {lost}"]
+
+    def _warn(self, text: str) -> None:
+        """To the person at the terminal, and in the log of a command."""
+        if self._is_main:
+            self._trainer.progress.say(text)
 
     def _place_file(self, folder: Path) -> Path:
         return folder / f"toolgrpo_place_{self._trainer.accelerator.process_index}.pt"
@@ -187,13 +213,14 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         }
         torch.save(place, self._place_file(folder))
 
-    def _restore_place(self, place: dict[str, Any]) -> None:
+    def _restore_place(self, place: dict[str, Any]) -> str | None:
         trainer = self._trainer
         trl_seam.restore_place_in_batch(trainer, place["batch"])
         if place["engine"] is not None and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         trainer.n_episodes = place["n_episodes"]
-        trainer.recorder.cut(place["episode_log_bytes"])
+        lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
+        return lost
 
     def _not_saved(self, folder: Path, reason: str) -> StorageError:
         shutil.rmtree(folder, ignore_errors=True)
@@ -203,29 +230,3 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             f"the checkpoint {folder} could not be written: {reason}. {last}. Free some space, or give another "
             f"--output_dir, and go on with --resume_from_checkpoint auto."
         )
-
-
-def _torn(output_dir: Path) -> list[Path]:
-    return sorted(f for f in output_dir.glob("checkpoint-*") if f.is_dir() and files.flaw(f) is not None)
-
-
-def _storage_failure(error: BaseException, folder: Path) -> str | None:
-    """Why the disk did not take what was written, or None if something else went wrong."""
-    for cause in _chain(error):
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            return "the disk is full"
-        if "No space left on device" in str(cause) or "StorageFull" in str(cause):
-            return "the disk is full"
-        if isinstance(cause, OSError) and cause.errno in (errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE):
-            return str(cause)
-        if any(word in str(cause) for word in _TORCH_WRITER):
-            nearly_full = shutil.disk_usage(folder).free < _NEARLY_NOTHING_BYTES
-            return "the disk is full" if nearly_full else f"the disk is full, or failed ({str(cause).splitlines()[0]})"
-    return None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__

@@ -1,7 +1,8 @@
 """SIGTERM and Ctrl-C end a training run well: the step of now is finished and saved, then `train` returns.
 
 The first signal only sets a flag. The processes of a run agree on it at the end of every step (one number is gathered),
-so all of them stop after the same step, whichever was signalled. After the first signal the system's own handling is
+so all of them stop after the same step, whichever was signalled. A signal in the last step is remembered too: whoever
+called `train` knows that nothing long is to follow. After the first signal the system's own handling is
 put back, so that a second signal ends the process at once, even inside a native call.
 
 Not covered: a launcher that kills what it started (torchrun forwards a signal, and kills after 30 s: docs/scaling.md).
@@ -9,22 +10,48 @@ Not covered: a launcher that kills what it started (torchrun forwards a signal, 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["GracefulStop"]
+__all__ = ["GracefulStop", "finish_before_stopping"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+@contextmanager
+def finish_before_stopping(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Do the block to its end, and only then what a signal asks for; a second one ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for one in _SIGNALS:
+            signal.signal(one, signal.SIG_DFL)
+        say(f"{signal.Signals(number).name}: {what} first; a second signal ends the run at once")
+
+    handlers = {number: signal.signal(number, receive) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if received:
+            os.kill(os.getpid(), received[0])
+
+
 class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """A context manager around `train`, and the callback that ends it. `stopped_by` is the signal that did, or None."""
+    """A context manager around `train`, and the callback that ends it. `stopped_by` is the signal that asked for it, or None."""
 
     def __init__(self, accelerator: Any, say: Callable[[str], None]) -> None:
         self._accelerator = accelerator
@@ -51,9 +78,9 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
     ) -> None:
         received = torch.tensor([int(self._received or 0)], device=self._accelerator.device)
         number = int(self._accelerator.gather(received).max())
-        if number and state.global_step < state.max_steps:
+        if number:
             self.stopped_by = signal.Signals(number)
-            control.should_save = True
+            control.should_save = control.should_save or state.global_step < state.max_steps
             control.should_training_stop = True
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

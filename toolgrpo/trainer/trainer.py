@@ -24,6 +24,7 @@ from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.engines.build import build_engine
 from toolgrpo.engines.choose import given
 from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.observe.group_spread import reward_spread
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.observe.progress import RunProgress
@@ -109,6 +110,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         )
         self._stop = GracefulStop(self.accelerator, lambda text: self.progress.say(text))
         self._checkpoints = Checkpoints(self)
+        self._claim: FolderClaim | None = None
         guard_trackers(self.callback_handler.callbacks, args.report_to)
         self._tables = RolloutTables(self.callback_handler.callbacks, with_tables=args.log_completions)
         self.log_completions = False  # TRL's own table has no tools in it
@@ -121,6 +123,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         SIGTERM or Ctrl-C ends it after the step of now, saved; then `stopped_by` names the signal.
         """
+        self._claim_folder()
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         with name_the_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
             folder = self._checkpoints.to_resume(wanted)
@@ -132,7 +135,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
-        if self.stopped_by is not None:
+        if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
             self.progress.say(
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
                 f"{self.args.output_dir}; go on with --resume_from_checkpoint auto"
@@ -141,7 +144,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     @property
     def stopped_by(self) -> str | None:
-        """The signal that ended the last `train` early, or None."""
+        """The signal that asked the last `train` to end, or None."""
         return None if self._stop.stopped_by is None else self._stop.stopped_by.name
 
     def rollout(
@@ -165,11 +168,21 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             return run_rollout(episodes, runner, max_concurrent=self.args.max_concurrent_episodes, on_done=on_done)
 
     def close(self) -> None:
-        """End the engine, the tool workers and the recorder."""
+        """End the engine, the tool workers, the recorder and the bars, and leave the output folder to others."""
+        self.progress.stop_steps()  # an error may have left them, and the cursor hidden
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
         self.engine.shutdown()
         if self.toolbox is not None:
             self.toolbox.close()
         self.recorder.close()
+
+    def _claim_folder(self) -> None:
+        if self._claim is None:
+            self._claim = claim_folder(Path(self.args.output_dir), self.accelerator.process_index)
+            if self._claim.warning is not None:
+                self.progress.say(self._claim.warning)
 
     # What TRL calls.
 

@@ -11,6 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from toolgrpo.plain_text import plain
+
 __all__ = ["OutputLog"]
 
 _logger = logging.getLogger("toolgrpo.tools.output")
@@ -55,9 +57,10 @@ class OutputLog:
             os.close(self._file)
             self._file = None
 
-    def _write(self, text: bytes) -> None:
+    def _write(self, printed: bytes) -> None:
+        text = plain(printed.decode("utf-8", "replace"))
         if self._file is not None:
             with suppress(OSError):  # a full disk must not end the run for a log
-                os.write(self._file, text)
+                os.write(self._file, text.encode())
         else:
-            _logger.debug("%s", text.decode("utf-8", "replace").rstrip("\n"))
+            _logger.debug("%s", text.rstrip("\n"))

@@ -33,7 +33,7 @@ from typing import Any
 
 from toolgrpo.errors import UserError
 from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, outlive_parent, watch_process
-from toolgrpo.tools import process
+from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
 from toolgrpo.tools.plugin.plugin_file import Source
 from toolgrpo.tools.plugin.secret_variables import asked_for
@@ -88,8 +88,8 @@ class Supervisor:
 
     def run(self) -> None:
         adopt_orphans()
-        process.first_to_be_killed(500)
-        before = process.open_descriptors()
+        own_process.first_to_be_killed(500)
+        before = own_process.open_descriptors()
         try:
             self._ask_for_secrets()
             self._plugin = _load(self._hello)
@@ -100,7 +100,7 @@ class Supervisor:
             self._send({"op": "failed", "message": f"loading failed: {describe_exception(error)}"})
             return
         outlive_parent()  # from here on there is tidying to do when it ends
-        self._forkable = process.forkable(before)
+        self._forkable = own_process.forkable(before)
         self._left_alone = set(children())
         self._listen_for_ended_children()
         gc.collect()
@@ -135,7 +135,7 @@ class Supervisor:
         if message["op"] == "kill":
             for pid, known in self._workers.items():
                 if known == number:
-                    process.kill_group(pid)
+                    own_process.kill_group(pid)
             return
         descriptor = self._sockets.pop(0)
         pid = self._fork(descriptor) if self._forkable else self._exec(descriptor)
@@ -204,7 +204,7 @@ class Supervisor:
 
     def _kill_everything(self) -> None:
         for pid in (*self._workers, *self._left_alone):
-            process.kill_group(pid)
+            own_process.kill_group(pid)
         self._workers.clear()
         self._left_alone.clear()
         while remaining := children():

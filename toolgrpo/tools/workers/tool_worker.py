@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.processes.linux import children
-from toolgrpo.tools import process
+from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.argument_types import BadArguments, Bound
 from toolgrpo.tools.plugin.loaded_plugin import Plugin
@@ -67,7 +67,7 @@ class Worker:
         self._health = Health(limits.threads)
         self._begin_lock = threading.Lock()
         self._unbegun: set[int] = set()  # calls that no code of a tool has run for
-        self._threads = ThreadPoolExecutor(limits.threads, "tool", initializer=process.own_directory_per_thread)
+        self._threads = ThreadPoolExecutor(limits.threads, "tool", initializer=own_process.own_directory_per_thread)
         self._loop: LoopThread | None = None
         self._coroutines: dict[int, Future[None]] = {}
         self._kept: set[int] = set()  # processes that may outlive the call that started them
@@ -75,9 +75,9 @@ class Worker:
 
     def serve(self) -> None:
         """Answer calls until the trainer is gone; never returns."""
-        process.limit_memory(self._limits.memory_mb)
+        own_process.limit_memory(self._limits.memory_mb)
         self._health = Health(self._limits.threads)  # with the limits of its life
-        process.first_to_be_killed(1000)
+        own_process.first_to_be_killed(1000)
         signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
         os.register_at_fork(after_in_child=self._forget_socket)
         faulthandler.enable()
@@ -240,7 +240,7 @@ class Worker:
     def _on_loop(self) -> LoopThread:
         if self._loop is None or not self._loop.alive:
             self._loop = LoopThread("tool-async")
-            self._loop.loop.call_soon_threadsafe(process.own_directory_per_thread)
+            self._loop.loop.call_soon_threadsafe(own_process.own_directory_per_thread)
         return self._loop
 
     def _forget_socket(self) -> None:

@@ -1,0 +1,170 @@
+"""What a whole run leaves behind when something ends it: the trained model, and nobody else's files mixed with its own."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+
+from toolgrpo.commands.sft import SFTArguments, run_sft
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.train import TrainingRun, parse_arguments
+from toolgrpo.errors import ConfigError, EngineError, RewardError
+from toolgrpo.folder_claim import claim_folder
+from toolgrpo.models.nano.build import build_nano
+from toolgrpo.models.nano.recipe import NanoRecipe, Phase
+from toolgrpo.trainer.stopping import finish_before_stopping
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+MINI = NanoRecipe(
+    hidden_size=64,
+    intermediate_size=128,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    phases=(Phase(name="mini", steps=1, calls={1: 1.0}, canonical=1.0),),
+    toolsets_per_step=1,
+    examples_per_toolset=2,
+)
+
+# Called for the rows before (greedy, sampled), for the one step, and then for the rows after.
+REWARD = """
+import os, signal
+calls = 0
+
+def reward_func(completions, **kwargs):
+    global calls
+    calls += 1
+    if calls == 4:
+        {trouble}
+    return [float(i % 2) for i in range(len(completions))]
+"""
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("mini")
+    build_nano(MINI, folder)
+    return folder
+
+
+def arguments(mini: Path, folder: Path, trouble: str = "pass") -> list[str]:
+    (folder / "reward.py").write_text(REWARD.format(trouble=trouble))
+    return [
+        *("--model_name_or_path", str(mini), "--dataset_id_or_path", "arithmetic", "--output_dir", str(folder / "out")),
+        *("--reward_fn", str(folder / "reward.py"), "--eval_questions", "2", "--max_steps", "1", "--use_cpu", "true"),
+        *("--per_device_train_batch_size", "4", "--num_generations", "4", "--max_completion_length", "8"),
+        *("--engine", "transformers", "--save_strategy", "no", "--report_to", "none", "--learning_rate", "0.01"),
+    ]
+
+
+def training(mini: Path, folder: Path, trouble: str = "pass", kind: type[TrainingRun] = TrainingRun) -> Any:
+    shown = io.StringIO()
+    script, config, model = parse_arguments(arguments(mini, folder, trouble))
+    return kind(script, config, model, Terminal(None, shown, quiet=False), started=0.0), shown
+
+
+def assert_trained_model_is_there(out: Path, mini: Path) -> None:
+    one, other = (load_file(folder / "model.safetensors") for folder in (out, mini))
+    assert any(not one[name].equal(other[name]) for name in one), "it is the trained one"
+    assert (out / "config.json").is_file() and (out / "tokenizer.json").is_file()
+
+
+class FailingEngine(TrainingRun):
+    def _success(self, trainer: Any, rows: Any, when: str) -> Any:
+        if when == "after":
+            raise EngineError("the server is gone")
+        return super()._success(trainer, rows, when)
+
+
+@pytest.mark.parametrize(
+    ("kind", "trouble", "error"),
+    [
+        (TrainingRun, "raise ValueError('a bad row')", RewardError),
+        (TrainingRun, "signal.raise_signal(signal.SIGINT)", KeyboardInterrupt),
+        (FailingEngine, "pass", EngineError),
+    ],
+    ids=["an error of the reward", "Ctrl-C", "a lost engine"],
+)
+def test_what_happens_after_the_last_step_does_not_cost_the_model(
+    mini: Path, tmp_path: Path, kind: type[TrainingRun], trouble: str, error: type[BaseException]
+) -> None:
+    run, shown = training(mini, tmp_path, trouble, kind)
+    with pytest.raises(error):
+        run.run()
+    assert_trained_model_is_there(tmp_path / "out", mini)
+    said = shown.getvalue()
+    assert f"saved     {tmp_path / 'out'}\n" in said and f"model     {tmp_path / 'out'}\n" in said
+    assert "(not measured)" in said and "1 step, " in said
+
+
+def test_sigterm_after_the_last_step_leaves_the_model_and_says_where_it_is(mini: Path, tmp_path: Path) -> None:
+    trouble = "os.kill(os.getpid(), signal.SIGTERM)"
+    done = subprocess.run(
+        [sys.executable, "recipes/train.py", *arguments(mini, tmp_path, trouble)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGTERM, done.stdout + done.stderr
+    assert f"saved     {tmp_path / 'out'}\n" in done.stdout
+    assert_trained_model_is_there(tmp_path / "out", mini)
+
+
+def test_a_signal_while_the_model_is_saved_waits_until_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    said: list[str] = []
+    saved = False
+    with pytest.raises(KeyboardInterrupt), finish_before_stopping("the model is saved", said.append):
+        signal.raise_signal(signal.SIGINT)
+        saved = True
+    assert saved and said == ["SIGINT: the model is saved first; a second signal ends the run at once"]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Any:
+    """An output folder in which another process writes."""
+    out = tmp_path / "out"
+    script = "import sys; from pathlib import Path; from toolgrpo.folder_claim import claim_folder\n"
+    script += "claim_folder(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None and other.stdout.readline() == "claimed\n"
+    yield out, other
+    other.kill()
+    other.communicate(timeout=60)
+
+
+def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(
+    train_tiny: ModuleType, tiny_model: Path, mini: Path, taken: Any, tmp_path: Path
+) -> None:
+    out, other = taken
+    before = sorted(path.name for path in out.iterdir())
+    refused = f"another run writes into .*process {other.pid} on "
+    job = {"out": str(out), "model": str(tiny_model), "config": {"use_cpu": True, "max_steps": 1}}
+    with pytest.raises(ConfigError, match=refused):
+        train_tiny.run(train_tiny.Job(**job))
+    with pytest.raises(ConfigError, match=refused):
+        run_sft(SFTArguments(str(mini), "rows.jsonl", str(out)), Console(file=io.StringIO()))
+    run, _ = training(mini, tmp_path)
+    with pytest.raises(ConfigError, match=refused):
+        run.run()
+    assert sorted(path.name for path in out.iterdir()) == before
+    other.kill()
+    other.communicate(timeout=60)
+    train_tiny.run(train_tiny.Job(**job))
+    claim_folder(out, patience_s=0.0).release()

@@ -1,0 +1,126 @@
+"""Every library that writes for a run, where the system lets no file grow: each failure is one sentence of ours."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from toolgrpo.data import load_tasks
+from toolgrpo.errors import DataError, StorageError
+from toolgrpo.storage import storage_errors, storage_failure
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 100_000  # the model has 400 kB
+TOO_LARGE = "a file became larger than the system allows"
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from toolgrpo.data import load_tasks
+from toolgrpo.errors import ToolGRPOError
+from toolgrpo.storage import storage_errors
+
+sys.path.insert(0, "tests/fixtures/scale")
+import train_tiny
+
+folder, model, rows = map(Path, sys.argv[1:])
+large = torch.zeros(100_000)
+config = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "use_cpu": True}
+
+def ours(write):
+    def guarded():
+        with storage_errors("the model", folder):
+            write()
+    return guarded
+
+attempts = {
+    "safetensors": ours(lambda: save_file({"large": large}, folder / "large.safetensors")),
+    "torch": ours(lambda: torch.save(large, folder / "large.pt")),
+    "text": ours(lambda: (folder / "large.txt").write_text("x" * 10**6)),
+    "data set": lambda: load_tasks(rows),
+    "checkpoint": lambda: train_tiny.run(train_tiny.Job(str(folder / "out"), str(model), config=config)),
+}
+said = {}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+        said[name] = "nothing"
+    except Exception as error:
+        said[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+
+
+def test_a_limit_of_file_sizes_is_named_by_whatever_library_meets_it(tiny_model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{i} {'x' * 1000}", "answer": "1"}) + "\n" for i in range(1000)))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), str(tiny_model), str(rows)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    for name in ("safetensors", "text"):
+        assert said[name].startswith(f"StorageError: the model could not be written: {TOO_LARGE}"), name
+    assert said["torch"].startswith("StorageError: the model could not be written: "), said["torch"]
+    assert said["data set"].startswith("StorageError: the rows of the data set, which are kept in ")
+    assert TOO_LARGE in said["data set"]
+    assert "checkpoint-1 could not be written" in said["checkpoint"] and TOO_LARGE in said["checkpoint"]
+    assert not (tmp_path / "out" / "checkpoint-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EFBIG, "File too large"), TOO_LARGE),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the quota is used up"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+        (RuntimeError("I/O error: Disk quota exceeded (os error 122)"), "the quota is used up"),
+        (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), TOO_LARGE),
+        (ValueError("a wrong shape"), None),
+    ],
+)
+def test_the_words_of_the_system_become_ours(tmp_path: Path, error: Exception, reason: str | None) -> None:
+    assert storage_failure(error, tmp_path) == reason
+    wrapped = KeyError("something else")
+    wrapped.__cause__ = error
+    assert storage_failure(wrapped, tmp_path) == reason
+    with pytest.raises(StorageError if reason else ValueError), storage_errors("the log", tmp_path):
+        raise error
+
+
+def test_an_error_of_ours_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(DataError), storage_errors("the log", tmp_path):
+        raise DataError("row 3") from OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_data_set_of_the_hub_that_cannot_be_cached_is_not_taken_for_a_lost_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def writing_the_cache(*_: object, **__: object) -> None:
+        try:
+            raise OSError(errno.EFBIG, "File too large")
+        except OSError as error:
+            raise datasets.exceptions.DatasetGenerationError("An error occurred while generating") from error
+
+    monkeypatch.setattr(datasets, "load_dataset", writing_the_cache)
+    with pytest.raises(StorageError, match=f"HF_DATASETS_CACHE.* could not be written: {TOO_LARGE}"):
+        load_tasks("somebody/rows")
