@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolgrpo.processes.wire import FrameReader, pack
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.render import cut, render_result
-from toolgrpo.tools.wire import FrameReader, pack
 
 pytestmark = pytest.mark.property
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgrpo.errors import PluginError, ToolExecutorError
+from toolgrpo.processes.wire import pack_objects
 from toolgrpo.tools.plugin.loaded_plugin import EnvironmentSpec
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.tool_reply import Reply
-from toolgrpo.tools.wire import pack_objects
 from toolgrpo.tools.workers.pool import WorkerPool
 from toolgrpo.trajectory import ToolErrorKind
 

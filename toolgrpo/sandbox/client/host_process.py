@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolgrpo.errors import SandboxError
+from toolgrpo.processes.wire import hang_up
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.paths import interpreter_paths, open_to_all, starter
 from toolgrpo.sandbox.rungs.bubblewrap import SCRATCH_PARENT, wrap
-from toolgrpo.sandbox.wire import hang_up
 
 __all__ = ["VMSTAT", "FreshWorkers", "Mother", "Workers"]
 

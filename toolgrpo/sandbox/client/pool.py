@@ -24,11 +24,11 @@ from types import TracebackType
 from typing import Any
 
 from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
+from toolgrpo.processes.wire import hang_up, receive, send
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
 from toolgrpo.sandbox.client.host_process import FreshWorkers, Mother, Workers
 from toolgrpo.sandbox.literals import NotPlainError, decode
 from toolgrpo.sandbox.rungs.ladder import choose_rung
-from toolgrpo.sandbox.wire import hang_up, receive, send
 
 __all__ = ["DEFAULT_PRELOAD", "Sandbox", "Session"]
 

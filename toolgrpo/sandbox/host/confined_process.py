@@ -16,6 +16,7 @@ from typing import Any
 
 import landlockpy
 
+from toolgrpo.processes.wire import read_frame
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.inside import cells
 from toolgrpo.sandbox.rungs.confine import (
@@ -26,7 +27,6 @@ from toolgrpo.sandbox.rungs.confine import (
     drop_privileges,
 )
 from toolgrpo.sandbox.rungs.syscalls import syscall_filter
-from toolgrpo.sandbox.wire import read_frame
 
 __all__ = ["Descriptors", "fork_confined", "warm"]
 

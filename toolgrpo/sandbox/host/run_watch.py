@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolgrpo.processes.wire import pack
 from toolgrpo.sandbox.host.run_process import Process
 from toolgrpo.sandbox.host.scratch import holds_more_than
-from toolgrpo.sandbox.wire import pack
 
 __all__ = ["Outcome", "answer", "watch"]
 

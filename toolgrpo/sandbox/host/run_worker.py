@@ -20,10 +20,10 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.processes.wire import receive, send
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.host.run_process import Process, Way
 from toolgrpo.sandbox.host.run_watch import answer, watch
-from toolgrpo.sandbox.wire import receive, send
 
 __all__ = ["serve"]
 

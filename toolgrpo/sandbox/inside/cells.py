@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from toolgrpo.processes.wire import pack, read_frame
 from toolgrpo.sandbox.inside import judge
 from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode_text
-from toolgrpo.sandbox.wire import pack, read_frame
 
 __all__ = ["Pipes", "answer", "fresh_namespace", "prepare_streams", "report", "use_streams", "warm_up"]
 

@@ -18,8 +18,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from toolgrpo.processes.wire import read_frame
 from toolgrpo.sandbox.inside import cells
-from toolgrpo.sandbox.wire import read_frame
 
 __all__ = ["READY", "live"]
 

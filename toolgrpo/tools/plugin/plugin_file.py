@@ -20,11 +20,11 @@ from typing import Any
 
 from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import import_failed, import_file, user_traceback
+from toolgrpo.processes.wire import unpack_objects
 from toolgrpo.tools.plugin.argument_types import ArgumentConverter
 from toolgrpo.tools.plugin.decorator import options_of
 from toolgrpo.tools.plugin.schema import function_schema, wrap_explicit_schema
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
-from toolgrpo.tools.wire import unpack_objects
 
 __all__ = [
     "LoadedTool",

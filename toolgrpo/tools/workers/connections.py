@@ -17,9 +17,9 @@ from typing import Any
 
 from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.processes.linux import kill_marked, watch_process
+from toolgrpo.processes.wire import FrameReader, WireError, pack
 from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
 from toolgrpo.tools.plugin.secret_variables import is_secret, withheld_hint
-from toolgrpo.tools.wire import FrameReader, WireError, pack
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.supervisor import BOOTSTRAP
 

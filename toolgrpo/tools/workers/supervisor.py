@@ -33,12 +33,12 @@ from typing import Any
 
 from toolgrpo.errors import UserError
 from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, outlive_parent, watch_process
-from toolgrpo.tools.workers import own_process
+from toolgrpo.processes.wire import FrameReader, pack, receive
 from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
 from toolgrpo.tools.plugin.plugin_file import Source
 from toolgrpo.tools.plugin.secret_variables import asked_for
 from toolgrpo.tools.render import describe_exception
-from toolgrpo.tools.wire import FrameReader, pack, read_frame
+from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.tool_worker import Limits, Worker
 
 __all__ = ["BOOTSTRAP", "main"]
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
     trainer = int(argv[4])
     if trainer >= 0:
         os.set_inheritable(trainer, False)
-    hello = read_frame(sock)
+    hello = receive(sock)
     if hello is not None:
         Supervisor(sock, hello, trainer).run()
 
@@ -220,7 +220,7 @@ class Supervisor:
         if wanted.isdisjoint(self._hello["withheld"]):
             return
         self._send({"op": "wants", "names": sorted(wanted)})
-        answer = read_frame(self._control)
+        answer = receive(self._control)
         if answer is not None:
             os.environ.update(answer["variables"])
 

@@ -33,13 +33,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.processes.linux import children
-from toolgrpo.tools.workers import own_process
+from toolgrpo.processes.wire import pack, receive, unpack_objects
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.argument_types import BadArguments, Bound
 from toolgrpo.tools.plugin.loaded_plugin import Plugin
 from toolgrpo.tools.plugin.plugin_file import LoadedTool
 from toolgrpo.tools.render import UnrenderableResult, cut, describe_exception, render_result
-from toolgrpo.tools.wire import pack, read_frame, unpack_objects
+from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import Health
 from toolgrpo.trajectory import ToolErrorKind
 
@@ -82,7 +82,7 @@ class Worker:
         os.register_at_fork(after_in_child=self._forget_socket)
         faulthandler.enable()
         self._send({"op": "ready"})
-        while (message := read_frame(self._sock)) is not None:
+        while (message := receive(self._sock)) is not None:
             self._handle(message)
         os._exit(0)
 
