@@ -13,9 +13,9 @@ from trl import GRPOConfig, ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
-from toolgrpo.observe.group_spread import reward_spread
-from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.rewards import get_reward
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import AttemptStatus as Status
 from toolgrpo.trajectory import CallAttempt, Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
@@ -53,8 +53,8 @@ def episode() -> Trajectory:
 
 def known_metrics() -> set[str]:
     found: set[str] = {"step_time", "success", "rewards/NAME/mean", "rewards/NAME/std", "reward_of_task/NAME"}
-    found |= set(rollout_metrics([episode()], duration_s=1.0, engine_idle_s=0.5)) | {"tools/error/CAUSE"}
-    found |= set(reward_spread([0.0, 1.0], 2))
+    batch = RolloutBatch(episodes=(Scored({"prompt": ""}, episode()),)).graded([Grade({}, 1.0)], lambda one: True)
+    found |= set(batch_metrics(batch)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
     found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))
     parts: dict[str, float] = {}
     get_reward("tool_use")(

@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -31,12 +33,22 @@ from toolgrpo.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["VLLMServerEngine"]
+__all__ = ["ServerOptions", "VLLMServerEngine"]
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 4.0
 _DOWN_FOR_S = 5.0  # how long a server that failed is avoided
 _KEEPALIVE_S = 4.0  # vLLM drops idle connections after 5 s; be first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What a user can ask of this engine."""
+
+    urls: tuple[str, ...] = ()
+    ready_timeout_s: float = 240.0
+    weights_folder: Path = Path("vllm_weights")  # that the servers can read
+    lora_sync: str = "merge"
 
 
 class VLLMServerEngine:
@@ -48,6 +60,7 @@ class VLLMServerEngine:
 
     name = "vllm_server"
     gives_logprobs = True
+    same_numbers_as_trainer = False
 
     def __init__(
         self,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from trl import GRPOConfig
 
 from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.engines.build import ENGINES, EngineOptions
+from toolgrpo.engines.transformers import TransformersOptions
+from toolgrpo.engines.vllm_colocate import ColocateOptions
+from toolgrpo.engines.vllm_seam import VLLMOptions
+from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 
-__all__ = ["ENGINES", "LORA_SYNCS", "ToolGRPOConfig"]
+__all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
 
 # Fields of TRL that steer its own generation, which does not run here, and what to use instead.
 _WITHOUT_EFFECT = {
@@ -26,13 +34,15 @@ _WITHOUT_EFFECT = {
     "use_transformers_paged": "leave it out; the transformers engine batches as it goes",
 }
 
-ENGINES = ("auto", "vllm_colocate", "vllm_server", "transformers")
+ENGINE_NAMES = ("auto", *ENGINES)
 LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
 class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
+
+    may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
 
     max_completion_length: int | None = field(
         default=1024,
@@ -63,7 +73,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     # the engine
     engine: str = field(
         default="auto",
-        metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINES},
+        metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINE_NAMES},
     )
     engine_retries: int = field(
         default=3, metadata={"help": "How often a request that failed is tried again before its episode is lost."}
@@ -113,8 +123,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             self._use_gloo()
         self._check_fields_of_trl()
         super().__post_init__()
-        if self.engine not in ENGINES:
-            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")
+        if self.engine not in ENGINE_NAMES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINE_NAMES)}; got {self.engine!r}")
         if self.vllm_server_urls and self.engine not in ("auto", "vllm_server"):
             raise ConfigError(
                 f"vllm_server_urls is given, but engine is {self.engine!r}; use engine vllm_server (or auto)"
@@ -157,6 +167,62 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             if value is not None and value < least:
                 why = " (GRPO compares the episodes of a group)" if name == "num_generations" else ""
                 raise ConfigError(f"{name} must be at least {least}{why}, got {value}")
+        if self.temperature == 0 and not self.may_be_greedy:
+            raise ConfigError(
+                "temperature must be above 0 in training, got 0: greedy episodes of a group are all alike, and the "
+                "log-probabilities are divided by it. Leave it at 1.0; an evaluation may use 0"
+            )
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with these fields set.
+
+        Not by `dataclasses.replace`: TRL would derive the fields anew that it has derived before, and refuse them.
+        """
+        known = {known.name for known in fields(self)}
+        if not changes.keys() <= known:
+            raise ConfigError(f"{min(changes.keys() - known)} is no field of {type(self).__name__}")
+        config = copy.copy(self)
+        for name, value in changes.items():
+            setattr(config, name, value)
+        return config
+
+    def server_urls(self) -> list[str]:
+        """Return the vLLM servers that were configured, ours or TRL's way; none if there are none."""
+        if self.vllm_server_urls:
+            return list(self.vllm_server_urls)
+        if self.engine == "auto" and self.use_vllm and self.vllm_mode == "server":
+            return [self.vllm_server_base_url or f"http://{self.vllm_server_host}:{self.vllm_server_port}"]
+        return []
+
+    def engine_options(self) -> EngineOptions:
+        """Return which engine these fields ask for, and what each engine would be asked."""
+        at_a_time = self.max_concurrent_episodes or self.per_device_train_batch_size * self.steps_per_generation
+        return EngineOptions(
+            engine=self.engine,
+            vllm_colocate=ColocateOptions(
+                vllm=VLLMOptions(
+                    max_model_len=self.vllm_max_model_length,
+                    max_num_seqs=at_a_time,
+                    gpu_memory_utilization=self.vllm_gpu_memory_utilization,
+                    kv_cache_gib=self.vllm_kv_cache_gib,
+                    enforce_eager=self.vllm_enforce_eager,
+                    enable_sleep_mode=self.vllm_enable_sleep_mode,
+                    trust_remote_code=self.trust_remote_code,
+                    seed=self.seed,
+                ),
+                tensor_parallel_size=self.vllm_tensor_parallel_size,
+                lora_sync=self.vllm_lora_sync,
+            ),
+            vllm_server=ServerOptions(
+                urls=tuple(self.server_urls()),
+                ready_timeout_s=self.vllm_server_timeout,
+                weights_folder=Path(self.output_dir) / "vllm_weights",
+                lora_sync=self.vllm_lora_sync,
+            ),
+            transformers=TransformersOptions(
+                max_model_len=self.vllm_max_model_length, max_rows=at_a_time, seed=self.seed
+            ),
+        )
 
     def episode_limits(self) -> EpisodeLimits:
         """The limits of an episode as one value."""

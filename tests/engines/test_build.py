@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolgrpo.engines.choose import choose_engine
+from toolgrpo.engines.build import choose_engine
 from toolgrpo.engines.vllm_seam import vllm_available
 from toolgrpo.errors import ConfigError
 
@@ -15,7 +15,6 @@ def test_auto_takes_what_is_there_and_says_why() -> None:
 
 def test_auto_takes_the_servers_it_is_given() -> None:
     assert choose_engine("auto", server_urls=["http://localhost:8000"]).name == "vllm_server"
-    assert choose_engine("auto", server_urls=None, vllm_mode="server").name == "vllm_server"
 
 
 def test_servers_without_urls_are_refused() -> None:
