@@ -99,7 +99,7 @@ def draw_problem(rng: random.Random, n_calls: int) -> Problem:
 
 
 def arithmetic_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """`n` different questions: {"prompt": messages, "answer": text of the number, "n_calls": calls it needs, ...}."""
+    """`n` different questions: {"prompt": messages, "answer": text of the number, "n_calls": calls it needs}."""
     if split not in SPLITS:
         raise DataError(f"the arithmetic tasks have the splits {' and '.join(SPLITS)}, got {split!r}")
     if n < 0:
@@ -114,7 +114,6 @@ def arithmetic_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]
                 "prompt": [{"role": "user", "content": problem.question}],
                 "answer": str(problem.answer),
                 "n_calls": len(problem.steps),
-                "success_measure": "arithmetic",
             }
     return list(rows.values())
 
