@@ -21,7 +21,15 @@ from toolgrpo.trajectory import AttemptStatus as Status
 from toolgrpo.trajectory import CallAttempt, Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("training_issues.md", "multi_turn.md", "coming_from.md", "rewards.md", "data.md", "evaluation.md")
+GUIDES = (
+    "training_issues.md",
+    "multi_turn.md",
+    "coming_from.md",
+    "rewards.md",
+    "data.md",
+    "evaluation.md",
+    "observers.md",
+)
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
 NOT_OURS = {"--dtype", "--help"}  # of `vllm serve` (it is ours too), of argparse
@@ -106,7 +114,18 @@ SYMPTOMS = (
     *("Sparse and dense rewards", "Entropy collapse", "vLLM and the trainer disagree", "Chat templates"),
     *("Slow tools", "Out of memory"),
 )
-PAGES = ("tools", "rewards", "data", "multi_turn", "scaling", "coming_from", "training_issues", "evaluation", "engines")
+PAGES = (
+    "tools",
+    "rewards",
+    "data",
+    "multi_turn",
+    "scaling",
+    "coming_from",
+    "training_issues",
+    "evaluation",
+    "engines",
+    "observers",
+)
 
 
 def test_every_trouble_has_its_symptom_its_cause_and_what_to_do() -> None:

@@ -15,6 +15,7 @@ from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 ROWS = [{"prompt": f"q{i}", "answer": str(i)} for i in range(8)]
 
@@ -128,3 +129,17 @@ def test_an_observer_that_raises_ends_the_training_and_is_named(tiny_qwen3: Any,
 def test_what_is_no_observer_is_refused_at_once(tiny_qwen3: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="an observer must be an instance of a subclass"):
         trainer(tiny_qwen3, tmp_path, print)
+
+
+def test_the_example_of_the_guide_works(tiny_qwen3: Any, tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "observers.md").read_text()
+    code = guide.partition("```python\n")[2].partition("```")[0]
+    assert "class FailedCalls" in code
+    names: dict[str, Any] = {}
+    exec(code, names)
+    failed = names["FailedCalls"]()
+    running = trainer(tiny_qwen3, tmp_path, failed, steps=1)
+    running.toolbox.answers["add"] = lambda a, b: ToolResult("no", "add", ToolErrorKind.RAISED)  # type: ignore[union-attr]
+    running.train()
+    assert [(step, content) for step, _, _, content in failed.seen] == [(0, "no")] * 8
+    assert sorted(number for _, number, _, _ in failed.seen) == list(range(8))
