@@ -28,7 +28,6 @@ GUIDES = (
     "rewards.md",
     "data.md",
     "evaluation.md",
-    "observers.md",
 )
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -85,6 +86,30 @@ def test_rows_become_episodes_in_their_order_and_observers_hear_of_each_turn() -
 def test_a_prompt_may_be_text_or_messages() -> None:
     batch = rollouts().run(ROWS, SamplingOptions())
     assert [f"user:q{i}|" in ByteChat.text(t.prompt_ids) for i, t in enumerate(batch.trajectories)] == [True, True]
+
+
+def test_a_loop_of_ones_own_draws_more_rows_and_is_heard_of_in_the_same_way() -> None:
+    """What a dynamic sampler does: another question for each episode that turned out too long."""
+    listener = Listener()
+    shared = rollouts(listener)
+    more = iter([{"prompt": "q2"}, {"prompt": "q3"}])
+
+    async def main() -> list[str]:
+        began = RolloutBegan(2, step=0, mode="train", label="episodes")
+        async with shared.scheduler(SamplingOptions(), began) as scheduler:
+            for number, row in enumerate(ROWS):
+                scheduler.submit(shared.episode(row, number))
+            prompts = []
+            async for handle in scheduler.ended():
+                prompts.append(ByteChat.text(handle.result().prompt_ids).split("user:")[1].split("|")[0])
+                for row in [row for row in [next(more, None)] if row is not None]:
+                    scheduler.submit(shared.episode(row, 1 + len(prompts)))
+        return prompts
+
+    assert sorted(asyncio.run(main())) == ["q0", "q1", "q2", "q3"]
+    assert sorted(heard for heard in listener.heard if heard.startswith("episode")) == [
+        f"episode {number} finished" for number in range(4)
+    ]
 
 
 def test_a_rollout_that_fails_is_ended_for_its_observers() -> None:

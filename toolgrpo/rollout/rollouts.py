@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toolgrpo.chat.base import ChatFormat
@@ -17,7 +17,7 @@ from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
-from toolgrpo.rollout.scheduler import RolloutResult, run_blocking, run_episodes
+from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
 from toolgrpo.rollout.truncation import Cut
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Message, Trajectory, Turn
@@ -58,7 +58,8 @@ class Rollouts:
         began = RolloutBegan(len(rows), step, mode, label)
         self.observers.rollout_began(began)
         try:
-            result = run_blocking(lambda: self._run(rows, options, began))
+            episodes = [self.episode(row, number) for number, row in enumerate(rows)]
+            result = run_blocking(lambda: run_all(episodes, self.scheduler(options, began)))
         except BaseException as error:
             self.observers.rollout_ended(RolloutEnded(began, f"{type(error).__name__}: {error}"))
             raise
@@ -87,15 +88,8 @@ class Rollouts:
             finally:
                 self.observers.close()
 
-    async def _run(self, rows: Sequence[Row], options: SamplingOptions, began: RolloutBegan) -> RolloutResult:
-        observers = self.observers
-
-        def on_turn(episode: Episode, turn: Turn) -> None:
-            observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
-
-        def on_done(episode: Episode, trajectory: Trajectory) -> None:
-            observers.episode_done(EpisodeDone(began, episode.number, episode.row, trajectory))
-
+    def scheduler(self, options: SamplingOptions, began: RolloutBegan) -> Scheduler:
+        """Return a scheduler for `episode`s: `run` is a loop around one, and one that draws more rows as it goes another."""
         runner = EpisodeRunner(
             engine=self.engine,
             chat=self.chat,
@@ -105,13 +99,16 @@ class Rollouts:
             tools=self.tools,
             engine_retries=self.engine_retries,
             clock=self.clock,
+            on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
         )
-        if observers.hear_turns:
-            runner = replace(runner, on_turn=on_turn)
-        episodes = (self._episode(row, number) for number, row in enumerate(rows))
-        return await run_episodes(episodes, runner, max_concurrent=self.max_concurrent, on_done=on_done)
 
-    def _episode(self, row: Row, number: int) -> Episode:
+        def on_done(episode: Episode, trajectory: Trajectory) -> None:
+            self.observers.episode_done(EpisodeDone(began, episode.number, episode.row, trajectory))
+
+        return Scheduler(runner, max_concurrent=self.max_concurrent, on_done=on_done)
+
+    def episode(self, row: Row, number: int) -> Episode:
+        """Return what an episode of this row starts from; `number` is its place in the rollout."""
         own = row.get("enable_thinking")
         return Episode(
             messages=_as_messages(row["prompt"]),
@@ -119,6 +116,12 @@ class Rollouts:
             enable_thinking=self.enable_thinking if own is None else bool(own),
             number=number,
         )
+
+    def _turn_teller(self, began: RolloutBegan) -> Callable[[Episode, Turn], None]:
+        def on_turn(episode: Episode, turn: Turn) -> None:
+            self.observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
+
+        return on_turn
 
 
 def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:

@@ -33,7 +33,16 @@ from toolgrpo.rollout.batch import RolloutTimes
 from toolgrpo.rollout.episode import BusyTime, Episode, EpisodeRunner
 from toolgrpo.trajectory import StopReason, Trajectory
 
-__all__ = ["Handle", "RolloutResult", "Scheduler", "check_complete", "run_blocking", "run_episodes", "run_rollout"]
+__all__ = [
+    "Handle",
+    "RolloutResult",
+    "Scheduler",
+    "check_complete",
+    "run_all",
+    "run_blocking",
+    "run_episodes",
+    "run_rollout",
+]
 
 T = TypeVar("T")
 Handle = asyncio.Task[Trajectory]
@@ -130,7 +139,12 @@ async def run_episodes(
     on_done: Callable[[Episode, Trajectory], None] | None = None,
 ) -> RolloutResult:
     """Run these episodes to their ends: the plainest source there is."""
-    async with Scheduler(runner, max_concurrent=max_concurrent, on_done=on_done) as scheduler:
+    return await run_all(episodes, Scheduler(runner, max_concurrent=max_concurrent, on_done=on_done))
+
+
+async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutResult:
+    """Open a scheduler, run these episodes in it, and close it."""
+    async with scheduler:
         handles = [scheduler.submit(episode) for episode in episodes]
     trajectories = tuple(handle.result() for handle in handles)
     check_complete(trajectories)
