@@ -27,7 +27,7 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import build_engine
 from toolgrpo.engines.policy import Policy
-from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
 from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate, policy_of_model
 from toolgrpo.observe.progress import RunProgress
@@ -144,7 +144,12 @@ class EvaluationRun:
     def _rollouts(self, loaded: _Loaded, config: EvaluationConfig, tools: Toolbox | None) -> Rollouts:
         chat = resolve_format(loaded.tokenizer)
         check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
-        built = build_engine(loaded.policy, config.engine_options())
+        try:
+            built = build_engine(loaded.policy, config.engine_options())
+        except ToolGRPOError:
+            raise
+        except (ValueError, ImportError, OSError) as error:  # what a library says against the settings
+            raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
         recorder = EpisodeRecorder(path if config.record_episodes else None)

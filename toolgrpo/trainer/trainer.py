@@ -1,8 +1,8 @@
 """`ToolGRPOTrainer`: a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
-It connects parts and holds no policy: the engine is chosen in `engines/choose.py`, an episode is run in
-`rollout/episode.py`, TRL's private names live in `trl_seam.py`. Advantages, losses, the reference model, importance
-sampling, logging and checkpoints stay TRL's.
+It connects parts: the engine is built in `engines/build.py`, `rollout/rollouts.py` runs the episodes, observers hear of
+them, TRL's private names live in `trl_seam.py`. Rewards, advantages, losses, the reference model, importance sampling,
+logging and checkpoints stay TRL's.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         Observers(observers)  # refused before anything is loaded
         args = args or ToolGRPOConfig("toolgrpo-output")
         tokenizer = processing_class or load_tokenizer(model, trust_remote_code=args.trust_remote_code)
-        chat = chat or resolve_format(tokenizer)
-        toolbox = _as_toolbox(tools, args)
+        chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
         self.train_sampler: Any = None
         args = args.changed(report_to=installed_trackers(args.report_to))
         with trl_seam.no_engine_of_trl(args):
@@ -103,9 +102,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
         self.progress = progress or RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
-        self.recorder = EpisodeRecorder(
-            episodes_path(Path(args.output_dir), self.accelerator.process_index) if args.record_episodes else None
-        )
+        recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
+        self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         tables = self._rollout_tables()
