@@ -152,7 +152,7 @@ def embedded_job(steps: int, *, sync: str | None, batch: int) -> dict[str, Any]:
         )
         timer = Timer()
         timer.wrap(trainer.engine, "load_weights", "sync")
-        timer.wrap(trainer.recorder, "record", "record")
+        timer.wrap(trainer.recorder, "batch_done", "record")
         timer.wrap(trainer, "_save_checkpoint", "save")
         try:
             started = time.perf_counter()

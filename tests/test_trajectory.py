@@ -163,3 +163,33 @@ def test_attempts_and_results_of_all_turns_stand_in_order() -> None:
     assert [attempt.status for attempt in done.attempts] == [AttemptStatus.OK, AttemptStatus.INVALID_JSON]
     assert [result.ok for result in done.results] == [True, False]
     assert done.turns[0].closed and not done.turns[1].closed
+
+
+def test_calls_are_attempts_with_what_came_back() -> None:
+    ledger = Ledger(PROMPT)
+    ledger.sampled([5], [-1.0])
+    good = CallAttempt(AttemptStatus.OK, "", "add", {"a": 1})
+    bad = CallAttempt(AttemptStatus.INVALID_JSON, "{", detail="no JSON")
+    ledger.turn(
+        Turn(
+            0,
+            1,
+            "",
+            None,
+            (good, bad),
+            (ToolResult("3", "add", duration_s=0.5), ToolResult("?", None, ToolErrorKind.INVALID_JSON)),
+        )
+    )
+    ledger.turn(Turn(0, 1, "", None, (good,)))  # the episode ended before it was run
+    calls = ledger.finish(StopReason.MAX_TURNS).calls
+    assert [(c.turn, c.name, c.result, c.error, c.ok) for c in calls] == [
+        (0, "add", "3", None, True),
+        (0, None, "?", ToolErrorKind.INVALID_JSON, False),
+        (1, "add", None, None, False),
+    ]
+    assert calls[0].duration_s == 0.5 and calls[1].status is AttemptStatus.INVALID_JSON
+
+
+def test_a_record_may_hold_more_than_a_trajectory() -> None:
+    done = example()
+    assert Trajectory.from_record({"step": 3, "row": {}, **done.to_record()}) == done

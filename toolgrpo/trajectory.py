@@ -21,6 +21,7 @@ from typing import Any
 
 __all__ = [
     "AttemptStatus",
+    "Call",
     "CallAttempt",
     "Ledger",
     "Message",
@@ -140,6 +141,27 @@ def _judged(attempt: CallAttempt, result: ToolResult) -> CallAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call as a reader of an episode sees it: the attempt, and what came back.
+
+    `result` is None if the episode ended before the call was answered.
+    """
+
+    turn: int
+    name: str | None
+    arguments: Mapping[str, Any]
+    status: AttemptStatus
+    result: str | None
+    error: ToolErrorKind | None
+    duration_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Well formed, answered, and without an error."""
+        return self.status is AttemptStatus.OK and self.result is not None and self.error is None
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One finished episode. `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled."""
 
@@ -179,6 +201,15 @@ class Trajectory:
         return tuple(result for turn in self.turns for result in turn.results)
 
     @property
+    def calls(self) -> tuple[Call, ...]:
+        """Return every call attempt with what came back, in order, malformed ones included."""
+        return tuple(
+            _call(number, attempt, turn.results[place] if place < len(turn.results) else None)
+            for number, turn in enumerate(self.turns)
+            for place, attempt in enumerate(turn.attempts)
+        )
+
+    @property
     def has_logprobs(self) -> bool:
         """Whether every sampled token came with its log-probability."""
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
@@ -189,7 +220,10 @@ class Trajectory:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
-        """The inverse of `to_record`, also after a round trip through JSON text."""
+        """Return the trajectory of a record, also after a round trip through JSON text.
+
+        A record may hold more than a trajectory, as those that `toolgrpo.observe.recorder.read_episodes` gives.
+        """
         turns = tuple(
             Turn(
                 **{
@@ -207,7 +241,7 @@ class Trajectory:
         )
         return cls(
             **{
-                **record,
+                **{name: record[name] for name in cls.__dataclass_fields__ if name in record},
                 "prompt_ids": tuple(record["prompt_ids"]),
                 "ids": tuple(record["ids"]),
                 "mask": tuple(record["mask"]),
@@ -217,6 +251,18 @@ class Trajectory:
                 "stop_reason": StopReason(record["stop_reason"]),
             }
         )
+
+
+def _call(turn: int, attempt: CallAttempt, result: ToolResult | None) -> Call:
+    return Call(
+        turn=turn,
+        name=attempt.name,
+        arguments=attempt.arguments or {},
+        status=attempt.status,
+        result=None if result is None else result.content,
+        error=None if result is None else result.error,
+        duration_s=0.0 if result is None else result.duration_s,
+    )
 
 
 class Ledger:

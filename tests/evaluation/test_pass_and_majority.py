@@ -9,8 +9,9 @@ from itertools import combinations
 import pytest
 from rich.console import Console
 
-from toolgrpo.evaluation.measures import Answered, Difference, Share, given_answer, majority_at_k, pass_at_k, succeeded
-from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport, ToolCallFacts
+from toolgrpo.evaluation.measures import Answered, Difference, Share, given_answer, majority_at_k, pass_at_k
+from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
+from toolgrpo.trajectory import AttemptStatus, Call, ToolErrorKind
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -69,17 +70,16 @@ def test_a_difference_has_newcombes_interval() -> None:
     assert difference.interval == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
-def test_the_embedded_task_is_judged_more_strictly_than_by_its_reward() -> None:
-    assert succeeded([], [], [1.0], spec="data.jsonl", threshold=1.0) == [True]
-    assert succeeded([], [], [0.9], spec="data.jsonl", threshold=1.0) == [False]
+def call(tool: str, error: ToolErrorKind | None, duration_s: float) -> Call:
+    return Call(0, tool, {}, AttemptStatus.OK, "", error, duration_s)
 
 
-def episode(question: int, success: bool, *calls: ToolCallFacts) -> EpisodeFacts:
+def episode(question: int, success: bool, *calls: Call) -> EpisodeFacts:
     return EpisodeFacts(question, float(success), success, str(int(success)), 2, 10, "finished", calls)
 
 
 def report(name: str, pattern: str) -> ModelReport:
-    add, bad = ToolCallFacts("add", None, 0.5), ToolCallFacts("sub", "timeout", 1.5)
+    add, bad = call("add", None, 0.5), call("sub", ToolErrorKind.TIMEOUT, 1.5)
     episodes = [
         episode(question, mark == "+", add, *([bad] if mark == "-" else []))
         for question, marks in enumerate(pattern.split())

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.observe import progress
+from toolgrpo.rollout import EpisodeDone, RolloutBegan, RolloutEnded
 from toolgrpo.testing import ByteChat
 from toolgrpo.trajectory import Ledger, StopReason
 
@@ -15,9 +16,12 @@ from toolgrpo.trajectory import Ledger, StopReason
 def shown(console: Console, shown_after_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(progress, "_ROLLOUT_SHOWN_AFTER_S", shown_after_s)
     trajectory = Ledger(ByteChat().stop_ids).finish(StopReason.CONTEXT_FULL)
-    with progress.RunProgress(console).episodes(2, "evaluation") as on_done:
-        on_done(trajectory)
-        on_done(trajectory)
+    shown = progress.RunProgress(console)
+    began = RolloutBegan(2, step=0, mode="heldout", label="evaluation")
+    shown.rollout_began(began)
+    for number in range(2):
+        shown.episode_done(EpisodeDone(began, number, {}, trajectory))
+    shown.rollout_ended(RolloutEnded(began))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -1,6 +1,19 @@
+"""Metrics of a batch, and those of several processes as one."""
+
 from __future__ import annotations
 
-from toolgrpo.observe.metrics import rollout_metrics, tool_metrics
+import pytest
+
+from toolgrpo.observe.metrics import (
+    Metric,
+    MetricsLog,
+    batch_metrics,
+    groups_without_spread,
+    merged,
+    rollout_metrics,
+    tool_metrics,
+)
+from toolgrpo.rollout.batch import Grade, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.trajectory import Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 
@@ -12,18 +25,26 @@ def trajectory(sampled: int, context: int, results: tuple[ToolResult, ...], reas
     return ledger.finish(reason)
 
 
-def test_rollout_metrics_count_what_is_in_the_trajectories() -> None:
-    good = ToolResult("3", "add", duration_s=0.5)
-    bad = ToolResult("?", "add", ToolErrorKind.TIMEOUT, duration_s=2.0, left_out=7)
-    odd = ToolResult("?", None, ToolErrorKind.INVALID_JSON)
-    metrics = rollout_metrics(
-        [
-            trajectory(4, 2, (good, bad), StopReason.FINISHED),
-            trajectory(8, 0, (odd,), StopReason.LENGTH),
-        ],
-        duration_s=4.0,
-        engine_idle_s=1.0,
+def batch(*trajectories: Trajectory, totals: tuple[float, ...] = (), group_size: int = 1) -> RolloutBatch:
+    made = RolloutBatch(
+        episodes=tuple(Scored({"prompt": "q"}, one) for one in trajectories),
+        times=RolloutTimes(4.0, 1.0),
+        group_size=group_size,
     )
+    return made.graded([Grade({}, total) for total in totals], lambda one: one.total == 1.0) if totals else made
+
+
+GOOD = ToolResult("3", "add", duration_s=0.5)
+BAD = ToolResult("?", "add", ToolErrorKind.TIMEOUT, duration_s=2.0, left_out=7)
+ODD = ToolResult("?", None, ToolErrorKind.INVALID_JSON)
+
+
+def test_rollout_metrics_count_what_is_in_the_trajectories() -> None:
+    both = batch(
+        trajectory(4, 2, (GOOD, BAD), StopReason.FINISHED),
+        trajectory(8, 0, (ODD,), StopReason.LENGTH),
+    )
+    metrics = merged([rollout_metrics(both)])
     assert metrics["completions/mean_length"] == 6 and metrics["completions/clipped_ratio"] == 0.5
     assert metrics["rollout/sampled_tokens"] == 12 and metrics["rollout/context_tokens"] == 2
     assert metrics["rollout/engine_idle_share"] == 0.25
@@ -38,4 +59,54 @@ def test_rollout_metrics_count_what_is_in_the_trajectories() -> None:
 
 def test_no_calls_no_latencies() -> None:
     metrics = tool_metrics([], n_episodes=3)
-    assert metrics["tools/failure_frequency"] == 0 and "tools/latency_p50" not in metrics
+    assert metrics["tools/failure_frequency"].value == 0 and "tools/latency_p50" not in metrics
+
+
+def test_counts_are_added_bounds_are_the_extremes_and_shares_are_averaged() -> None:
+    one = batch_metrics(batch(*[trajectory(4, 0, (GOOD,), StopReason.FINISHED)] * 2, totals=(1.0, 0.0)))
+    two = batch_metrics(
+        batch(
+            trajectory(2, 4, (GOOD, BAD), StopReason.FINISHED), trajectory(6, 0, (), StopReason.LENGTH), totals=(-1, 3)
+        )
+    )
+    found = merged([one, two])
+    expected = {
+        "rollout/sampled_tokens": 16.0,
+        "rollout/context_tokens": 4.0,
+        "rollout/seconds": 4.0,
+        "completions/mean_length": 4.0,
+        "completions/min_length": 2.0,
+        "completions/max_length": 6.0,
+        "completions/clipped_ratio": 0.25,
+        "tools/add/calls": 4.0,
+        "tools/add/failures": 1.0,
+        "tools/error/timeout": 1.0,
+        "tools/truncated": 1.0,
+        "tools/call_frequency": 1.0,
+        "success": 0.25,
+        "reward/min": -1.0,
+        "reward/max": 3.0,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert merged([{"a": Metric(1.0)}, {}]) == {"a": 1.0}, "averaged over those that have it"
+
+
+def test_groups_without_spread_are_counted() -> None:
+    assert groups_without_spread([1.0, 1.0, 0.0, 0.5, -2.0, -2.0], group_size=2) == pytest.approx(2 / 3)
+
+
+def test_rewards_that_only_rounding_tells_apart_are_alike() -> None:
+    almost = [1.2, 1.2 + 1e-7, 1.2 - 1e-7, 1.2]
+    assert groups_without_spread(almost, group_size=4) == 1.0
+    assert groups_without_spread([1.2, 1.21, 1.2, 1.2], group_size=4) == 0.0
+
+
+def test_what_is_trained_on_is_logged_and_held_out_questions_are_not() -> None:
+    logged: list[dict[str, float]] = []
+    log = MetricsLog(lambda metrics: logged.append(dict(metrics)))
+    one = trajectory(4, 0, (), StopReason.FINISHED)
+    log.batch_done(batch(one, one, totals=(1.0, 0.0), group_size=2))
+    log.batch_done(RolloutBatch(episodes=(Scored({}, one),), mode="heldout"))
+    (metrics,) = logged
+    assert (metrics["success"], metrics["reward/min"], metrics["reward/max"]) == (0.5, 0.0, 1.0)
+    assert metrics["reward/groups_without_spread"] == 0.0 and metrics["rollout/turns"] == 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from toolgrpo.errors import StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, read_episodes
+from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, Scored
 from toolgrpo.trajectory import StopReason, Trajectory
 
 
@@ -24,8 +26,9 @@ def episode(number: int) -> Trajectory:
     )
 
 
-def record(recorder: EpisodeRecorder, number: int) -> None:
-    recorder.record([episode(number)], [1.0], [{"answer": "4"}], step=number, mode="train")
+def record(recorder: EpisodeRecorder, number: int, mode: Mode = "train", row: Mapping[str, str] | None = None) -> None:
+    batch = RolloutBatch(episodes=(Scored(row or {"answer": "4"}, episode(number)),), step=number, mode=mode)
+    recorder.batch_done(batch.graded([Grade({}, 1.0)], lambda one: True))
 
 
 def numbers(path: Path) -> list[int]:
@@ -69,7 +72,7 @@ def test_whatever_a_model_wrote_a_line_is_one_line(tmp_path: Path) -> None:
     path = episodes_path(tmp_path, 0)
     recorder = EpisodeRecorder(path)
     hostile = "\x1b[2J \x85 \x9b \u2028 \u2029 \u202e \u2066 \r\n \x00 \ud800 half a character"
-    recorder.record([episode(0)], [1.0], [{"answer": hostile, hostile: hostile}], step=0, mode="train")
+    record(recorder, 0, row={"answer": hostile, hostile: hostile})
     recorder.close()
     text = path.read_bytes().decode()
     assert len(text.splitlines()) == 1
@@ -121,3 +124,22 @@ def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
     recorder.cut(0)
     recorder.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_is_read_back_as_the_trajectory_it_was(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 0)
+    recorder = EpisodeRecorder(path)
+    record(recorder, 3)
+    recorder.close()
+    (line,) = read_episodes(path)
+    assert Trajectory.from_record(line) == episode(3)
+    assert (line["step"], line["mode"], line["reward_given"], line["row"]) == (3, "train", 1.0, {"answer": "4"})
+
+
+def test_held_out_questions_of_a_training_are_not_recorded(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 0)
+    recorder = EpisodeRecorder(path)
+    record(recorder, 0, mode="heldout")
+    record(recorder, 1, mode="eval")
+    recorder.close()
+    assert numbers(path) == [1]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from toolgrpo.observe.tables import COLUMNS, as_markdown, episode_rows
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 
@@ -31,17 +34,22 @@ def trajectory() -> Trajectory:
     )
 
 
+def batch(prompt: Any, rewards: dict[str, float | None]) -> RolloutBatch:
+    made = RolloutBatch(episodes=(Scored({"prompt": prompt}, trajectory()),), step=4)
+    return made.graded([Grade(rewards, 1.5)], lambda one: True)
+
+
 def test_a_row_says_what_happened() -> None:
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 2?" + "x" * 2000}]
-    (row,) = episode_rows([trajectory()], [1.5], [{"prompt": prompt}], {"accuracy": [1.0], "format": [0.5]}, step=4)
+    (row,) = episode_rows(batch(prompt, {"accuracy": 1.0, "format": 0.5, "style": None}))
     assert (row.step, row.episode, row.reward, row.stop, row.turns, row.failed_calls) == (4, 17, 1.5, "finished", 2, 1)
     assert row.tools == "add(a=1, b=2) -> 3\ndivide(a=1, b=0) -> Error: by | zero\nagain"
     assert row.prompt.startswith("1 + 2?") and len(row.prompt) < 1100 and row.prompt.endswith(" ...")
-    assert row.answer == "It is 3." and row.rewards == "accuracy 1, format 0.5"
+    assert row.answer == "It is 3." and row.rewards == "accuracy 1, format 0.5, style none"
 
 
 def test_markdown_keeps_the_table_whole() -> None:
-    rows = episode_rows([trajectory()], [1.0], [{"prompt": "q"}], {}, step=1)
+    rows = episode_rows(batch("q", {}))
     lines = as_markdown(rows).split("\n")
     assert len(lines) == 3 and lines[0].count("|") == len(COLUMNS) + 1
     assert lines[2].replace("\\|", "").count("|") == len(COLUMNS) + 1

@@ -13,15 +13,22 @@ from trl import GRPOConfig, ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
-from toolgrpo.observe.group_spread import reward_spread
-from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.rewards import get_reward
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import AttemptStatus as Status
 from toolgrpo.trajectory import CallAttempt, Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("training_issues.md", "multi_turn.md", "coming_from.md", "rewards.md", "data.md", "evaluation.md")
+GUIDES = (
+    "training_issues.md",
+    "multi_turn.md",
+    "coming_from.md",
+    "rewards.md",
+    "data.md",
+    "evaluation.md",
+)
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
 NOT_OURS = {"--dtype", "--help"}  # of `vllm serve` (it is ours too), of argparse
@@ -53,8 +60,8 @@ def episode() -> Trajectory:
 
 def known_metrics() -> set[str]:
     found: set[str] = {"step_time", "success", "rewards/NAME/mean", "rewards/NAME/std", "reward_of_task/NAME"}
-    found |= set(rollout_metrics([episode()], duration_s=1.0, engine_idle_s=0.5)) | {"tools/error/CAUSE"}
-    found |= set(reward_spread([0.0, 1.0], 2))
+    batch = RolloutBatch(episodes=(Scored({"prompt": ""}, episode()),)).graded([Grade({}, 1.0)], lambda one: True)
+    found |= set(batch_metrics(batch)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
     found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))
     parts: dict[str, float] = {}
     get_reward("tool_use")(
@@ -90,7 +97,7 @@ def test_every_metric_exists() -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_every_file_and_section_exists(guide: str) -> None:
     text = (ROOT / "docs" / guide).read_text()
-    for name in re.findall(r"\b((?:recipes|rewards|tools_funcs|toolgrpo|benchmarks)/[\w./]+\.\w+)", text):
+    for name in re.findall(r"(?<![\w/])((?:recipes|rewards|tools_funcs|toolgrpo|benchmarks)/[\w./]+\.\w+)", text):
         assert (ROOT / name).exists() or "CONFIG" in name, name
     for target in re.findall(r"\]\(([^)]+)\)", text):
         file, _, section = target.partition("#")
@@ -106,7 +113,18 @@ SYMPTOMS = (
     *("Sparse and dense rewards", "Entropy collapse", "vLLM and the trainer disagree", "Chat templates"),
     *("Slow tools", "Out of memory"),
 )
-PAGES = ("tools", "rewards", "data", "multi_turn", "scaling", "coming_from", "training_issues", "evaluation", "engines")
+PAGES = (
+    "tools",
+    "rewards",
+    "data",
+    "multi_turn",
+    "scaling",
+    "coming_from",
+    "training_issues",
+    "evaluation",
+    "engines",
+    "observers",
+)
 
 
 def test_every_trouble_has_its_symptom_its_cause_and_what_to_do() -> None:

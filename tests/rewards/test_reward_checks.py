@@ -68,7 +68,7 @@ def test_what_a_reward_does_wrong_is_named(tmp_path: Path, body: str, parts: lis
 
 def test_a_column_that_the_data_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
     reward = load_reward(write(tmp_path, "return [0.0] * 3", "completions, level"))
-    with pytest.raises(RewardError, match=r"asks for 'level'.*answer, completion_ids, completions, prompts"):
+    with pytest.raises(RewardError, match=r"asks for 'level'.*answer, completion_ids, completions, prompt, prompts"):
         call(reward)
 
 

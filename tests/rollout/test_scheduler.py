@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PluginError
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutResult, run_episodes, run_rollout
+from toolgrpo.rollout import (
+    Episode,
+    EpisodeLimits,
+    EpisodeRunner,
+    RolloutResult,
+    Scheduler,
+    run_episodes,
+    run_rollout,
+)
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
 from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult
 
@@ -62,7 +70,7 @@ def test_nobody_waits_for_a_slower_sibling() -> None:
         return ScriptedReply(ByteChat.say("end" if done else f"{CALL}"), delay_s=100.0 if slow else 1.0)
 
     shared = runner(ScriptedEngine(script))
-    result = run(clock, 4, shared, on_done=lambda t: ends.setdefault(len(ends), clock()))
+    result = run(clock, 4, shared, on_done=lambda _, t: ends.setdefault(len(ends), clock()))
     assert [ends[i] for i in range(4)] == [4.0, 4.0, 4.0, 200.0]
     assert [t.stop_reason for t in result.trajectories] == [StopReason.FINISHED] * 4
 
@@ -90,7 +98,7 @@ def test_a_lost_episode_raises_after_its_siblings_ended_and_is_never_a_result() 
         return ScriptedReply(ByteChat.say("a"), delay_s=50.0)
 
     with pytest.raises(EngineError, match=r"1 of 4 episodes could not be completed.*server gone"):
-        run(FakeClock(), 4, runner(ScriptedEngine(script)), on_done=ended.append)
+        run(FakeClock(), 4, runner(ScriptedEngine(script)), on_done=lambda _, t: ended.append(t))
     assert len(ended) == 4
 
 
@@ -149,8 +157,8 @@ def test_engine_idle_time_is_what_only_tools_took() -> None:
     )
     shared = runner(engine, ScriptedTools({"add": lambda a, b: "3"}, delay_s=6.0))
     result = run(clock, 3, replace(shared, clock=clock))
-    assert result.duration_s == pytest.approx(8.0)
-    assert result.engine_idle_s == pytest.approx(6.0)
+    assert result.times.duration_s == pytest.approx(8.0)
+    assert result.times.engine_idle_s == pytest.approx(6.0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -184,3 +192,99 @@ def test_chaos_accounts_for_every_episode(seed: int, n: int, limit: int | None) 
             assert len(trajectory.ids) == len(trajectory.mask) == len(trajectory.logprobs)
             assert all((lp is not None) == bool(m) for lp, m in zip(trajectory.logprobs, trajectory.mask, strict=True))
     assert engine.open_requests == 0 and tools.open_sessions == 0
+
+
+def test_a_source_adds_episodes_when_some_end() -> None:
+    """What draws another group does: two more episodes for each of the first two, while the third is still running."""
+    clock = FakeClock()
+    engine = ScriptedEngine(
+        lambda r, _: ScriptedReply(ByteChat.say("a"), delay_s=50.0 if number(r) == 2 else 1.0 + number(r))
+    )
+    ended: list[tuple[str, float]] = []
+
+    async def main() -> None:
+        async with Scheduler(runner(engine)) as scheduler:
+            asked = {scheduler.submit(one): one for one in episodes(3)}
+            async for handle in scheduler.ended():
+                name = asked[handle].messages[0]["content"]
+                ended.append((name, clock()))
+                if name in ("q0", "q1"):
+                    for more in episodes(5)[3:]:
+                        asked[scheduler.submit(more)] = more
+
+    clock.run(main())
+    assert [name for name, _ in ended] == ["q0", "q1", "q3", "q4", "q3", "q4", "q2"]
+    assert ended[-1][1] == 50.0, "the slow one delayed nobody"
+    assert not engine.is_open
+
+
+def test_submitted_episodes_start_in_order_as_there_is_room() -> None:
+    engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), delay_s=1.0 + number(r) % 2))
+
+    async def main() -> None:
+        async with Scheduler(runner(engine), max_concurrent=2) as scheduler:
+            for one in episodes(3):
+                scheduler.submit(one)
+            await asyncio.sleep(0.5)
+            for one in episodes(6)[3:]:
+                scheduler.submit(one)
+
+    FakeClock().run(main())
+    assert [number(request) for request in engine.requests] == list(range(6))
+    assert engine.most_open_requests == 2
+
+
+def test_surplus_episodes_are_withdrawn_and_the_others_go_on() -> None:
+    """Over-provisioning: four are started, the first two that end are kept; one never began, for lack of room."""
+    engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), delay_s=10.0 - number(r)))
+    tools = ScriptedTools({})
+    kept: list[str] = []
+
+    async def main() -> list[bool]:
+        async with Scheduler(runner(engine, tools), max_concurrent=4) as scheduler:
+            handles = [scheduler.submit(one) for one in episodes(5)]
+            async for handle in scheduler.ended():
+                if handle.cancelled():
+                    continue
+                kept.append(handle.result().messages[0]["content"])
+                for other in handles if len(kept) == 2 else ():
+                    other.cancel()
+        return [handle.cancelled() for handle in handles]
+
+    assert FakeClock().run(main()) == [True, True, False, False, True]
+    assert kept == ["a", "a"] and engine.open_requests == 0 and tools.open_sessions == 0
+
+
+def test_a_loop_around_a_scheduler_hears_of_a_plugin_error_while_it_waits() -> None:
+    def broken(**_: Any) -> str:
+        raise PluginError("my_tools.py: a bug")
+
+    def script(request: SampleRequest, _: int) -> Any:
+        return ByteChat.say(CALL) if number(request) == 1 else ScriptedReply(ByteChat.say("a"), stalls=True)
+
+    engine = ScriptedEngine(script)
+
+    async def main() -> None:
+        async with Scheduler(runner(engine, ScriptedTools({"add": broken}))) as scheduler:
+            for one in episodes(3):
+                scheduler.submit(one)
+            async for _ in scheduler.ended():
+                pass
+
+    with pytest.raises(PluginError, match="a bug"):
+        FakeClock().run(main())
+    assert engine.open_requests == 0 and not engine.is_open
+
+
+def test_a_loop_around_a_scheduler_that_fails_leaves_nothing_open() -> None:
+    engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), stalls=True))
+
+    async def main() -> None:
+        async with Scheduler(runner(engine)) as scheduler:
+            scheduler.submit(episodes(1)[0])
+            await asyncio.sleep(1.0)
+            raise ValueError("the loop's own bug")
+
+    with pytest.raises(ValueError, match="own bug"):
+        FakeClock().run(main())
+    assert engine.cancelled == 1 and not engine.is_open

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from accelerate import Accelerator
 
+from toolgrpo.engines.policy import Backend
 from toolgrpo.errors import ConfigError
-from toolgrpo.trainer.backend_check import Backend, check_backend
+from toolgrpo.trainer.backend_check import check_backend
 
 
 def test_one_plain_process_is_what_it_is() -> None:

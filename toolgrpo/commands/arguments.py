@@ -66,6 +66,8 @@ class ScriptArguments:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if self.environment and not self.reward_fn and not self.reward:
+            self.reward = ["environment"]
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
@@ -87,8 +89,6 @@ def check_arguments(script: ScriptArguments, config: ToolGRPOConfig, model: Mode
     ):
         if not flag:
             raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
-    if script.environment and not script.reward_fn and not script.reward:
-        script.reward = ["environment"]
     if not script.reward_fn and not script.reward:
         raise ConfigError("no reward is given: --reward_fn FILE.py, or --reward NAME for a built-in (e.g. accuracy)")
     if script.tools_script and script.tool_functions_module:

@@ -8,32 +8,40 @@ A model may be a folder, a hub id, a named model, or the folder of a LoRA adapte
 
 from __future__ import annotations
 
-import copy
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
+from accelerate import Accelerator, PartialState
 from datasets import Dataset
+from transformers import AutoModelForCausalLM
+from transformers.integrations import unset_hf_deepspeed_config
 from trl import ModelConfig
 
+from toolgrpo.chat import check_vocabulary, resolve_format
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.errors import ConfigError, ModelError
-from toolgrpo.evaluation.measures import given_answer, grade, succeeded
-from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport, ToolCallFacts
-from toolgrpo.rewards import Reward
+from toolgrpo.engines.build import build_engine
+from toolgrpo.engines.policy import Policy
+from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
+from toolgrpo.evaluation.report import Comparison, ModelReport
+from toolgrpo.evaluation.run import Evaluation, evaluate, policy_of_model
+from toolgrpo.observe.engine_lines import show_engine_lines
+from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.rollout import Rollouts
+from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors
+from toolgrpo.tools import Toolbox
+from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.trainer import ToolGRPOTrainer
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.trainer.trainer import load_tokenizer
 
-__all__ = ["EvaluationArguments", "EvaluationRun", "parse_evaluation_arguments"]
+__all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
 
 _DEFAULT_QUESTIONS = 100
 
@@ -66,13 +74,19 @@ class EvaluationArguments:
             _check_report(Path(self.report))
 
 
+class EvaluationConfig(ToolGRPOConfig):
+    """What an evaluation reads of the file of a training; greedy episodes (temperature 0) are fine here."""
+
+    may_be_greedy = True
+
+
 @dataclass(frozen=True)
 class EvaluationRun:
     """The arguments of one evaluation; `run` does it."""
 
     evaluation: EvaluationArguments
     script: ScriptArguments
-    config: ToolGRPOConfig
+    config: EvaluationConfig
     model: ModelConfig
     terminal: Terminal
 
@@ -90,14 +104,8 @@ class EvaluationRun:
         self._show(comparison)
         return comparison
 
-    def _parts(self, output_dir: str | None = None) -> RunParts:
-        config = _for_measuring(self.config, output_dir or self.config.output_dir)
-        return RunParts(self.script, config, self.model, self.terminal)
-
     def _questions(self) -> Dataset:
-        if self.script.eval_questions < 1:
-            self.script.eval_questions = _DEFAULT_QUESTIONS
-        rows = self._parts().heldout_rows()
+        rows = RunParts(self.script, self.config, self.model, self.terminal).heldout_rows(_DEFAULT_QUESTIONS)
         assert rows is not None
         self.terminal.say(f"data      {self._spec()}: {len(rows)} questions, {self.evaluation.samples} episodes each")
         return rows
@@ -107,64 +115,58 @@ class EvaluationRun:
         folder = Path(self.config.output_dir) / label
         for old in folder.glob("episodes*.jsonl"):
             old.unlink(missing_ok=True)
-        parts = self._parts(str(folder))
-        trainer, rewards = self._load(parts, name, rows)
-        try:
-            if self.script.dry_run:
-                return None
-            started = time.monotonic()
-            facts = self._episodes(trainer, rewards, list(rows), label)
-            return ModelReport(
-                model=name,
-                episodes=tuple(sorted(facts, key=lambda fact: fact.question)),
-                samples=self.evaluation.samples,
-                ks=tuple(self.evaluation.ks or ()),
-                seconds=time.monotonic() - started,
-            )
-        finally:
-            trainer.close()
-
-    def _load(self, parts: RunParts, name: str, rows: Dataset) -> tuple[ToolGRPOTrainer, list[Reward]]:
+        config = self.config.changed(output_dir=str(folder))
+        parts = RunParts(self.script, config, self.model, self.terminal)
         tools = parts.toolbox()
         try:
             rewards = parts.rewards()
             parts.check(rows, tools, rewards)
-            path = parts.model_path(name)
-            merged = _merged_adapter(Path(path), parts.model_init_kwargs())
-            parts.config.model_init_kwargs = None if merged else parts.model_init_kwargs()
-            trainer = parts.trainer(
-                merged.model if merged else path,
-                processing_class=merged.tokenizer if merged else None,
-                reward_funcs=rewards,
-                train_dataset=rows,  # TRL wants one; nothing is trained
-                tools=tools,
-            )
+            loaded = _load(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
+            rollouts = self._rollouts(loaded, config, tools)
         except BaseException:
             if tools is not None:
                 tools.close()
             raise
-        trainer.model.eval()
-        return trainer, rewards
+        try:
+            if self.script.dry_run:
+                return None
+            evaluation = Evaluation(
+                rows=list(rows),
+                rewards=rewards,
+                weights=config.reward_weights,
+                threshold=config.success_threshold,
+                options=config.sampling_options(),
+                samples=self.evaluation.samples,
+                ks=tuple(self.evaluation.ks or ()),
+            )
+            return evaluate(evaluation, rollouts, loaded.policy, name=name, label=label)
+        finally:
+            rollouts.close()
 
-    def _episodes(
-        self, trainer: ToolGRPOTrainer, rewards: Sequence[Reward], rows: list[dict[str, Any]], label: str
-    ) -> list[EpisodeFacts]:
-        """The episodes of all questions, from all processes."""
-        state = trainer.accelerator
-        own = [
-            (number, row)
-            for number, row in enumerate(rows)
-            if number % state.num_processes == state.process_index
-            for _ in range(self.evaluation.samples)
-        ]
-        numbers, asked = [number for number, _ in own], [row for _, row in own]
-        trajectories = trainer.rollout(asked, label=label).trajectories
-        given = grade(trajectories, asked, rewards, trainer.reward_weights.tolist())
-        good = succeeded(trajectories, asked, given, spec=self._spec(), threshold=self.config.success_threshold)
-        trainer.recorder.record(trajectories, given, asked, step=0, mode="eval")
-        facts = [_facts(*parts) for parts in zip(numbers, trajectories, given, good, strict=True)]
-        gathered: list[EpisodeFacts] = gather_object(facts)
-        return gathered
+    def _rollouts(self, loaded: _Loaded, config: EvaluationConfig, tools: Toolbox | None) -> Rollouts:
+        chat = resolve_format(loaded.tokenizer)
+        check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
+        show_engine_lines(self.terminal.say)
+        try:
+            built = build_engine(loaded.policy, config.engine_options())
+        except ToolGRPOError:
+            raise
+        except (ValueError, ImportError, OSError) as error:  # what a library says against the settings
+            raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
+        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
+        path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
+        recorder = EpisodeRecorder(path if config.record_episodes else None)
+        return Rollouts(
+            engine=built.engine,
+            chat=chat,
+            limits=config.episode_limits(),
+            tokenizer=loaded.tokenizer,
+            tools=tools,
+            observers=Observers([recorder, RunProgress(self.terminal.console, say=self.terminal.say)]),
+            engine_retries=config.engine_retries,
+            max_concurrent=config.max_concurrent_episodes,
+            enable_thinking=config.enable_thinking,
+        )
 
     def _spec(self) -> str:
         return str(self.script.eval_dataset_id_or_path or self.script.dataset_id_or_path)
@@ -184,10 +186,10 @@ class EvaluationRun:
 
 def parse_evaluation_arguments(
     argv: Sequence[str],
-) -> tuple[EvaluationArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
+) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:
     """The command line over the YAML file over the defaults; the YAML file may be the one of the training."""
     evaluation, script, config, model = parse_args(
-        (EvaluationArguments, ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv)
+        (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig), list(argv)
     )
     check_arguments(script, config, model)
     return evaluation, script, config, model
@@ -203,49 +205,36 @@ def _check_report(path: Path) -> None:
         raise ConfigError(f"--report {path} cannot be written: {error.strerror}; choose another file") from error
 
 
-def _for_measuring(config: ToolGRPOConfig, output_dir: str) -> ToolGRPOConfig:
-    """A copy of the config for a trainer that never trains: no reference model, no reports."""
-    config = copy.copy(config)  # not `replace`, which would derive the derived fields again
-    config.output_dir = output_dir
-    config.beta = 0.0
-    config.report_to = []
-    config.disable_tqdm = True
-    return config
-
-
 @dataclass(frozen=True)
-class _Merged:
-    model: Any
+class _Loaded:
+    policy: Policy
     tokenizer: Any
 
 
-def _merged_adapter(path: Path, kwargs: Mapping[str, Any]) -> _Merged | None:
-    """The base model with the adapter of this folder in its weights; None if the folder holds a whole model."""
-    if not (path / "adapter_config.json").is_file() or (path / "config.json").is_file():
-        return None
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
-
+def _load(path: Path, init_kwargs: Mapping[str, Any], config: EvaluationConfig) -> _Loaded:
+    """Load the model of this folder or hub id, whole in each process; the folder of an adapter with its base model."""
+    check_backend(Accelerator(cpu=config.use_cpu))
+    unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
+    is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()
+    kwargs = {"trust_remote_code": config.trust_remote_code, **init_kwargs}
     try:
-        model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()
-        return _Merged(model, AutoTokenizer.from_pretrained(path))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the adapter in {path} cannot be loaded onto its base model: {error}") from error
+        if is_adapter:
+            from peft import AutoPeftModelForCausalLM
 
-
-def _facts(question: int, trajectory: Trajectory, reward: float, success: bool) -> EpisodeFacts:
-    return EpisodeFacts(
-        question=question,
-        reward=reward,
-        success=success,
-        answer=given_answer(trajectory.messages),
-        turns=len(trajectory.turns),
-        sampled_tokens=trajectory.n_sampled,
-        stop_reason=trajectory.stop_reason.value,
-        calls=tuple(
-            ToolCallFacts(
-                result.name or "unnamed", None if result.error is None else result.error.value, result.duration_s
-            )
-            for result in trajectory.results
-        ),
+            model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path, **{"dtype": "float32", **kwargs})
+    except (OSError, ValueError, ImportError) as error:
+        what = (
+            f"the adapter in {path} cannot be loaded onto its base model"
+            if is_adapter
+            else f"the model {path} cannot be loaded"
+        )
+        raise ModelError(f"{what}: {error}") from error
+    state = PartialState()
+    model = model.to(state.device).eval()
+    policy = policy_of_model(model, state, bf16=config.bf16, fp16=config.fp16)
+    tokenizer = load_tokenizer(
+        str(path), revision=init_kwargs.get("revision"), trust_remote_code=config.trust_remote_code
     )
+    return _Loaded(policy, tokenizer)

@@ -62,13 +62,14 @@ class RunParts:
             )
         return dataset
 
-    def heldout_rows(self) -> Dataset | None:
-        """The rows to measure success on, None if none are asked for."""
-        if self.script.eval_questions < 1:
+    def heldout_rows(self, default: int = 0) -> Dataset | None:
+        """The rows to measure success on, None if none are asked for (and there is no default number)."""
+        n_questions = self.script.eval_questions or default
+        if n_questions < 1:
             return None
         given = self.script.eval_dataset_id_or_path
         split = self.script.eval_split or ("train" if given else "heldout")
-        return self._rows(given or self.dataset_spec, split, self.script.eval_questions)
+        return self._rows(given or self.dataset_spec, split, n_questions)
 
     def toolbox(self) -> Toolbox | None:
         script = self.script
@@ -149,18 +150,18 @@ class RunParts:
 
     def trainer(self, model: Any, **arguments: Any) -> ToolGRPOTrainer:
         """The trainer; what a library says against the settings meanwhile is shown as the user's mistake it is."""
-        wanted = list(self.config.report_to)
+        config = self.config.changed(disable_tqdm=True, model_init_kwargs=self.model_init_kwargs())
+        progress = RunProgress(self.terminal.console, say=self.terminal.say)
         show_engine_lines(self.terminal.say)
         try:
-            with storage_errors("what the trainer keeps on the disk", Path(self.config.output_dir)):
-                trainer = ToolGRPOTrainer(model=model, args=self.config, **arguments)
+            with storage_errors("what the trainer keeps on the disk", Path(config.output_dir)):
+                trainer = ToolGRPOTrainer(model=model, args=config, progress=progress, **arguments)
         except ToolGRPOError:
             raise
         except (ValueError, ImportError, OSError) as error:
             raise ConfigError(f"the trainer cannot be built with these settings: {error}") from error
-        trainer.progress = RunProgress(self.terminal.console, say=self.terminal.say)
-        for name in wanted:
-            if name not in self.config.report_to:
+        for name in config.report_to:
+            if name not in trainer.args.report_to:
                 self.terminal.say(
                     f"trackers  {name} cannot be used here, and the run goes on without it (the log says why)"
                 )
@@ -170,9 +171,10 @@ class RunParts:
 
     def peft_config(self) -> Any:
         """LoRA on the attention and MLP projections, unless the user names other modules."""
-        if self.model.use_peft and not self.model.lora_target_modules:
-            self.model.lora_target_modules = LORA_TARGETS
-        return get_peft_config(self.model)
+        model = self.model
+        if model.use_peft and not model.lora_target_modules:
+            model = replace(model, lora_target_modules=LORA_TARGETS)
+        return get_peft_config(model)
 
     def _rows(self, spec: str, split: str, limit: int | None) -> Dataset:
         bad_rows = BadRows()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,12 @@ from trl import ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.evaluation.measures import Share, grade, succeeded
+from toolgrpo.evaluation.measures import Share
 from toolgrpo.observe.progress import StepsCallback
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
-from toolgrpo.trajectory import Trajectory
 
 __all__ = ["ScriptArguments", "TrainingRun", "parse_arguments"]
 
@@ -92,8 +90,6 @@ class TrainingRun:
             rewards = parts.rewards()
             say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
             parts.check(dataset, tools, rewards, heldout)
-            self.config.disable_tqdm = True
-            self.config.model_init_kwargs = parts.model_init_kwargs()
             trainer = parts.trainer(
                 parts.model_path(str(parts.model.model_name_or_path)),
                 reward_funcs=rewards,
@@ -115,18 +111,9 @@ class TrainingRun:
         sampled = self.config.sampling_options()
         rates = {}
         for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
-            result = trainer.rollout(rows, options, label=f"{when} ({name})")
-            succeeded = self._succeeded(result.trajectories, rows, trainer)
-            rates[name] = Share.of(succeeded)
+            rates[name] = Share.of(trainer.measure(rows, options, label=f"{when} ({name})").successes)
         self.terminal.say(f"{when:<9} " + ", ".join(f"{name} success {rate}" for name, rate in rates.items()))
         return rates
-
-    def _succeeded(
-        self, trajectories: Sequence[Trajectory], rows: list[Mapping[str, Any]], trainer: ToolGRPOTrainer
-    ) -> list[bool]:
-        rewards = grade(trajectories, rows, trainer.reward_funcs, trainer.reward_weights.tolist())
-        spec = self.script.eval_dataset_id_or_path or self.parts.dataset_spec
-        return succeeded(trajectories, rows, rewards, spec=spec, threshold=self.config.success_threshold)
 
     def _summary(
         self,

@@ -5,6 +5,7 @@ Invariants of a checked row:
 * `prompt` is a non-empty list of messages that ends with something for the model to answer;
 * `answer`, where the data has answers, is non-empty text (numbers are written out);
 * `tools`, where there is such a column, is a list of tool names or None;
+* `success_measure`, where there is such a column, names a measure of `measures.py` or is None;
 * every other column is as it was; none has a name that the trainer gives a meaning of its own.
 
 No bad row is skipped silently: it raises, or is handed to `on_bad_row`.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.data.measures import measure_of
 from toolgrpo.errors import DataError
 
 __all__ = [
@@ -121,6 +123,10 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     if "answer" in row:
         row["answer"] = _answer(row["answer"])
     _check_tool_names(row.get("tools"))
+    try:
+        measure_of(row)
+    except DataError as error:
+        raise RowProblem(str(error)) from error
     for name in RESERVED:
         if name in row:
             raise RowProblem(f"the column name {name!r} is taken by the trainer; rename the column")

@@ -86,7 +86,8 @@ class ArithmeticTasks:
             raise DataError(f"the arithmetic tasks have the splits {' and '.join(SPLITS)}, got {self.split!r}")
         n = ARITHMETIC_ROWS[split] if self.limit is None else self.limit
         for number, row in enumerate(arithmetic_rows(split, n), start=1):
-            yield RawRow(f"arithmetic [{self.split}], row {number}", row)
+            columns = {**row, "success_measure": "arithmetic"}  # stricter than its reward: `measures.py`
+            yield RawRow(f"arithmetic [{self.split}], row {number}", columns)
 
 
 @dataclass(frozen=True, slots=True)

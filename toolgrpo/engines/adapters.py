@@ -19,38 +19,30 @@ from typing import Any
 import torch
 from peft.tuners.lora import Embedding, Linear, LoraLayer
 
+from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
 
-__all__ = ["adapter_config", "adapter_saver", "base_model", "base_weights", "merged_parameters", "merges_exactly"]
+__all__ = ["adapter_config", "adapter_saver", "base_weights", "merged_parameters", "merges_exactly"]
 
 _PLAIN = {"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False}
 
 
-def base_model(trainer: Any) -> Any:
-    """The transformers model, without wrappers and adapters around it."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
-def adapter_config(trainer: Any) -> Any:
-    """The PEFT config of the adapter that is trained."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+def adapter_config(model: Any) -> Any:
+    """Return the PEFT config of the adapter that is trained."""
     return model.peft_config[model.active_adapter]
 
 
-def adapter_saver(trainer: Any) -> Callable[[Path], Any] | None:
-    """Writes the adapter into a folder, in PEFT's format; None where whole weights are sent."""
-    if trainer.args.vllm_lora_sync == "merge":
-        return None
-    model = trainer.accelerator.unwrap_model(trainer.model)
+def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
+    """Return what writes the adapter into a folder, in PEFT's format; `ConfigError` where it cannot be sent alone."""
+    model = policy.model
     if not hasattr(model, "peft_config"):
         raise ConfigError("vllm_lora_sync is adapter, but no adapter is trained; add --use_peft, or set it to merge")
-    if trainer.backend.splits_parameters:
+    if policy.backend.splits_parameters:
         raise ConfigError(
-            f"vllm_lora_sync adapter needs whole parameters in every process, and {trainer.backend} splits them; set it to "
-            f"merge, or use DDP or ZeRO-2"
+            f"vllm_lora_sync adapter needs whole parameters in every process, and {policy.backend} splits them; set it "
+            f"to merge, or use DDP or ZeRO-2"
         )
-    config = adapter_config(trainer)
+    config = adapter_config(model)
     for name, plain in _PLAIN.items():
         value = getattr(config, name, plain) or plain
         if value != plain:

@@ -1,117 +1,147 @@
-"""Build the engine a trainer asks for."""
+"""Choose and build the engine for a policy: the one list of engines.
+
+An engine is a file with its options, a builder here, and a row in `ENGINES`.
+"""
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list
 
-from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_model, base_weights
+from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weights
 from toolgrpo.engines.base import Engine
-from toolgrpo.engines.choose import EngineChoice, choose_engine
+from toolgrpo.engines.policy import Policy
+from toolgrpo.engines.transformers import TransformersOptions
+from toolgrpo.engines.vllm_colocate import ColocateOptions
+from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 
-__all__ = ["build_engine", "compute_dtype"]
+__all__ = ["ENGINES", "BuiltEngine", "EngineChoice", "EngineOptions", "build_engine", "choose_engine"]
 
 
-def build_engine(trainer: Any) -> tuple[Engine, EngineChoice]:
-    """The engine for this trainer's model and arguments, and why it is that one."""
-    args = trainer.args
-    choice = choose_engine(args.engine, server_urls=args.server_urls())
-    build = {"vllm_colocate": _vllm_colocate, "vllm_server": _vllm_server, "transformers": _transformers}[choice.name]
-    return build(trainer), choice
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Which engine is asked for (`auto` or a name of `ENGINES`), and what each would be asked."""
+
+    engine: str = "auto"
+    vllm_colocate: ColocateOptions = field(default_factory=ColocateOptions)
+    vllm_server: ServerOptions = field(default_factory=ServerOptions)
+    transformers: TransformersOptions = field(default_factory=TransformersOptions)
 
 
-def compute_dtype(trainer: Any) -> torch.dtype:
-    """The dtype the trainer's forward pass runs in; an engine of ours uses the same."""
-    if trainer.args.bf16:
-        return torch.bfloat16
-    if trainer.args.fp16:
-        return torch.float16
-    dtype: torch.dtype = next(trainer.model.parameters()).dtype
-    return dtype
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The name of an engine, and why it is that one, in a few words."""
+
+    name: str
+    why: str
 
 
-def _vllm_colocate(trainer: Any) -> Engine:
-    from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_seam import VLLMOptions, start_vllm
+class BuiltEngine(NamedTuple):
+    engine: Engine
+    choice: EngineChoice
 
-    args = trainer.args
-    if args.vllm_tensor_parallel_size > 1:
+
+def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
+    """Return the engine for this policy, and why it is that one."""
+    choice = choose_engine(options.engine, server_urls=list(options.vllm_server.urls))
+    return BuiltEngine(ENGINES[choice.name](policy, options), choice)
+
+
+def choose_engine(engine: str, *, server_urls: list[str] | None) -> EngineChoice:
+    """Resolve `auto`, and refuse what cannot work here."""
+    if engine == "auto":
+        if server_urls:
+            return EngineChoice("vllm_server", "server URLs are configured")
+        if vllm_available():
+            return EngineChoice("vllm_colocate", "vLLM is installed")
+        return EngineChoice("transformers", "vLLM is not installed")
+    if engine == "vllm_colocate" and not vllm_available():
         raise ConfigError(
-            f"vllm_tensor_parallel_size is {args.vllm_tensor_parallel_size}, but colocated vLLM runs one copy per "
-            f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
-            f"{args.vllm_tensor_parallel_size}` and use --engine vllm_server --vllm_server_urls URL."
+            "engine vllm_colocate needs vLLM, which is not installed: `pip install toolgrpo[cpu]` on a CPU, "
+            "`pip install toolgrpo[cuda]` with CUDA, or use --engine transformers."
         )
-    if args.vllm_enable_sleep_mode and not torch.cuda.is_available():
+    if engine == "vllm_server" and not server_urls:
+        raise ConfigError("engine vllm_server needs --vllm_server_urls, e.g. http://localhost:8000")
+    return EngineChoice(engine, "asked for")
+
+
+def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
+    from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+    from toolgrpo.engines.vllm_seam import start_vllm
+
+    asked = options.vllm_colocate
+    if asked.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size is {asked.tensor_parallel_size}, but colocated vLLM runs one copy per "
+            f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
+            f"{asked.tensor_parallel_size}` and use --engine vllm_server --vllm_server_urls URL."
+        )
+    if asked.vllm.enable_sleep_mode and not torch.cuda.is_available():
         raise ConfigError(
             "vllm_enable_sleep_mode gives GPU memory back between rollouts, but there is no GPU here; leave it out."
         )
-    base = base_model(trainer)
+    base = policy.base_model
     config = type(base.config).from_dict({**base.config.to_dict(), "architectures": [type(base).__name__]})
-    episodes = args.per_device_train_batch_size * args.steps_per_generation
-    options = VLLMOptions(
-        dtype=compute_dtype(trainer),
-        max_model_len=args.vllm_max_model_length,
-        max_num_seqs=args.max_concurrent_episodes or episodes,
-        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-        kv_cache_gib=args.vllm_kv_cache_gib,
-        enforce_eager=args.vllm_enforce_eager,
-        enable_sleep_mode=args.vllm_enable_sleep_mode,
-        trust_remote_code=args.trust_remote_code,
-        seed=args.seed + trainer.accelerator.process_index,
-    )
-    save_adapter = adapter_saver(trainer)
-    if save_adapter is None:
-        return VLLMColocateEngine(start_vllm(config, options))
-    options = replace(options, lora_rank=adapter_config(trainer).r)
-    return VLLMColocateEngine(start_vllm(config, options, base_weights(base)), save_adapter)
+    start = replace(asked.vllm, dtype=policy.dtype, seed=asked.vllm.seed + policy.process_index)
+    if asked.lora_sync == "merge":
+        return VLLMColocateEngine(start_vllm(config, start))
+    save_adapter = adapter_saver(policy)
+    start = replace(start, lora_rank=adapter_config(policy.model).r)
+    return VLLMColocateEngine(start_vllm(config, start, base_weights(base)), save_adapter)
 
 
-def _vllm_server(trainer: Any) -> Engine:
+def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
     from toolgrpo.engines.server_weights import choose_road
     from toolgrpo.engines.vllm_server import VLLMServerEngine
 
-    args, accelerator = trainer.args, trainer.accelerator
-    urls = args.server_urls()
+    asked = options.vllm_server
     (run_id,) = broadcast_object_list([uuid.uuid4().hex[:12]])  # the same in every process
     return VLLMServerEngine(
-        urls,
-        vocabulary=base_model(trainer).config.get_text_config().vocab_size,
+        asked.urls,
+        vocabulary=policy.base_model.config.get_text_config().vocab_size,
         weights=choose_road(
-            urls,
-            device=accelerator.device,
-            folder=Path(args.output_dir) / "vllm_weights",
+            asked.urls,
+            device=policy.device,
+            folder=asked.weights_folder,
             run_id=run_id,
-            save_adapter=adapter_saver(trainer),
-            ready_timeout_s=args.vllm_server_timeout,
-            timeout_s=args.engine_timeout,
-            group_port=args.vllm_group_port,
+            save_adapter=None if asked.lora_sync == "merge" else adapter_saver(policy),
+            ready_timeout_s=asked.ready_timeout_s,
+            timeout_s=asked.timeout_s,
+            group_port=asked.group_port,
         ),
-        timeout_s=args.engine_timeout,
-        retries=args.engine_retries,
-        ready_timeout_s=args.vllm_server_timeout,
-        is_main_process=accelerator.is_main_process,
-        wait_for_everyone=accelerator.wait_for_everyone,
+        timeout_s=asked.timeout_s,
+        retries=asked.retries,
+        ready_timeout_s=asked.ready_timeout_s,
+        is_main_process=policy.is_main_process,
+        wait_for_everyone=policy.wait_for_everyone,
     )
 
 
-def _transformers(trainer: Any) -> Engine:
+def _transformers(policy: Policy, options: EngineOptions) -> Engine:
     from toolgrpo.engines.split_parameters import ReplicaEngine
     from toolgrpo.engines.transformers import TransformersEngine
 
-    args = trainer.args
-    options: dict[str, Any] = {
-        "max_model_len": args.vllm_max_model_length,
-        "max_rows": args.max_concurrent_episodes or args.per_device_train_batch_size * args.steps_per_generation,
-        "seed": args.seed + trainer.accelerator.process_index,
-    }
-    if trainer.backend.splits_parameters:
-        base = base_model(trainer)
-        replica = type(base)(base.config).to(trainer.accelerator.device, compute_dtype(trainer))
-        return ReplicaEngine(replica, **options)
-    return TransformersEngine(lambda: trainer.accelerator.unwrap_model(trainer.model), **options)
+    asked = replace(options.transformers, seed=options.transformers.seed + policy.process_index)
+    if policy.backend.splits_parameters:
+        base = policy.base_model
+        replica = type(base)(base.config).to(policy.device, policy.dtype)
+        return ReplicaEngine(replica, max_model_len=asked.max_model_len, max_rows=asked.max_rows, seed=asked.seed)
+    return TransformersEngine(
+        policy.get_model, max_model_len=asked.max_model_len, max_rows=asked.max_rows, seed=asked.seed
+    )
+
+
+Builder = Callable[[Policy, EngineOptions], Engine]
+
+ENGINES: dict[str, Builder] = {
+    "vllm_colocate": _vllm_colocate,
+    "vllm_server": _vllm_server,
+    "transformers": _transformers,
+}

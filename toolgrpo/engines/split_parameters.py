@@ -24,6 +24,7 @@ class ReplicaEngine(TransformersEngine):
     """The `transformers` engine over a model of its own."""
 
     name = "replica"
+    same_numbers_as_trainer = False
 
     def __init__(self, replica: Any, *, max_model_len: int | None = None, max_rows: int = 64, seed: int = 0) -> None:
         super().__init__(lambda: replica, max_model_len=max_model_len, max_rows=max_rows, seed=seed)

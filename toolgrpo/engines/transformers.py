@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,16 @@ from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.decode_batch import Row, Wave
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 
-__all__ = ["TransformersEngine"]
+__all__ = ["TransformersEngine", "TransformersOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersOptions:
+    """What a user can ask of this engine. Each process adds its number to the seed."""
+
+    max_model_len: int | None = None
+    max_rows: int = 64
+    seed: int = 0
 
 
 class TransformersEngine:
@@ -34,6 +44,7 @@ class TransformersEngine:
 
     name = "transformers"
     gives_logprobs = True
+    same_numbers_as_trainer = True
 
     def __init__(
         self, model: Callable[[], Any], *, max_model_len: int | None = None, max_rows: int = 64, seed: int = 0

@@ -15,20 +15,30 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
-from toolgrpo.engines.vllm_seam import StepEngine
+from toolgrpo.engines.vllm_seam import StepEngine, VLLMOptions
 from toolgrpo.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["VLLMColocateEngine"]
+__all__ = ["ColocateOptions", "VLLMColocateEngine"]
 
 _PAUSE_S, _MOST_PAUSES = 0.001, 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColocateOptions:
+    """What a user can ask of this engine. The policy gives the dtype, and each process adds its number to the seed."""
+
+    vllm: VLLMOptions = field(default_factory=VLLMOptions)
+    tensor_parallel_size: int = 1  # more is refused
+    lora_sync: str = "merge"
 
 
 class _Waiting(NamedTuple):
@@ -46,6 +56,7 @@ class VLLMColocateEngine:
 
     name = "vllm_colocate"
     gives_logprobs = True
+    same_numbers_as_trainer = False
 
     def __init__(self, vllm: StepEngine, save_adapter: Callable[[Path], Any] | None = None) -> None:
         self._vllm = vllm

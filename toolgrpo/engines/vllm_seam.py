@@ -85,7 +85,7 @@ def warn_if_untested(version: str | None, where: str) -> None:
 class VLLMOptions:
     """How to start the engine."""
 
-    dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
     max_model_len: int | None = None
     max_num_seqs: int = 64
     gpu_memory_utilization: float = 0.3

@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolgrpo.engines.base import Sample, SampleRequest
@@ -49,7 +50,7 @@ from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["VLLMServerEngine"]
+__all__ = ["ServerOptions", "VLLMServerEngine"]
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 4.0
@@ -68,6 +69,19 @@ class _Patience:
     say_every_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What a user can ask of this engine."""
+
+    urls: tuple[str, ...] = ()
+    ready_timeout_s: float = 240.0
+    weights_folder: Path = Path("vllm_weights")  # that the servers can read
+    lora_sync: str = "merge"
+    timeout_s: float = 900.0  # for a request, its tries included
+    retries: int = 3  # after answers that are not believed
+    group_port: int = 51216  # where the first server meets the trainer, with NCCL
+
+
 class VLLMServerEngine:
     """The `vllm_server` engine. The constructor waits until every server is ready.
 
@@ -79,6 +93,7 @@ class VLLMServerEngine:
 
     name = "vllm_server"
     gives_logprobs = True
+    same_numbers_as_trainer = False
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""How good a model is on questions: grading outside of training, and rates with an interval that says how sure they are.
+"""How good a model is on questions: rates with an interval that says how sure they are.
 
-Pure functions and values; `evaluation_run` makes the episodes, `evaluation_report` shows them.
+Pure functions and values; `run.py` makes the episodes, `report.py` shows them.
 
 Intervals are Wilson's at 95 %, with the number of *questions* as n, however many episodes each question had: episodes of one
 question are not independent. A per-question value between 0 and 1 varies at most as a coin of the same mean does, so the
@@ -12,31 +12,23 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from toolgrpo.data.arithmetic import success
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
-from toolgrpo.trajectory import Message, Trajectory
+from toolgrpo.trajectory import Message
 
 __all__ = [
     "Answered",
     "Difference",
-    "Grader",
     "Share",
     "given_answer",
-    "grade",
     "majority_at_k",
     "pass_at_k",
-    "succeeded",
     "wilson_interval",
 ]
-
-Grader = Callable[..., list[float]]
-"""A reward in TRL's form: `grader(prompts=, completions=, completion_ids=, **columns) -> list[float]`."""
 
 
 def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -138,39 +130,3 @@ def given_answer(completion: Sequence[Message]) -> str | None:
     if number is not None:
         return str(number)
     return " ".join(marked.split()).casefold() or None
-
-
-def grade(
-    trajectories: Sequence[Trajectory],
-    rows: Sequence[Mapping[str, Any]],
-    graders: Sequence[Grader],
-    weights: Sequence[float] | None = None,
-) -> list[float]:
-    """The weighted reward of each trajectory, outside of training."""
-    completions: list[list[Message]] = [list(t.messages) for t in trajectories]
-    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"} if rows else {}
-    total = [0.0] * len(trajectories)
-    for grader, weight in zip(graders, weights or [1.0] * len(graders), strict=True):
-        rewards = grader(
-            prompts=[row["prompt"] for row in rows],
-            completions=completions,
-            completion_ids=[list(t.ids) for t in trajectories],
-            trajectories=list(trajectories),
-            **columns,
-        )
-        total = [before + weight * reward for before, reward in zip(total, rewards, strict=True)]
-    return total
-
-
-def succeeded(
-    trajectories: Sequence[Trajectory],
-    rows: Sequence[Mapping[str, Any]],
-    rewards: Sequence[float],
-    *,
-    spec: str,
-    threshold: float,
-) -> list[bool]:
-    """The embedded task has a measure of its own, stricter than its reward; elsewhere the reward decides."""
-    if spec in ("arithmetic", "embedded"):
-        return [success(t.messages, row["answer"]) for t, row in zip(trajectories, rows, strict=True)]
-    return [reward >= threshold for reward in rewards]

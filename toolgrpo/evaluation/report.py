@@ -11,17 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from toolgrpo.evaluation.measures import Answered, Difference, Share, majority_at_k, pass_at_k
+from toolgrpo.trajectory import Call
 
-__all__ = ["Comparison", "EpisodeFacts", "ModelReport", "ToolCallFacts"]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallFacts:
-    """One call attempt, as far as statistics want it."""
-
-    tool: str
-    error: str | None
-    duration_s: float
+__all__ = ["Comparison", "EpisodeFacts", "ModelReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +27,7 @@ class EpisodeFacts:
     turns: int
     sampled_tokens: int
     stop_reason: str
-    calls: tuple[ToolCallFacts, ...]
+    calls: tuple[Call, ...]  # those that were answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +59,20 @@ class ModelReport:
 
     def tools(self) -> dict[str, dict[str, Any]]:
         """Per tool, by how often it was called: calls, failures by cause, and how many episodes used it."""
-        calls = [call for episode in self.episodes for call in episode.calls]
-        return {
-            name: {
+        found = {}
+        for tool, count in Counter(_tool(call) for episode in self.episodes for call in episode.calls).most_common():
+            calls = [[call for call in episode.calls if _tool(call) == tool] for episode in self.episodes]
+            of_tool = [call for of_episode in calls for call in of_episode]
+            causes = Counter(call.error.value for call in of_tool if call.error is not None)
+            found[tool] = {
                 "calls": count,
                 "calls_per_episode": count / len(self.episodes),
-                "episodes_using_it": fmean(any(c.tool == name for c in e.calls) for e in self.episodes),
-                "failures": sum(c.tool == name and c.error is not None for c in calls),
-                "failures_by_cause": dict(Counter(c.error for c in calls if c.tool == name and c.error is not None)),
-                "seconds_p50": median(c.duration_s for c in calls if c.tool == name),
+                "episodes_using_it": fmean(map(bool, calls)),
+                "failures": causes.total(),
+                "failures_by_cause": dict(causes),
+                "seconds_p50": median(call.duration_s for call in of_tool),
             }
-            for name, count in Counter(call.tool for call in calls).most_common()
-        }
+        return found
 
     def as_json(self) -> dict[str, Any]:
         rewards = [episode.reward for episode in self.episodes]
@@ -157,6 +151,10 @@ class Comparison:
         if not table.row_count:
             table.add_row("(no tool was called)", *("-" for _ in names))
         return table
+
+
+def _tool(call: Call) -> str:
+    return call.name or "unnamed"
 
 
 def _with_interval(share: Share | Difference) -> dict[str, Any]:

@@ -1,58 +1,148 @@
-"""Numbers for the log, derived from trajectories. Nothing reads them back: the trajectories are the source of truth."""
+"""Numbers for the log, derived from a batch. Nothing reads them back: the trajectories are the source of truth.
+
+Each process runs episodes of its own, and TRL logs the main one's numbers. So each metric says how the values of several
+processes become one: counts are added up, bounds and the time taken are those of the extreme process, and shares and means
+(of equally many episodes in each process) are averaged over the processes that have them. Not exact, but near: the latency
+percentiles, `tools/failure_frequency` and `completions/mean_terminated_length`, which are averages of averages.
+
+`reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing to learn from: the smallest
+and largest reward, and the share of groups whose rewards are all alike. Alike means within 1e-6, because the standard
+deviation of equal fp32 rewards is seldom exactly 0 (TRL's `frac_reward_zero_std` misses most such groups).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from toolgrpo.trajectory import StopReason, ToolResult, Trajectory
+from accelerate.utils import gather_object
 
-__all__ = ["rollout_metrics", "tool_metrics"]
+from toolgrpo.rollout.batch import RolloutBatch
+from toolgrpo.rollout.observers import Observer
+from toolgrpo.trajectory import StopReason, ToolResult
+
+__all__ = [
+    "Metric",
+    "MetricsLog",
+    "batch_metrics",
+    "groups_without_spread",
+    "merged",
+    "reward_metrics",
+    "rollout_metrics",
+    "tool_metrics",
+]
+
+_ALIKE = 1e-6
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], *, duration_s: float, engine_idle_s: float) -> dict[str, float]:
-    """Metrics of one rollout. The names under `completions/` are TRL's own."""
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class Metric(NamedTuple):
+    """A number, and how those of several processes become one."""
+
+    value: float
+    over_processes: Callable[[Sequence[float]], float] = _mean
+
+
+Metrics = dict[str, Metric]
+
+
+class MetricsLog(Observer):
+    """Logs the metrics of each batch that is trained on or evaluated, over all processes: each of them must hear of it."""
+
+    def __init__(self, log: Callable[[Mapping[str, float]], None]) -> None:
+        self._log = log
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        if batch.mode != "heldout":
+            parts = gather_object([_Part(batch_metrics(batch), batch.totals)])
+            totals = [total for part in parts for total in part.totals]
+            spread = groups_without_spread(totals, batch.group_size)
+            self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one process sends to the others."""
+
+    metrics: Metrics
+    totals: tuple[float, ...]  # a group may be shared by two processes
+
+
+def merged(parts: Sequence[Metrics]) -> dict[str, float]:
+    """Return one value per name that any process has."""
+    names = {name: metric.over_processes for part in parts for name, metric in part.items()}
+    return {name: reduce([part[name].value for part in parts if name in part]) for name, reduce in names.items()}
+
+
+def batch_metrics(batch: RolloutBatch) -> Metrics:
+    """Return all metrics of a graded batch but those of whole groups."""
+    return {**rollout_metrics(batch), **reward_metrics(batch)}
+
+
+def rollout_metrics(batch: RolloutBatch) -> Metrics:
+    """Return what the trajectories say. The names under `completions/` are TRL's own."""
+    trajectories, times = batch.trajectories, batch.times
     n = len(trajectories)
     sampled = [t.n_sampled for t in trajectories]
     finished = [t.n_sampled for t in trajectories if t.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)]
     stops = Counter(t.stop_reason for t in trajectories)
-    metrics = {
-        "completions/mean_length": sum(sampled) / n,
-        "completions/min_length": float(min(sampled)),
-        "completions/max_length": float(max(sampled)),
-        "completions/clipped_ratio": 1 - len(finished) / n,
-        "completions/mean_terminated_length": sum(finished) / len(finished) if finished else 0.0,
-        "rollout/turns": sum(len(t.turns) for t in trajectories) / n,
-        "rollout/sampled_tokens": float(sum(sampled)),
-        "rollout/context_tokens": float(sum(t.n_context for t in trajectories)),
-        "rollout/seconds": duration_s,
-        "rollout/engine_idle_share": engine_idle_s / duration_s if duration_s > 0 else 0.0,
+    idle_share = times.engine_idle_s / times.duration_s if times.duration_s > 0 else 0.0
+    return {
+        "completions/mean_length": Metric(sum(sampled) / n),
+        "completions/min_length": Metric(float(min(sampled)), min),
+        "completions/max_length": Metric(float(max(sampled)), max),
+        "completions/clipped_ratio": Metric(1 - len(finished) / n),
+        "completions/mean_terminated_length": Metric(sum(finished) / len(finished) if finished else 0.0),
+        "rollout/turns": Metric(sum(len(t.turns) for t in trajectories) / n),
+        "rollout/sampled_tokens": Metric(float(sum(sampled)), sum),
+        "rollout/context_tokens": Metric(float(sum(t.n_context for t in trajectories)), sum),
+        "rollout/seconds": Metric(times.duration_s, max),
+        "rollout/engine_idle_share": Metric(idle_share),
+        **{f"stop/{reason}": Metric(stops[reason] / n) for reason in StopReason},
+        **tool_metrics([result for t in trajectories for result in t.results], n),
     }
-    metrics.update({f"stop/{reason}": stops[reason] / n for reason in StopReason})
-    metrics.update(tool_metrics([result for t in trajectories for result in t.results], n))
-    return metrics
 
 
-def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> dict[str, float]:
-    """Calls and failures, per tool and by cause, and latency percentiles."""
+def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> Metrics:
+    """Return calls and failures, per tool and by cause, and latency percentiles."""
     calls = len(results)
     failures = [r for r in results if not r.ok]
     metrics = {
-        "tools/call_frequency": calls / n_episodes,
-        "tools/failure_frequency": len(failures) / calls if calls else 0.0,
-        "tools/truncated": float(sum(r.truncated for r in results)),
-        "tools/cached": float(sum(r.cached for r in results)),
+        "tools/call_frequency": Metric(calls / n_episodes),
+        "tools/failure_frequency": Metric(len(failures) / calls if calls else 0.0),
+        "tools/truncated": Metric(float(sum(r.truncated for r in results)), sum),
+        "tools/cached": Metric(float(sum(r.cached for r in results)), sum),
     }
     for name, count in Counter(r.name or "unnamed" for r in results).items():
-        metrics[f"tools/{name}/calls"] = float(count)
-        metrics[f"tools/{name}/failures"] = float(sum((r.name or "unnamed") == name for r in failures))
+        metrics[f"tools/{name}/calls"] = Metric(float(count), sum)
+        metrics[f"tools/{name}/failures"] = Metric(float(sum((r.name or "unnamed") == name for r in failures)), sum)
     for cause, count in Counter(r.error for r in failures if r.error is not None).items():
-        metrics[f"tools/error/{cause}"] = float(count)
+        metrics[f"tools/error/{cause}"] = Metric(float(count), sum)
     latencies = sorted(r.duration_s for r in results)
     if latencies:
-        metrics["tools/latency_p50"] = _quantile(latencies, 0.5)
-        metrics["tools/latency_p95"] = _quantile(latencies, 0.95)
+        metrics["tools/latency_p50"] = Metric(_quantile(latencies, 0.5))
+        metrics["tools/latency_p95"] = Metric(_quantile(latencies, 0.95))
     return metrics
+
+
+def reward_metrics(batch: RolloutBatch) -> Metrics:
+    """Return what the rewards say, of each episode for itself."""
+    return {
+        "success": Metric(sum(batch.successes) / len(batch)),
+        "reward/min": Metric(min(batch.totals), min),
+        "reward/max": Metric(max(batch.totals), max),
+    }
+
+
+def groups_without_spread(totals: Sequence[float], group_size: int) -> float:
+    """Return the share of groups whose rewards are all alike; the rewards of a group stand together."""
+    groups = [totals[start : start + group_size] for start in range(0, len(totals), group_size)]
+    return sum(max(group) - min(group) < _ALIKE for group in groups) / len(groups)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

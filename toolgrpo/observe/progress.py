@@ -6,8 +6,7 @@ On a terminal it is a live bar. Elsewhere (a pipe, a CI log) it is one line for 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -23,7 +22,7 @@ from rich.progress import (
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.plain_text import plain
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
 
 __all__ = ["RunProgress", "StepsCallback"]
 
@@ -31,8 +30,10 @@ _LINES_PER_RUN = 20
 _ROLLOUT_SHOWN_AFTER_S = 2.0
 
 
-class RunProgress:
+class RunProgress(Observer):
     """The progress display of one process. A quiet console shows nothing.
+
+    The bar over the episodes of a rollout appears only if the rollout takes a while, and goes away with it.
 
     With a `say` of its own (a `Terminal`'s), lines above the bars go there, and what libraries print goes to the log.
     """
@@ -45,6 +46,9 @@ class RunProgress:
         self._steps: TaskID | None = None
         self._next_line = 0
         self._started = time.monotonic()
+        self._episodes: TaskID | None = None
+        self._episodes_done = 0
+        self._rollout_began = 0.0
 
     def start_steps(self, total: int, done: int = 0) -> None:
         self._started = time.monotonic()
@@ -72,28 +76,27 @@ class RunProgress:
             self._progress.stop()
             self._progress = None
 
-    @contextmanager
-    def episodes(self, total: int, label: str) -> Iterator[Callable[[Trajectory], None]]:
-        """Counts episodes of one rollout; the bar appears only if the rollout takes a while, and then goes away."""
-        started, done = time.monotonic(), 0
-        task: TaskID | None = None
+    def rollout_began(self, event: RolloutBegan) -> None:
+        self._rollout_began, self._episodes_done = time.monotonic(), 0
 
-        def advance(_: Trajectory) -> None:
-            nonlocal done, task
-            done += 1
-            if not self._live or time.monotonic() - started < _ROLLOUT_SHOWN_AFTER_S:
-                return
-            if task is None:
-                task = self._display().add_task(label, total=total, note="")
-            self._display().update(task, completed=done)
+    def episode_done(self, event: EpisodeDone) -> None:
+        self._episodes_done += 1
+        if not self._live or time.monotonic() - self._rollout_began < _ROLLOUT_SHOWN_AFTER_S:
+            return
+        if self._episodes is None:
+            rollout = event.rollout
+            self._episodes = self._display().add_task(rollout.label, total=rollout.n_episodes, note="")
+        self._display().update(self._episodes, completed=self._episodes_done)
 
-        try:
-            yield advance
-        finally:
-            if task is not None:
-                self._display().remove_task(task)
-            if self._steps is None:
-                self.stop_steps()
+    def rollout_ended(self, event: RolloutEnded) -> None:
+        if self._episodes is not None:
+            self._display().remove_task(self._episodes)
+            self._episodes = None
+        if self._steps is None:
+            self.stop_steps()
+
+    def close(self) -> None:
+        self.stop_steps()
 
     def _display(self) -> Progress:
         if self._progress is None:

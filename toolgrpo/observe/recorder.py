@@ -1,7 +1,7 @@
 """Write every trajectory as one JSON line, as it was trained on.
 
 A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so that a run can be
-read, searched and replayed without the trainer. Each process writes its own file (`episodes_path`). A checkpoint remembers
+read, searched and replayed without the trainer: `Trajectory.from_record` takes what `read_episodes` gives. Each process writes its own file (`episodes_path`). A checkpoint remembers
 how long the file was, and a resumed run cuts it there, so no episode stands in it twice; a run that starts from the
 beginning sets an older recording aside.
 
@@ -15,13 +15,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from toolgrpo.errors import StorageError
 from toolgrpo.plain_text import plain_json
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.rollout.batch import RolloutBatch
+from toolgrpo.rollout.observers import Observer
 
 __all__ = ["EpisodeRecorder", "episodes_path", "read_episodes"]
 
@@ -31,34 +31,25 @@ def episodes_path(output_dir: Path, process_index: int) -> Path:
     return output_dir / ("episodes.jsonl" if process_index == 0 else f"episodes.rank{process_index}.jsonl")
 
 
-class EpisodeRecorder:
-    """Appends to one file; with no path it writes nothing."""
+class EpisodeRecorder(Observer):
+    """Appends to one file what is trained on or evaluated; with no path it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._file: IO[str] | None = None
 
-    def record(
-        self,
-        trajectories: Sequence[Trajectory],
-        rewards: Sequence[float],
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        step: int,
-        mode: str,
-    ) -> None:
+    def batch_done(self, batch: RolloutBatch) -> None:
         """Append one line per trajectory and flush, so that a killed run keeps what it did."""
-        if self.path is None:
+        if self.path is None or batch.mode == "heldout":
             return
         lines = []
-        for trajectory, reward, row in zip(trajectories, rewards, rows, strict=True):
-            columns = {key: value for key, value in row.items() if key != "trajectories"}
+        for episode in batch.episodes:
             line = {
-                "step": step,
-                "mode": mode,
-                "reward_given": reward,
-                "row": columns,
-                **trajectory.to_record(),
+                "step": batch.step,
+                "mode": batch.mode,
+                "reward_given": episode.total,
+                "row": dict(episode.row),
+                **episode.trajectory.to_record(),
             }
             lines.append(plain_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n")
         try:

@@ -6,10 +6,11 @@ which the recording has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["COLUMNS", "EpisodeRow", "as_markdown", "episode_rows"]
@@ -39,30 +40,24 @@ class EpisodeRow:
 COLUMNS = [field.name for field in fields(EpisodeRow)]
 
 
-def episode_rows(
-    trajectories: Sequence[Trajectory],
-    rewards: Sequence[float],
-    rows: Sequence[Mapping[str, Any]],
-    rewards_by_name: Mapping[str, Sequence[float]],
-    *,
-    step: int,
-) -> list[EpisodeRow]:
-    """One row an episode, in order."""
+def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
+    """Return one row per episode of a graded batch, in order."""
     table = []
-    for i, (trajectory, reward, row) in enumerate(zip(trajectories, rewards, rows, strict=True)):
+    for i, (episode, total) in enumerate(zip(batch.episodes, batch.totals, strict=True)):
+        trajectory = episode.trajectory
         said = [message for message in trajectory.messages if message.get("role") == "assistant"]
         table.append(
             EpisodeRow(
-                step=step,
+                step=batch.step,
                 episode=int(trajectory.metadata.get("episode", i)),
-                reward=reward,
+                reward=total,
                 stop=str(trajectory.stop_reason),
                 turns=len(trajectory.turns),
                 tools=_short("\n".join(_calls(trajectory))),
                 failed_calls=sum(not result.ok for result in trajectory.results),
-                prompt=_short(_last_text(row["prompt"])),
+                prompt=_short(_last_text(episode.row["prompt"])),
                 answer=_short(str(said[-1].get("content") or "")) if said else "",
-                rewards=", ".join(f"{name} {values[i]:g}" for name, values in rewards_by_name.items()),
+                rewards=", ".join(f"{name} {_number(value)}" for name, value in episode.rewards.items()),
             )
         )
     return table
@@ -76,12 +71,15 @@ def as_markdown(rows: Sequence[EpisodeRow]) -> str:
 
 
 def _calls(trajectory: Trajectory) -> list[str]:
-    calls = []
-    for turn in trajectory.turns:
-        for attempt, result in zip(turn.attempts, turn.results, strict=False):  # the last turn's calls may not have run
-            arguments = ", ".join(f"{k}={v!r}" for k, v in (attempt.arguments or {}).items())
-            calls.append(f"{attempt.name or '?'}({arguments}) -> {result.content}")
-    return calls
+    return [
+        f"{call.name or '?'}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())}) -> {call.result}"
+        for call in trajectory.calls
+        if call.result is not None
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
 
 
 def _last_text(prompt: Any) -> str:

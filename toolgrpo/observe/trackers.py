@@ -26,7 +26,9 @@ from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
 
-from toolgrpo.observe.tables import COLUMNS, EpisodeRow, as_markdown
+from toolgrpo.observe.tables import COLUMNS, EpisodeRow, as_markdown, episode_rows
+from toolgrpo.rollout.batch import RolloutBatch
+from toolgrpo.rollout.observers import Observer
 
 __all__ = ["RolloutTables", "guard_trackers", "installed_trackers", "versions"]
 
@@ -94,17 +96,18 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers ships no typ
             return None
 
 
-class RolloutTables(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Sends what Transformers' callbacks do not: the versions, and tables of episodes (`show` gives the next one)."""
+class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """Sends what Transformers' callbacks do not: the versions, and the episodes of the last batch as a table."""
 
     def __init__(self, callbacks: list[Any], *, with_tables: bool) -> None:
         self._guards = [callback for callback in callbacks if isinstance(callback, Guard)]
-        self.wanted = with_tables and bool(self._guards)
+        self._wanted = with_tables and bool(self._guards)
         self._rows: list[EpisodeRow] = []
 
-    def show(self, rows: list[EpisodeRow]) -> None:
-        """Keep the episodes of the last rollout until the next log."""
-        self._rows = rows
+    def batch_done(self, batch: RolloutBatch) -> None:
+        """Keep the episodes until the next log."""
+        if self._wanted and batch.mode != "heldout":
+            self._rows = episode_rows(batch)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object

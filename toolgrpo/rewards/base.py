@@ -74,6 +74,8 @@ class Reward:
     def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[float]:
         """One float per completion; `arguments` are what TRL passes: prompts, ids, trajectories, every column."""
         available = {"completions": completions, **arguments}
+        if "prompts" in available:
+            available.setdefault("prompt", available["prompts"])  # a column of the data, which TRL passes as `prompts`
         given = self._select(available)
         oversight = Oversight(self._where(), self.source, self.timeout_s, self.say)
         try:

@@ -9,31 +9,11 @@ calls(trajectory)              every call attempt with its status and result, ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any
+from collections.abc import Sequence
 
-from toolgrpo.trajectory import AttemptStatus, Message, ToolErrorKind, Trajectory
+from toolgrpo.trajectory import Call, Message, Trajectory
 
 __all__ = ["Call", "calls", "final_answer", "last_tool_response", "tool_counts"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call attempt and what came back; `result` is None if the episode ended before it was answered."""
-
-    turn: int
-    name: str | None
-    arguments: Mapping[str, Any]
-    status: AttemptStatus
-    result: str | None
-    error: ToolErrorKind | None
-
-    @property
-    def ok(self) -> bool:
-        """Well formed, answered, and without an error."""
-        return self.status is AttemptStatus.OK and self.result is not None and self.error is None
 
 
 def final_answer(completion: Sequence[Message]) -> str:
@@ -58,18 +38,5 @@ def tool_counts(completion: Sequence[Message]) -> Counter[str]:
 
 
 def calls(trajectory: Trajectory) -> tuple[Call, ...]:
-    """Every attempt of an episode, in order."""
-    found = []
-    for number, turn in enumerate(trajectory.turns):
-        for attempt, result in zip_longest(turn.attempts, turn.results):
-            found.append(
-                Call(
-                    turn=number,
-                    name=attempt.name,
-                    arguments=attempt.arguments or {},
-                    status=attempt.status,
-                    result=None if result is None else result.content,
-                    error=None if result is None else result.error,
-                )
-            )
-    return tuple(found)
+    """Return every call attempt of an episode, in order."""
+    return trajectory.calls

@@ -1,14 +1,31 @@
-"""Rollouts: one episode (`episode.py`), its limits (`limits.py`), and many episodes at once (`scheduler.py`)."""
+"""Rollouts: rows become episodes, many at a time, and come back as one batch.
 
+`episode.py` runs one episode within its `limits.py`; `scheduler.py` runs many at once; `rollouts.py` is what customers call;
+`batch.py` is what they get; `observers.py` is how others hear of it.
+"""
+
+from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
-from toolgrpo.rollout.scheduler import RolloutResult, run_episodes, run_rollout
+from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
+from toolgrpo.rollout.rollouts import Rollouts
+from toolgrpo.rollout.scheduler import RolloutResult, Scheduler, run_episodes, run_rollout
 
 __all__ = [
     "Episode",
+    "EpisodeDone",
     "EpisodeLimits",
     "EpisodeRunner",
+    "Observer",
+    "RolloutBatch",
+    "RolloutBegan",
+    "RolloutEnded",
     "RolloutResult",
+    "RolloutTimes",
+    "Rollouts",
+    "Scheduler",
+    "Scored",
+    "TurnDone",
     "run_episodes",
     "run_rollout",
 ]

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
-__all__ = ["Episode", "EpisodeRunner"]
+__all__ = ["BusyTime", "Episode", "EpisodeRunner"]
 
 _RETRY_PAUSE_S = 0.5
 
@@ -56,6 +57,27 @@ class Episode:
     row: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
     seed: int | None = None
+    number: int = 0  # its place in the rollout
+
+
+class BusyTime:
+    """A clock that runs while at least one `with` block over it is open."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open = 0
+        self._since_s = 0.0
+        self.total_s = 0.0
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._since_s = self._clock()
+        self._open += 1
+
+    def __exit__(self, *failure: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self.total_s += self._clock() - self._since_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +92,10 @@ class EpisodeRunner:
     tools: ToolProvider | None = None
     engine_retries: int = 3
     clock: Callable[[], float] = time.monotonic
+    waiting: AbstractContextManager[None] = field(
+        default_factory=nullcontext
+    )  # entered while an episode waits for the engine
+    on_turn: Callable[[Episode, Turn], None] | None = None
 
     async def __call__(self, episode: Episode) -> Trajectory:
         return await _Run(self, episode).run()
@@ -144,7 +170,7 @@ class _Run:
             # 3., 4. and 5. ends without calls
             reason = self._reason_to_stop(ledger, turn, room)
             if reason is not None or session is None:
-                ledger.turn(turn)
+                self._record(ledger, turn)
                 return reason or StopReason.FINISHED
             # 6. tools
             results = await self._call_tools(ledger, session, turn)
@@ -182,7 +208,8 @@ class _Run:
         )
         for retry in range(self.shared.engine_retries + 1):
             try:
-                return await self.shared.engine.sample(request)
+                with self.shared.waiting:
+                    return await self.shared.engine.sample(request)
             except EngineError as error:
                 if isinstance(error, FinalEngineError) or retry == self.shared.engine_retries:
                     raise
@@ -202,8 +229,13 @@ class _Run:
             results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
             ledger.say(*(_as_message(result) for result in results))
         finally:
-            ledger.turn(turn.answered(results))
+            self._record(ledger, turn.answered(results))
         return results
+
+    def _record(self, ledger: Ledger, turn: Turn) -> None:
+        ledger.turn(turn)
+        if self.shared.on_turn is not None:
+            self.shared.on_turn(self.episode, turn)
 
     def _cut(self, result: ToolResult) -> ToolResult:
         shown = self.cutter(result.content, result.left_out)

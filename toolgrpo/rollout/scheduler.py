@@ -1,10 +1,19 @@
 """Run many episodes at once on one event loop, with no barrier between them.
 
-Invariants: exactly one trajectory for each episode, in input order; at most `max_concurrent` episodes are open at a time;
-the engine is open exactly while episodes run; whatever ends the rollout early (a plugin error, Ctrl-C) cancels every
-open episode before it is raised, so no request, tool call or task is left behind.
+A `Scheduler` takes episodes while it runs, so its source can be a list (`run_episodes`) or a loop that decides by what has
+ended what comes next:
 
-If an episode is lost to a failure of the world, its siblings still end; then `EngineError` says how many were lost and
+    async with Scheduler(runner, max_concurrent=64) as scheduler:
+        waiting = {scheduler.submit(episode): episode for episode in first}
+        async for handle in scheduler.ended():
+            ...  # scheduler.submit(another), or other.cancel() for one that nobody needs any more
+
+Invariants: episodes start in the order in which they were submitted, at most `max_concurrent` of them are open at a time, and
+each yields exactly one trajectory, or none if its handle was cancelled; the engine is open exactly while the scheduler is;
+whatever ends it early (a plugin error, Ctrl-C) cancels every open episode before it is raised, so no request, tool call or
+task is left behind.
+
+If an episode is lost to a failure of the world, its siblings still end; then `check_complete` says how many were lost and
 why. A lost episode never becomes a reward of 0.
 """
 
@@ -12,91 +21,138 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any, TypeVar
 
-from toolgrpo.engines.base import Engine, Sample, SampleRequest
 from toolgrpo.errors import EngineError
-from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.rollout.batch import RolloutTimes
+from toolgrpo.rollout.episode import BusyTime, Episode, EpisodeRunner
 from toolgrpo.trajectory import StopReason, Trajectory
 
-__all__ = ["RolloutResult", "run_episodes", "run_rollout"]
+__all__ = [
+    "Handle",
+    "RolloutResult",
+    "Scheduler",
+    "check_complete",
+    "run_all",
+    "run_blocking",
+    "run_episodes",
+    "run_rollout",
+]
 
 T = TypeVar("T")
+Handle = asyncio.Task[Trajectory]
+"""An episode that was submitted: `cancel()` withdraws it, `result()` is its trajectory once it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What came out of one rollout, and where its time went."""
+    """The trajectories of a rollout, in the order of its episodes, and where its time went."""
 
     trajectories: tuple[Trajectory, ...]
-    duration_s: float
-    engine_idle_s: float  # time in which no episode was waiting for the engine
+    times: RolloutTimes
 
 
-class _BusyMeter:
-    """Wraps an engine's `sample` to measure the time in which at least one request is open."""
+class Scheduler:
+    """Runs what is submitted to it, between entering and leaving it; leaving waits for all that is open."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self._engine = engine
-        self._clock = clock
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        *,
+        max_concurrent: int | None = None,
+        on_done: Callable[[Episode, Trajectory], None] | None = None,
+    ) -> None:
+        self._waiting = BusyTime(runner.clock)
+        self._runner = replace(runner, waiting=self._waiting)
+        self._gate = nullcontext() if max_concurrent is None else asyncio.Semaphore(max_concurrent)
+        self._on_done = on_done
+        self._tasks = asyncio.TaskGroup()
         self._open = 0
-        self._since = 0.0
-        self.busy_s = 0.0
+        self._ended: deque[Handle] = deque()
+        self._news = asyncio.Event()
+        self._started_s = 0.0
+        self._stopped_s: float | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def sample(self, request: SampleRequest) -> Sample:
-        if self._open == 0:
-            self._since = self._clock()
+    def submit(self, episode: Episode) -> Handle:
+        """Run this episode as soon as there is room, after those that were submitted before it."""
+        handle = self._tasks.create_task(self._run(episode))
         self._open += 1
+        handle.add_done_callback(self._has_ended)
+        return handle
+
+    async def ended(self) -> AsyncIterator[Handle]:
+        """Give the handles in the order in which their episodes end, cancelled ones too, until none is open."""
+        while self._open or self._ended:
+            while not self._ended:
+                self._news.clear()
+                await self._news.wait()
+            yield self._ended.popleft()
+
+    @property
+    def times(self) -> RolloutTimes:
+        """Return how long the scheduler has been open, and how much of that nobody waited for the engine."""
+        now = self._runner.clock() if self._stopped_s is None else self._stopped_s
+        duration_s = now - self._started_s
+        return RolloutTimes(duration_s, max(0.0, duration_s - self._waiting.total_s))
+
+    async def __aenter__(self) -> Scheduler:
+        self._started_s = self._runner.clock()
+        await self._runner.engine.open()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
         try:
-            return await self._engine.sample(request)
+            await self._tasks.__aexit__(exc_type, exc, tb)
+        except BaseExceptionGroup as errors:
+            # Siblings only end with cancellation, so the first one is what went wrong; it keeps its type and traceback.
+            raise errors.exceptions[0] from None
         finally:
-            self._open -= 1
-            if self._open == 0:
-                self.busy_s += self._clock() - self._since
+            await self._runner.engine.close()
+            self._stopped_s = self._runner.clock()
+
+    async def _run(self, episode: Episode) -> Trajectory:
+        async with self._gate:
+            trajectory = await self._runner(episode)
+        if self._on_done is not None:
+            self._on_done(episode, trajectory)
+        return trajectory
+
+    def _has_ended(self, handle: Handle) -> None:
+        self._open -= 1
+        self._ended.append(handle)
+        self._news.set()
 
 
 async def run_episodes(
-    episodes: Sequence[Episode],
+    episodes: Iterable[Episode],
     runner: EpisodeRunner,
     *,
     max_concurrent: int | None = None,
-    on_done: Callable[[Trajectory], None] | None = None,
+    on_done: Callable[[Episode, Trajectory], None] | None = None,
 ) -> RolloutResult:
-    """Run all episodes; see the module's invariants."""
-    clock = runner.clock
-    started = clock()
-    meter = _BusyMeter(runner.engine, clock)
-    metered = replace(runner, engine=meter)
-    gate = asyncio.Semaphore(max_concurrent or max(1, len(episodes)))
-
-    async def one(episode: Episode) -> Trajectory:
-        async with gate:
-            trajectory = await metered(episode)
-        if on_done is not None:
-            on_done(trajectory)
-        return trajectory
-
-    await runner.engine.open()
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(episode)) for episode in episodes]
-    except BaseExceptionGroup as errors:
-        # Siblings only end with cancellation, so the first one is what went wrong; it keeps its own type and traceback.
-        raise errors.exceptions[0] from None
-    finally:
-        await runner.engine.close()
-    trajectories = tuple(task.result() for task in tasks)
-    _check_complete(trajectories)
-    duration = clock() - started
-    return RolloutResult(trajectories, duration, max(0.0, duration - meter.busy_s))
+    """Run these episodes to their ends: the plainest source there is."""
+    return await run_all(episodes, Scheduler(runner, max_concurrent=max_concurrent, on_done=on_done))
 
 
-def _check_complete(trajectories: Sequence[Trajectory]) -> None:
+async def run_all(episodes: Iterable[Episode], scheduler: Scheduler) -> RolloutResult:
+    """Open a scheduler, run these episodes in it, and close it."""
+    async with scheduler:
+        handles = [scheduler.submit(episode) for episode in episodes]
+    trajectories = tuple(handle.result() for handle in handles)
+    check_complete(trajectories)
+    return RolloutResult(trajectories, scheduler.times)
+
+
+def check_complete(trajectories: Sequence[Trajectory]) -> None:
+    """Raise `EngineError` if an episode was lost to a failure of the world."""
     lost = [t for t in trajectories if t.stop_reason is StopReason.ENGINE_FAILURE]
     if lost:
         raise EngineError(
@@ -106,21 +162,26 @@ def _check_complete(trajectories: Sequence[Trajectory]) -> None:
 
 
 def run_rollout(
-    episodes: Sequence[Episode],
+    episodes: Iterable[Episode],
     runner: EpisodeRunner,
     *,
     max_concurrent: int | None = None,
-    on_done: Callable[[Trajectory], None] | None = None,
+    on_done: Callable[[Episode, Trajectory], None] | None = None,
 ) -> RolloutResult:
     """`run_episodes` for a caller that is not async, also where an event loop already runs (a notebook)."""
+    return run_blocking(lambda: run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
 
-    def run() -> RolloutResult:
+
+def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on an event loop of its own, in another thread where this one already has a loop."""
+
+    def run() -> T:
         # The main task returns nothing: asyncio.run makes a repr of it when it ends (through signal.getsignal), and the
         # repr of a whole rollout takes longer than scheduling it.
-        outcome: list[RolloutResult] = []
+        outcome: list[T] = []
 
         async def main() -> None:
-            outcome.append(await run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
+            outcome.append(await start())
 
         asyncio.run(main())
         return outcome[0]

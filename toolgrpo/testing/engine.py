@@ -56,6 +56,7 @@ class ScriptedEngine:
     """
 
     name = "scripted"
+    same_numbers_as_trainer = False
 
     def __init__(
         self,

@@ -10,48 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from accelerate.utils import DistributedType
-
+from toolgrpo.engines.policy import Backend
 from toolgrpo.errors import ConfigError
 
-__all__ = ["Backend", "check_backend"]
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """How the model of one run is spread over its processes."""
-
-    kind: str  # accelerate's DistributedType: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED, ...
-    n_processes: int
-    zero_stage: int | None = None
-    fsdp_version: int | None = None
-
-    @classmethod
-    def of(cls, accelerator: Any) -> Backend:
-        state = accelerator.state
-        zero = state.deepspeed_plugin if state.distributed_type == DistributedType.DEEPSPEED else None
-        fsdp = state.fsdp_plugin if state.distributed_type == DistributedType.FSDP else None
-        return cls(
-            kind=DistributedType(state.distributed_type).value,
-            n_processes=accelerator.num_processes,
-            zero_stage=None if zero is None else int(zero.zero_stage),
-            fsdp_version=None if fsdp is None else int(fsdp.fsdp_version),
-        )
-
-    @property
-    def splits_parameters(self) -> bool:
-        """Whether a process holds only a part of the parameters."""
-        return self.fsdp_version is not None or self.zero_stage == 3
-
-    def __str__(self) -> str:
-        if self.zero_stage is not None:
-            return f"DeepSpeed ZeRO-{self.zero_stage} on {self.n_processes} processes"
-        if self.fsdp_version is not None:
-            return f"FSDP{self.fsdp_version} on {self.n_processes} processes"
-        return "one process" if self.n_processes == 1 else f"DDP on {self.n_processes} processes"
+__all__ = ["check_backend"]
 
 
 def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ) -> Backend:

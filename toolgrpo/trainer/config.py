@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from trl import GRPOConfig
 
 from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.engines.build import ENGINES, EngineOptions
+from toolgrpo.engines.transformers import TransformersOptions
+from toolgrpo.engines.vllm_colocate import ColocateOptions
+from toolgrpo.engines.vllm_seam import VLLMOptions
+from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 
-__all__ = ["ENGINES", "LORA_SYNCS", "ToolGRPOConfig"]
+__all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
 
-ENGINES = ("auto", "vllm_colocate", "vllm_server", "transformers")
+ENGINE_NAMES = ("auto", *ENGINES)
 LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
 class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
+
+    may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
 
     max_completion_length: int | None = field(
         default=1024,
@@ -59,7 +69,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     # the engine
     engine: str = field(
         default="auto",
-        metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINES},
+        metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINE_NAMES},
     )
     engine_retries: int = field(
         default=3,
@@ -116,8 +126,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             self._use_gloo()
         self._check_fields_of_trl()
         super().__post_init__()
-        if self.engine not in ENGINES:
-            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; got {self.engine!r}")
+        if self.engine not in ENGINE_NAMES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINE_NAMES)}; got {self.engine!r}")
         self._check_servers()
         if self.vllm_lora_sync not in LORA_SYNCS:
             raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
@@ -155,6 +165,57 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             if value is not None and value < least:
                 why = " (GRPO compares the episodes of a group)" if name == "num_generations" else ""
                 raise ConfigError(f"{name} must be at least {least}{why}, got {value}")
+        if self.temperature == 0 and not self.may_be_greedy:
+            raise ConfigError(
+                "temperature must be above 0 in training, got 0: greedy episodes of a group are all alike, and the "
+                "log-probabilities are divided by it. Leave it at 1.0; an evaluation may use 0"
+            )
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with these fields set.
+
+        Not by `dataclasses.replace`: TRL would derive the fields anew that it has derived before, and refuse them.
+        """
+        known = {known.name for known in fields(self)}
+        if not changes.keys() <= known:
+            raise ConfigError(f"{min(changes.keys() - known)} is no field of {type(self).__name__}")
+        config = copy.copy(self)
+        for name, value in changes.items():
+            setattr(config, name, value)
+        return config
+
+    def engine_options(self) -> EngineOptions:
+        """Return which engine these fields ask for, and what each engine would be asked."""
+        at_a_time = self.max_concurrent_episodes or self.per_device_train_batch_size * self.steps_per_generation
+        return EngineOptions(
+            engine=self.engine,
+            vllm_colocate=ColocateOptions(
+                vllm=VLLMOptions(
+                    max_model_len=self.vllm_max_model_length,
+                    max_num_seqs=at_a_time,
+                    gpu_memory_utilization=self.vllm_gpu_memory_utilization,
+                    kv_cache_gib=self.vllm_kv_cache_gib,
+                    enforce_eager=self.vllm_enforce_eager,
+                    enable_sleep_mode=self.vllm_enable_sleep_mode,
+                    trust_remote_code=self.trust_remote_code,
+                    seed=self.seed,
+                ),
+                tensor_parallel_size=self.vllm_tensor_parallel_size,
+                lora_sync=self.vllm_lora_sync,
+            ),
+            vllm_server=ServerOptions(
+                urls=tuple(self.server_urls()),
+                ready_timeout_s=self.vllm_server_timeout,
+                weights_folder=Path(self.output_dir) / "vllm_weights",
+                lora_sync=self.vllm_lora_sync,
+                timeout_s=self.engine_timeout,
+                retries=self.engine_retries,
+                group_port=self.vllm_group_port,
+            ),
+            transformers=TransformersOptions(
+                max_model_len=self.vllm_max_model_length, max_rows=at_a_time, seed=self.seed
+            ),
+        )
 
     def server_urls(self) -> list[str]:
         """Return the vLLM servers that were configured, our way or TRL's; none if there are none."""

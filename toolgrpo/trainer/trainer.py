@@ -1,14 +1,13 @@
 """`ToolGRPOTrainer`: a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
-It connects parts and holds no policy: the engine is chosen in `engines/choose.py`, an episode is run in
-`rollout/episode.py`, TRL's private names live in `trl_seam.py`. Advantages, losses, the reference model, importance
-sampling, logging and checkpoints stay TRL's.
+It connects parts: the engine is built in `engines/build.py`, `rollout/rollouts.py` runs the episodes, observers hear of
+them, TRL's private names live in `trl_seam.py`. Rewards, advantages, losses, the reference model, importance sampling,
+logging and checkpoints stay TRL's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,19 +20,18 @@ from trl import GRPOTrainer
 from toolgrpo.chat import check_vocabulary, resolve_format
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
-from toolgrpo.engines.build import build_engine
-from toolgrpo.engines.choose import given
+from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.evaluation.grading import grade, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
-from toolgrpo.observe.group_spread import reward_spread
-from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
-from toolgrpo.observe.reduction import of_all_processes
-from toolgrpo.observe.tables import episode_rows
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.rewards.watched import watched
-from toolgrpo.rollout import Episode, EpisodeRunner, RolloutResult, run_rollout
+from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
+from toolgrpo.rollout.batch import Mode
+from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import trl_seam
@@ -43,9 +41,8 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import name_the_first_failure
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
-from toolgrpo.trajectory import Message, Trajectory
 
-__all__ = ["ToolGRPOTrainer"]
+__all__ = ["ToolGRPOTrainer", "load_tokenizer"]
 
 Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
 
@@ -54,7 +51,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or a `Toolbox`.
-    `engine` and `chat` replace what the config and the tokenizer would choose.
+    `engine` and `chat` replace what the config and the tokenizer would choose. `observers` hear of every rollout;
+    `progress` is the display to show it on.
     """
 
     def __init__(
@@ -69,21 +67,20 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         tools: Tools | None = None,
         engine: Engine | None = None,
         chat: ChatFormat | None = None,
+        observers: Sequence[Observer] = (),
+        progress: RunProgress | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in ("rollout_func", "environment_factory"):
-            if kwargs.get(name) is not None:
-                raise ConfigError(
-                    f"ToolGRPOTrainer runs its own episodes, so `{name}` has no effect; pass `tools=` (a tools or "
-                    f"environment file) instead, or use TRL's GRPOTrainer."
-                )
+        _refuse_rollouts_of_trl(kwargs)
         trl_seam.warn_if_untested()
+        Observers(observers)  # refused before anything is loaded
         args = args or ToolGRPOConfig("toolgrpo-output")
-        tokenizer = processing_class or _load_tokenizer(model, args)
-        self.chat = chat or resolve_format(tokenizer)
-        self.toolbox = _as_toolbox(tools, args)
+        tokenizer = processing_class or load_tokenizer(
+            model, revision=_revision(args), trust_remote_code=args.trust_remote_code
+        )
+        chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
         self.train_sampler: Any = None
-        args.report_to = installed_trackers(args.report_to)
+        args = args.changed(report_to=installed_trackers(args.report_to))
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
                 model=model,
@@ -97,31 +94,35 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator)
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
-        self.engine, self.engine_choice = build_engine(self) if engine is None else (engine, given(engine))
-        trl_seam.correct_for_engine(self, self.engine.name != "transformers" and self.engine.gives_logprobs)
+        self.policy = trl_seam.policy_of(self, self.backend)
+        given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
+        built = given or build_engine(self.policy, args.engine_options())
+        self.engine_choice = built.choice
+        trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
+        self._batch: RolloutBatch | None = None  # from its generation until it is graded
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
-        self.progress = RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
         self.n_episodes = 0  # of all processes, so far
-        self.recorder = EpisodeRecorder(
-            episodes_path(Path(args.output_dir), self.accelerator.process_index) if args.record_episodes else None
-        )
-        self._stop = GracefulStop(self.accelerator, lambda text: self.progress.say(text))
+        self.progress = progress or RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
+        recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
+        self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
+        self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self._claim: FolderClaim | None = None
-        guard_trackers(self.callback_handler.callbacks, args.report_to)
-        self._tables = RolloutTables(self.callback_handler.callbacks, with_tables=args.log_completions)
-        self.log_completions = False  # TRL's own table has no tools in it
+        tables = self._rollout_tables()
         # In this order: a stop saves, and a save logs.
-        for callback in (self._stop, self._checkpoints, self._tables, MemoryReturn()):
+        for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
             self.add_callback(callback)
+        log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
+        hearing = Observers([log, self.recorder, tables, self.progress, *observers])
+        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, hearing)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """TRL's loop. `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
 
-        SIGTERM or Ctrl-C ends it after the step of now, saved; then `stopped_by` names the signal.
+        SIGTERM or Ctrl-C ends it after the current step, saved; then `stopped_by` names the signal.
         """
         self._claim_folder()
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
@@ -147,36 +148,61 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """The signal that asked the last `train` to end, or None."""
         return None if self._stop.stopped_by is None else self._stop.stopped_by.name
 
+    @property
+    def engine(self) -> Engine:
+        return self.rollouts.engine
+
+    @property
+    def chat(self) -> ChatFormat:
+        return self.rollouts.chat
+
+    @property
+    def toolbox(self) -> ToolProvider | None:
+        return self.rollouts.tools
+
     def rollout(
-        self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
-    ) -> RolloutResult:
-        """Run one episode per row with the weights of now. Each process runs its own rows and waits for no other."""
-        self._push_weights()
-        runner = EpisodeRunner(
-            engine=self.engine,
-            chat=self.chat,
-            limits=self.args.episode_limits(),
-            options=options or self.args.sampling_options(),
-            tokenizer=self.processing_class,
-            tools=self.toolbox,
-            engine_retries=self.args.engine_retries,
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        options: SamplingOptions | None = None,
+        *,
+        label: str = "episodes",
+        mode: Mode = "heldout",
+    ) -> RolloutBatch:
+        """Run one episode per row with the current weights, not graded. Each process runs its own rows."""
+        if self._weights_of_step != self.state.global_step:
+            self.rollouts.load_weights(self.policy.weights())
+            self._weights_of_step = self.state.global_step
+        return self.rollouts.run(
+            rows,
+            options or self.args.sampling_options(),
+            step=self.state.global_step,
+            mode=mode,
+            label=label,
+            group_size=1 if mode == "heldout" else self._group_size(mode),
+            offset=self.accelerator.process_index * len(rows),
         )
-        episodes = [
-            Episode(messages=_as_messages(row["prompt"]), row=row, enable_thinking=self._thinking(row)) for row in rows
-        ]
-        with self.progress.episodes(len(episodes), label) as on_done:
-            return run_rollout(episodes, runner, max_concurrent=self.args.max_concurrent_episodes, on_done=on_done)
+
+    def measure(
+        self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
+    ) -> RolloutBatch:
+        """Run one episode per held-out row with the current weights, graded; nothing is trained or recorded."""
+        batch = grade(
+            self.rollout(rows, options, label=label),
+            self.reward_funcs,
+            self.reward_weights.tolist(),
+            threshold=self.args.success_threshold,
+            trainer_state=self.state,
+        )
+        self.rollouts.observers.batch_done(batch)
+        return batch
 
     def close(self) -> None:
-        """End the engine, the tool workers, the recorder and the bars, and leave the output folder to others."""
+        """End the engine, the tool workers, the observers and the bars, and leave the output folder to others."""
         self.progress.stop_steps()  # an error may have left them, and the cursor hidden
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        self.engine.shutdown()
-        if self.toolbox is not None:
-            self.toolbox.close()
-        self.recorder.close()
+        self.rollouts.close()
 
     def _claim_folder(self) -> None:
         if self._claim is None:
@@ -208,55 +234,60 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
-        result = self.rollout(rows)
-        self.rollout_seconds += result.duration_s
-        trajectories = self._numbered(result.trajectories)
-        trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in trajectories))
-        metrics = rollout_metrics(trajectories, duration_s=result.duration_s, engine_idle_s=result.engine_idle_s)
-        trl_seam.log_metrics(self, of_all_processes(metrics))
+        batch = self.rollout(rows, mode=trl_seam.mode_of(self))
+        self.rollout_seconds += batch.times.duration_s
+        self._batch = batch = batch.numbered(self._first_number(len(batch)))
+        trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        return trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id).as_trl()
+        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id).as_trl()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        start = self.accelerator.process_index * len(prompts)
-        rewards = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
-        own = rewards[start : start + len(prompts)].tolist()
-        success = sum(reward >= self.args.success_threshold for reward in rewards.tolist()) / len(rewards)
-        trl_seam.log_metrics(self, {"success": success, **reward_spread(rewards.tolist(), self._group_size())})
-        step, trajectories = self.state.global_step, [row["trajectories"] for row in inputs]
-        self.recorder.record(trajectories, own, inputs, step=step, mode=trl_seam.mode_of(self))
-        if self._tables.wanted:
-            by_name = dict(
-                zip(self.reward_func_names, rewards_per_func[start : start + len(prompts)].T.tolist(), strict=True)
-            )
-            self._tables.show(episode_rows(trajectories, own, inputs, by_name, step=step))
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
+            self.rollouts.observers.batch_done(batch.graded(grades, success_at(self.args.success_threshold)))
         return rewards_per_func
 
-    def _group_size(self) -> int:
-        training = trl_seam.mode_of(self) == "train"
-        return int(self.args.num_generations if training else self.num_generations_eval)
+    def _open_rollouts(
+        self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
+    ) -> Rollouts:
+        args = self.args
+        return Rollouts(
+            engine=engine,
+            chat=chat,
+            limits=args.episode_limits(),
+            tokenizer=self.processing_class,
+            tools=toolbox,
+            observers=observers,
+            engine_retries=args.engine_retries,
+            max_concurrent=args.max_concurrent_episodes,
+            enable_thinking=args.enable_thinking,
+        )
 
-    def _numbered(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """With a number that no other episode of the run has, in any process."""
-        first = self.n_episodes + self.accelerator.process_index * len(trajectories)
-        self.n_episodes += self.accelerator.num_processes * len(trajectories)
-        return [replace(t, metadata={**t.metadata, "episode": first + i}) for i, t in enumerate(trajectories)]
+    def _rollout_tables(self) -> RolloutTables:
+        """Trackers that cannot stop a run, and tables of episodes for them: TRL's own table has no tools in it."""
+        guard_trackers(self.callback_handler.callbacks, self.args.report_to)
+        self.log_completions = False
+        return RolloutTables(self.callback_handler.callbacks, with_tables=self.args.log_completions)
 
-    def _push_weights(self) -> None:
-        if self._weights_of_step != self.state.global_step:
-            self.engine.load_weights(trl_seam.iter_named_params(self))
-            self._weights_of_step = self.state.global_step
+    def _group_size(self, mode: Mode) -> int:
+        return int(self.args.num_generations if mode == "train" else self.num_generations_eval)
 
-    def _thinking(self, row: Mapping[str, Any]) -> bool | None:
-        of_row = row.get("enable_thinking")
-        return self.args.enable_thinking if of_row is None else bool(of_row)
+    def _first_number(self, n: int) -> int:
+        """Return a number that no other episode of the run has, in any process, nor the n - 1 after it."""
+        first: int = self.n_episodes + self.accelerator.process_index * n
+        self.n_episodes += self.accelerator.num_processes * n
+        return first
 
 
-def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
-    if isinstance(prompt, str):
-        return ({"role": "user", "content": prompt},)
-    return tuple(dict(message) for message in prompt)
+def _refuse_rollouts_of_trl(arguments: Mapping[str, Any]) -> None:
+    for name in ("rollout_func", "environment_factory"):
+        if arguments.get(name) is not None:
+            raise ConfigError(
+                f"ToolGRPOTrainer runs its own episodes, so `{name}` has no effect; pass `tools=` (a tools or "
+                f"environment file) instead, or use TRL's GRPOTrainer."
+            )
 
 
 def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> ToolProvider | None:
@@ -278,14 +309,15 @@ def _revision(args: ToolGRPOConfig) -> str | None:
     return kwargs.get("revision") if isinstance(kwargs, dict) else None
 
 
-def _load_tokenizer(model: str | PreTrainedModel, args: ToolGRPOConfig) -> Any:
+def load_tokenizer(
+    model: str | PreTrainedModel, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Return the tokenizer that lies beside the model, in the same revision."""
     path = model if isinstance(model, str) else model.config._name_or_path
     if not path:
         raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
     try:
-        return AutoTokenizer.from_pretrained(
-            path, revision=_revision(args) or "main", trust_remote_code=args.trust_remote_code
-        )
+        return AutoTokenizer.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"no tokenizer could be loaded from {path!r}: {error}. Give a folder that `save_pretrained` wrote, a hub id, "

@@ -25,6 +25,7 @@ What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence wh
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
+from toolgrpo.engines.policy import Backend, Policy, compute_dtype
+from toolgrpo.rollout.batch import Grade, Mode
 from toolgrpo.shared_pass.group_order import keep_groups_together
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trajectory import Message, Trajectory
@@ -52,7 +55,9 @@ __all__ = [
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
+    "own_grades",
     "place_in_batch",
+    "policy_of",
     "prepare_inputs",
     "restore_place_in_batch",
     "shared_logps",
@@ -164,7 +169,38 @@ def _leaves_out_unlabelled(device: torch.device) -> bool:
     return True
 
 
-def mode_of(trainer: Any) -> str:
+def policy_of(trainer: Any, backend: Backend) -> Policy:
+    """Return the trainer's model as engines need to know it."""
+    accelerator, args = trainer.accelerator, trainer.args
+    return Policy(
+        get_model=lambda: accelerator.unwrap_model(trainer.model),
+        weights=lambda: iter_named_params(trainer),
+        dtype=compute_dtype(trainer.model, bf16=args.bf16, fp16=args.fp16),
+        device=accelerator.device,
+        backend=backend,
+        process_index=accelerator.process_index,
+        wait_for_everyone=accelerator.wait_for_everyone,
+    )
+
+
+def own_grades(trainer: Any, rewards_per_func: torch.Tensor, n_own: int) -> list[Grade]:
+    """Return what this process's episodes are worth, of the rewards that TRL has gathered from all processes."""
+    start = trainer.accelerator.process_index * n_own
+    own = rewards_per_func[start : start + n_own]
+    totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
+    return [
+        Grade(
+            {
+                name: None if math.isnan(value) else value
+                for name, value in zip(trainer.reward_func_names, values, strict=True)
+            },
+            total,
+        )
+        for values, total in zip(own.tolist(), totals, strict=True)
+    ]
+
+
+def mode_of(trainer: Any) -> Mode:
     return "train" if trainer.model.training else "eval"
 
 

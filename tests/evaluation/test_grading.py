@@ -1,0 +1,149 @@
+"""Rewards outside of training get what they get in training, and success means one thing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerState
+
+from toolgrpo.data import load_tasks
+from toolgrpo.errors import ConfigError, DataError, RewardError
+from toolgrpo.evaluation.grading import grade, success_at
+from toolgrpo.rewards import get_reward
+from toolgrpo.rollout.batch import RolloutBatch, Scored
+from toolgrpo.trajectory import Ledger, Message, StopReason, Trajectory
+
+
+def said(text: str, *before: Message) -> Trajectory:
+    ledger = Ledger([1])
+    ledger.sampled([2], [-0.5])
+    ledger.say(*before, {"role": "assistant", "content": text})
+    return ledger.finish(StopReason.FINISHED)
+
+
+def asked(*episodes: tuple[dict[str, Any], Trajectory]) -> RolloutBatch:
+    return RolloutBatch(episodes=tuple(Scored(row, trajectory) for row, trajectory in episodes), step=7)
+
+
+BATCH = asked(({"prompt": "q", "answer": "1"}, said("1")), ({"prompt": "q", "answer": "2"}, said("1")))
+
+
+def right(completions: list[list[dict[str, str]]], answer: list[str], **_: object) -> list[float]:
+    return [float(c[-1]["content"] == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def tokens(completion_ids: list[list[int]], trajectories: list[Trajectory], **_: object) -> list[float]:
+    assert [list(t.ids) for t in trajectories] == completion_ids
+    return [0.5] * len(completion_ids)
+
+
+def test_grading_gives_rewards_what_training_gives_them() -> None:
+    graded = grade(BATCH, [right, tokens], threshold=1.5)
+    assert graded.totals == (1.5, 0.5) and graded.successes == (True, False)
+    assert graded.episodes[1].rewards == {"right": 0.0, "tokens": 0.5}
+    assert grade(BATCH, [right, tokens], weights=[1.0, 2.0], threshold=1.0).totals == (2.0, 1.0)
+
+
+def test_rewards_read_copies() -> None:
+    def rewrites(completions: list[Any], **_: object) -> list[float]:
+        completions[0][-1]["content"] = "changed"
+        return [0.0, 0.0]
+
+    assert grade(BATCH, [rewrites], threshold=1.0).trajectories[0].messages[-1]["content"] == "1"
+
+
+def test_rewards_may_log_and_ask_for_the_state_of_the_trainer() -> None:
+    logged: list[Any] = []
+
+    def talks(
+        completions: list[Any],
+        trainer_state: TrainerState,
+        log_metric: Any,
+        log_extra: Any,
+        prompts: list[Any],
+        **_: Any,
+    ) -> list[float]:
+        assert trainer_state.global_step == 7 and prompts == ["q", "q"]
+        log_metric("talks/share", 0.5)
+        log_extra("words", ["a", "b"])
+        return [1.0, 1.0]
+
+    grade(BATCH, [talks], threshold=1.0)
+    grade(
+        BATCH,
+        [talks],
+        threshold=1.0,
+        log_metric=lambda name, value: logged.append((name, value)),
+        log_extra=lambda column, values: logged.append((column, values)),
+    )
+    assert logged == [("talks/share", 0.5), ("words", ["a", "b"])]
+
+
+def test_a_built_in_that_logs_and_one_that_asks_for_the_prompt() -> None:
+    from toolgrpo.rewards.base import Reward
+
+    def about(completions: list[Any], prompt: list[str]) -> list[float]:
+        return [float(len(text)) for text in prompt]
+
+    graded = grade(BATCH, [get_reward("tool_use"), Reward(about, "about", "here")], threshold=1.0)
+    assert graded.totals == (1.0, 1.0)
+
+
+def test_async_rewards_and_rewards_that_do_not_score_every_episode() -> None:
+    async def some(completions: list[Any], **_: object) -> list[float | None]:
+        return [None, 2.0]
+
+    graded = grade(BATCH, [some, right], threshold=2.0)
+    assert graded.totals == (1.0, 2.0) and graded.episodes[0].rewards == {"some": None, "right": 1.0}
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Linear is a reward model"):
+        grade(BATCH, [torch.nn.Linear(1, 1)], threshold=1.0)
+    with pytest.raises(RewardError, match="returned 1 rewards for 2 completions"):
+        grade(BATCH, [lambda completions, **_: [1.0]], threshold=1.0)
+
+
+def test_a_process_without_a_question_asks_nobody() -> None:
+    assert len(grade(asked(), [right], threshold=1.0)) == 0
+
+
+def test_success_is_the_measure_that_the_row_brings_and_else_the_threshold() -> None:
+    """In a mixture too: the embedded task wants the answer said after the tool gave it, whatever its reward says."""
+    row = {"prompt": "q", "answer": "7", "success_measure": "arithmetic"}
+    tool = {"role": "tool", "name": "add", "content": "7"}
+    call = {"role": "assistant", "content": "", "tool_calls": [{}]}
+    batch = asked(
+        (row, said("It is 7.", call, tool)),
+        (row, said("It is 8.", call, tool)),
+        ({"prompt": "q", "answer": "7", "success_measure": None}, said("It is 8.", call, tool)),
+        ({"prompt": "q", "answer": "7"}, said("It is 8.", call, tool)),
+    )
+    graded = grade(batch, [get_reward("accuracy")], threshold=1.0)
+    assert graded.totals == (1.0, 1.0, 1.0, 1.0)
+    assert graded.successes == (True, False, True, True)
+
+
+def test_the_rows_of_the_embedded_task_bring_their_measure(tmp_path: Any) -> None:
+    assert load_tasks("arithmetic", limit=2)["success_measure"] == ["arithmetic", "arithmetic"]
+    (tmp_path / "other.jsonl").write_text('{"prompt": "q", "answer": "1"}\n')
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text(f"tasks:\n- data: arithmetic\n- data: {tmp_path}/other.jsonl\n")
+    assert {row["success_measure"] for row in load_tasks(mixture)} == {"arithmetic", None}
+
+
+def test_an_unknown_measure_is_a_bad_row(tmp_path: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "q", "success_measure": "arithmetics"}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl.*success measure 'arithmetics'.*there is only arithmetic"):
+        load_tasks(path)
+
+
+def test_rounding_of_fp32_decides_nothing() -> None:
+    total = torch.tensor(0.9).item()
+    assert total < 0.9
+    assert success_at(0.9)(Scored({}, said("x"), total=total))
+    assert not success_at(0.9)(Scored({}, said("x"), total=0.89))
+    assert not success_at(0.9)(Scored({}, said("x")))

@@ -1,0 +1,95 @@
+"""An evaluation needs an engine and a policy, and no trainer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.engines.policy import Backend, Policy
+from toolgrpo.evaluation.run import Evaluation, evaluate
+from toolgrpo.observe.recorder import EpisodeRecorder, read_episodes
+from toolgrpo.rewards import get_reward
+from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.rollout.observers import Observers
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
+
+ROWS = [{"prompt": f"question {i}", "answer": str(i)} for i in range(3)]
+EVALUATION = Evaluation(
+    rows=ROWS,
+    rewards=[get_reward("exact_match")],
+    weights=None,
+    threshold=1.0,
+    options=SamplingOptions(temperature=0.0),
+    samples=2,
+    ks=(1, 2),
+)
+
+
+def script(request: SampleRequest, number: int) -> list[int]:
+    """Questions 0 and 1 are answered rightly, 2 is not; each after a call."""
+    text = ByteChat.text(request.ids)
+    if ">tool:" not in text:
+        return ByteChat.say('call look {"at": 1}')
+    asked = int(text.split("question ")[1][0])
+    return ByteChat.say(f"It is {min(asked, 1)}")
+
+
+def policy(model: Any, index: int = 0, processes: int = 1) -> Policy:
+    return Policy(
+        get_model=lambda: model,
+        weights=model.named_parameters,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        backend=Backend("NO", processes),
+        process_index=index,
+    )
+
+
+def rollouts(*observers: Any) -> Rollouts:
+    return Rollouts(
+        engine=ScriptedEngine(script),
+        chat=ByteChat(),
+        limits=EpisodeLimits(max_completion_length=500),
+        tokenizer=ByteChat(),
+        tools=ScriptedTools({"look": lambda at: ToolResult("nothing", "look", ToolErrorKind.RAISED, duration_s=2.0)}),
+        observers=Observers(observers),
+    )
+
+
+def test_every_question_is_asked_and_graded_and_recorded(tmp_path: Path) -> None:
+    recorder = EpisodeRecorder(tmp_path / "episodes.jsonl")
+    running = rollouts(recorder)
+    report = evaluate(EVALUATION, running, policy(torch.nn.Linear(1, 1)), name="tiny")
+    running.close()
+    assert running.engine.weight_loads == 1  # type: ignore[attr-defined]
+    assert (report.n_questions, len(report.episodes)) == (3, 6)
+    assert [fact.question for fact in report.episodes] == [0, 0, 1, 1, 2, 2]
+    assert report.shares()["pass@1"].value == 2 / 3
+    assert report.tools()["look"]["failures_by_cause"] == {"raised": 6} and report.tools()["look"]["seconds_p50"] == 2.0
+    assert all(call.result == "" and call.arguments == {} for fact in report.episodes for call in fact.calls)
+    assert Counter(line["row"]["answer"] for line in read_episodes(tmp_path / "episodes.jsonl")) == {
+        "0": 2,
+        "1": 2,
+        "2": 2,
+    }
+
+
+def test_processes_share_the_questions() -> None:
+    model = torch.nn.Linear(1, 1)
+    asked = [evaluate(EVALUATION, rollouts(), policy(model, i, 2), name="tiny").episodes for i in (0, 1)]
+    assert [[fact.question for fact in facts] for facts in asked] == [[0, 0, 2, 2], [1, 1]]
+    idle = evaluate(replace(EVALUATION, rows=ROWS[:1]), rollouts(), policy(model, 1, 2), name="tiny")
+    assert idle.episodes == ()
+
+
+def test_an_evaluation_needs_no_trl() -> None:
+    script = "import sys, toolgrpo.evaluation.run; assert 'trl' not in sys.modules, 'trl is imported'"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=240)

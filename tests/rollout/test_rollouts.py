@@ -1,0 +1,159 @@
+"""Rows in, a batch out, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.errors import ConfigError, EngineError, PluginError, StorageError
+from toolgrpo.rollout import (
+    EpisodeDone,
+    EpisodeLimits,
+    Observer,
+    RolloutBatch,
+    RolloutBegan,
+    RolloutEnded,
+    Rollouts,
+    TurnDone,
+)
+from toolgrpo.rollout.observers import Observers
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+
+CALL = 'call add {"a": 1, "b": 2}'
+ROWS = [{"prompt": "q0"}, {"prompt": [{"role": "user", "content": "q1"}]}]
+
+
+def two_turns(request: SampleRequest, _: int) -> list[int]:
+    return ByteChat.say("end" if ">tool:" in ByteChat.text(request.ids) else CALL)
+
+
+def rollouts(*observers: Observer, engine: ScriptedEngine | None = None) -> Rollouts:
+    return Rollouts(
+        engine=engine or ScriptedEngine(two_turns),
+        chat=ByteChat(),
+        limits=EpisodeLimits(max_completion_length=1000),
+        tokenizer=ByteChat(),
+        tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
+        observers=Observers(observers),
+        engine_retries=0,
+    )
+
+
+class Listener(Observer):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def rollout_began(self, event: RolloutBegan) -> None:
+        self.heard.append(f"began {event.n_episodes} {event.step} {event.mode} {event.label}")
+
+    def turn_done(self, event: TurnDone) -> None:
+        self.heard.append(f"turn {event.number} {event.row['prompt']} {len(event.turn.results)}")
+
+    def episode_done(self, event: EpisodeDone) -> None:
+        self.heard.append(f"episode {event.number} {event.trajectory.stop_reason}")
+
+    def rollout_ended(self, event: RolloutEnded) -> None:
+        self.heard.append(f"ended {event.failure}")
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        self.heard.append(f"batch {len(batch)}")
+
+    def close(self) -> None:
+        self.heard.append("closed")
+
+
+def test_rows_become_episodes_in_their_order_and_observers_hear_of_each_turn() -> None:
+    listener = Listener()
+    shared = rollouts(listener)
+    batch = shared.run([{"prompt": "q0"}, {"prompt": "q1"}], SamplingOptions(), step=3, mode="eval", label="questions")
+    shared.close()
+    assert [ByteChat.text(t.prompt_ids).count(f"user:q{i}|") for i, t in enumerate(batch.trajectories)] == [1, 1]
+    assert (batch.step, batch.mode, batch.is_graded) == (3, "eval", False)
+    assert listener.heard[0] == "began 2 3 eval questions" and listener.heard[-2:] == ["ended None", "closed"]
+    assert sorted(listener.heard[1:-2]) == [
+        *("episode 0 finished", "episode 1 finished"),
+        *("turn 0 q0 0", "turn 0 q0 1", "turn 1 q1 0", "turn 1 q1 1"),
+    ]
+    assert shared.engine.is_shut_down  # type: ignore[attr-defined]
+
+
+def test_a_prompt_may_be_text_or_messages() -> None:
+    batch = rollouts().run(ROWS, SamplingOptions())
+    assert [f"user:q{i}|" in ByteChat.text(t.prompt_ids) for i, t in enumerate(batch.trajectories)] == [True, True]
+
+
+def test_a_loop_of_ones_own_draws_more_rows_and_is_heard_of_in_the_same_way() -> None:
+    """What a dynamic sampler does: another question for each episode that turned out too long."""
+    listener = Listener()
+    shared = rollouts(listener)
+    more = iter([{"prompt": "q2"}, {"prompt": "q3"}])
+
+    async def main() -> list[str]:
+        began = RolloutBegan(2, step=0, mode="train", label="episodes")
+        async with shared.scheduler(SamplingOptions(), began) as scheduler:
+            for number, row in enumerate(ROWS):
+                scheduler.submit(shared.episode(row, number))
+            prompts = []
+            async for handle in scheduler.ended():
+                prompts.append(ByteChat.text(handle.result().prompt_ids).split("user:")[1].split("|")[0])
+                for row in [row for row in [next(more, None)] if row is not None]:
+                    scheduler.submit(shared.episode(row, 1 + len(prompts)))
+        return prompts
+
+    assert sorted(asyncio.run(main())) == ["q0", "q1", "q2", "q3"]
+    assert sorted(heard for heard in listener.heard if heard.startswith("episode")) == [
+        f"episode {number} finished" for number in range(4)
+    ]
+
+
+def test_a_rollout_that_fails_is_ended_for_its_observers() -> None:
+    listener = Listener()
+    engine = ScriptedEngine(lambda r, _: EngineError("the server is gone"))
+    with pytest.raises(EngineError, match="the server is gone"):
+        rollouts(listener, engine=engine).run(ROWS, SamplingOptions())
+    assert listener.heard[-1].startswith("ended EngineError: 2 of 2 episodes could not be completed")
+
+
+@pytest.mark.parametrize("event", ["rollout_began", "turn_done", "episode_done", "rollout_ended"])
+def test_an_observer_that_raises_is_named(event: str) -> None:
+    def broken(self: Any, _: Any) -> None:
+        raise KeyError("typo")
+
+    kind = type("MyView", (Observer,), {event: broken, "__module__": "my_view"})
+    engine = ScriptedEngine(two_turns)
+    with pytest.raises(PluginError, match=rf"my_view\.MyView raised in {event}: KeyError: 'typo'"):
+        rollouts(kind(), engine=engine).run(ROWS, SamplingOptions())
+    assert engine.open_requests == 0 and not engine.is_open
+
+
+def test_an_observer_that_fails_after_a_failure_does_not_hide_it() -> None:
+    class Broken(Observer):
+        def rollout_ended(self, event: RolloutEnded) -> None:
+            raise ValueError("second")
+
+    listener = Listener()
+    engine = ScriptedEngine(lambda r, _: EngineError("first"))
+    with pytest.raises(EngineError, match="first"):
+        rollouts(Broken(), listener, engine=engine).run(ROWS, SamplingOptions())
+    assert listener.heard[-1].startswith("ended"), "the next one hears of it all the same"
+
+
+def test_errors_of_our_own_tree_keep_their_class_and_all_are_closed() -> None:
+    class Full(Observer):
+        def close(self) -> None:
+            raise StorageError("the disk is full")
+
+    listener = Listener()
+    with pytest.raises(StorageError, match="the disk is full"):
+        rollouts(Full(), listener).close()
+    assert listener.heard == ["closed"]
+
+
+def test_what_is_no_observer_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"subclass of toolgrpo\.rollout\.Observer"):
+        Observers([print])  # type: ignore[list-item]

@@ -1,0 +1,91 @@
+"""`Policy`: the model that is sampled from, as engines need to know it; and the backend that spreads it over processes.
+
+Who has a model (a trainer, an evaluation) describes it by this value; no engine knows where it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+
+__all__ = ["Backend", "Policy", "compute_dtype"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How the model of one run is spread over its processes."""
+
+    kind: str  # accelerate's DistributedType: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED, ...
+    n_processes: int
+    zero_stage: int | None = None
+    fsdp_version: int | None = None
+
+    @classmethod
+    def of(cls, accelerator: Any) -> Backend:
+        state = accelerator.state
+        zero = state.deepspeed_plugin if state.distributed_type == DistributedType.DEEPSPEED else None
+        fsdp = state.fsdp_plugin if state.distributed_type == DistributedType.FSDP else None
+        return cls(
+            kind=DistributedType(state.distributed_type).value,
+            n_processes=accelerator.num_processes,
+            zero_stage=None if zero is None else int(zero.zero_stage),
+            fsdp_version=None if fsdp is None else int(fsdp.fsdp_version),
+        )
+
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether a process holds only a part of the parameters."""
+        return self.fsdp_version is not None or self.zero_stage == 3
+
+    def __str__(self) -> str:
+        if self.zero_stage is not None:
+            return f"DeepSpeed ZeRO-{self.zero_stage} on {self.n_processes} processes"
+        if self.fsdp_version is not None:
+            return f"FSDP{self.fsdp_version} on {self.n_processes} processes"
+        return "one process" if self.n_processes == 1 else f"DDP on {self.n_processes} processes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """One model in one process.
+
+    `get_model` gives the model without wrappers, with its adapter if it has one; it is asked anew each time, because a
+    trainer may wrap the model later. `weights` walks all parameters under their checkpoint names, gathered and merged; each
+    process must walk them to the end.
+    """
+
+    get_model: Callable[[], Any]
+    weights: Callable[[], Iterable[tuple[str, torch.Tensor]]]
+    dtype: torch.dtype  # of a forward pass; an engine computes in the same
+    device: torch.device
+    backend: Backend
+    process_index: int = 0
+    wait_for_everyone: Callable[[], None] = lambda: None
+
+    @property
+    def model(self) -> Any:
+        return self.get_model()
+
+    @property
+    def base_model(self) -> Any:
+        """The transformers model, without an adapter around it."""
+        model = self.get_model()
+        return model.get_base_model() if hasattr(model, "peft_config") else model
+
+    @property
+    def is_main_process(self) -> bool:
+        return self.process_index == 0
+
+
+def compute_dtype(model: Any, *, bf16: bool | None, fp16: bool | None) -> torch.dtype:
+    """Return the dtype that a forward pass runs in: that of mixed precision, else that of the weights."""
+    if bf16:
+        return torch.bfloat16
+    if fp16:
+        return torch.float16
+    dtype: torch.dtype = next(model.parameters()).dtype
+    return dtype

@@ -1,0 +1,101 @@
+"""Measure a model: some episodes of each question, graded, and made into a report. No trainer is in it.
+
+The episodes are those of training: same loop, engine, tools, limits and rewards. Several processes share the questions; each
+has the whole model, however the launcher would have spread it for a training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.engines.policy import Backend, Policy, compute_dtype
+from toolgrpo.evaluation.grading import Grader, grade
+from toolgrpo.evaluation.measures import given_answer
+from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
+from toolgrpo.rollout import Rollouts, Scored
+from toolgrpo.rollout.batch import Row
+
+__all__ = ["Evaluation", "evaluate", "policy_of_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What is measured, whichever model it is."""
+
+    rows: Sequence[Row]
+    rewards: Sequence[Grader]
+    weights: Sequence[float] | None  # of the rewards; None: 1 each
+    threshold: float  # the reward of a success, where the row brings no measure
+    options: SamplingOptions
+    samples: int  # episodes per question
+    ks: tuple[int, ...]  # of pass@k and maj@k
+
+
+def policy_of_model(model: Any, state: PartialState, *, bf16: bool | None = None, fp16: bool | None = None) -> Policy:
+    """Return a model that nobody trains, whole in each process, as engines need to know it."""
+    return Policy(
+        get_model=lambda: model,
+        weights=lambda: ((name, parameter.data) for name, parameter in model.named_parameters()),
+        dtype=compute_dtype(model, bf16=bf16, fp16=fp16),
+        device=state.device,
+        backend=Backend(kind=state.distributed_type.value, n_processes=state.num_processes),
+        process_index=state.process_index,
+        wait_for_everyone=state.wait_for_everyone,
+    )
+
+
+def evaluate(
+    evaluation: Evaluation,
+    rollouts: Rollouts,
+    policy: Policy,
+    *,
+    name: str,
+    label: str = "episodes",
+    clock: Callable[[], float] = time.monotonic,
+) -> ModelReport:
+    """Run and grade the episodes of all questions, in all processes, and return what was found, in each of them."""
+    started = clock()
+    # 1. the questions of this process
+    own = range(policy.process_index, len(evaluation.rows), policy.backend.n_processes)
+    asked = [evaluation.rows[question] for question in own for _ in range(evaluation.samples)]
+    # 2. their episodes
+    rollouts.load_weights(policy.weights())
+    batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
+    # 3. what they are worth
+    batch = grade(batch, evaluation.rewards, evaluation.weights, threshold=evaluation.threshold)
+    rollouts.observers.batch_done(batch)
+    # 4. those of all processes
+    facts = [
+        _facts(question, episode) for question, group in zip(own, batch.groups(), strict=True) for episode in group
+    ]
+    gathered: list[EpisodeFacts] = gather_object(facts)
+    return ModelReport(
+        model=name,
+        episodes=tuple(sorted(gathered, key=lambda fact: fact.question)),
+        samples=evaluation.samples,
+        ks=evaluation.ks,
+        seconds=clock() - started,
+    )
+
+
+def _facts(question: int, episode: Scored) -> EpisodeFacts:
+    trajectory = episode.trajectory
+    assert episode.total is not None and episode.success is not None
+    return EpisodeFacts(
+        question=question,
+        reward=episode.total,
+        success=episode.success,
+        answer=given_answer(trajectory.messages),
+        turns=len(trajectory.turns),
+        sampled_tokens=trajectory.n_sampled,
+        stop_reason=trajectory.stop_reason.value,
+        # without their texts, which no statistic wants: processes send these to each other
+        calls=tuple(replace(call, arguments={}, result="") for call in trajectory.calls if call.result is not None),
+    )

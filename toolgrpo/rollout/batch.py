@@ -1,0 +1,132 @@
+"""`RolloutBatch`: the episodes of one rollout, in groups, each with what it was worth.
+
+This is the value that everything after a rollout takes: grading, metrics, the recording, tables, evaluation. It is made by
+`Rollouts.run` without rewards and completed once, by `graded`.
+
+Invariants: episodes stand in the order of the rows that were asked; those of one question stand together; a batch never
+changes: `numbered` and `graded` give new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["Grade", "Mode", "RolloutBatch", "RolloutTimes", "Row", "Scored", "Success"]
+
+T = TypeVar("T")
+
+Row = Mapping[str, Any]
+"""One row of the data: `prompt`, and every other column."""
+
+Mode = Literal["train", "eval", "heldout"]
+"""What a rollout is for: training, an evaluation, or held-out questions before and after a training."""
+
+Success = Callable[["Scored"], bool]
+"""Says of a graded episode whether it succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTimes:
+    """Where the time of a rollout went."""
+
+    duration_s: float = 0.0
+    engine_idle_s: float = 0.0  # time in which no episode was waiting for the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What one episode is worth: each reward by its name (None: it does not score this episode), and their weighted sum."""
+
+    rewards: Mapping[str, float | None]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One episode: the row it came from, what happened, and what it was worth (None: not graded yet)."""
+
+    row: Row
+    trajectory: Trajectory
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    total: float | None = None
+    success: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """The episodes of one rollout of one process.
+
+    `offset` is the place of the first one among the episodes of all processes: a group may be shared by two processes.
+    """
+
+    episodes: tuple[Scored, ...]
+    step: int = 0
+    mode: Mode = "train"
+    times: RolloutTimes = RolloutTimes()
+    group_size: int = 1
+    offset: int = 0
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        return tuple(episode.trajectory for episode in self.episodes)
+
+    @property
+    def is_graded(self) -> bool:
+        return all(episode.total is not None for episode in self.episodes)
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """Return the weighted reward of each episode."""
+        return tuple(_given(episode.total) for episode in self.episodes)
+
+    @property
+    def successes(self) -> tuple[bool, ...]:
+        """Return whether each episode succeeded."""
+        return tuple(_given(episode.success) for episode in self.episodes)
+
+    def groups(self) -> tuple[tuple[Scored, ...], ...]:
+        """Return the episodes of each question; of a group that is shared with other processes, this process's part."""
+        bounds = [0, *range(self.group_size - self.offset % self.group_size, len(self.episodes), self.group_size)]
+        ends = [*bounds[1:], len(self.episodes)]
+        return tuple(self.episodes[start:end] for start, end in zip(bounds, ends, strict=True) if start < end)
+
+    def numbered(self, first: int) -> RolloutBatch:
+        """Return the batch with a number for each episode, from `first` on, in the metadata of its trajectory."""
+        return replace(
+            self,
+            episodes=tuple(
+                replace(one, trajectory=_with_number(one.trajectory, number))
+                for number, one in enumerate(self.episodes, start=first)
+            ),
+        )
+
+    def graded(self, grades: Sequence[Grade], succeeded: Success) -> RolloutBatch:
+        """Return the batch with what each episode is worth; `succeeded` is asked about each of them."""
+        return replace(
+            self,
+            episodes=tuple(
+                _with_grade(one, grade, succeeded) for one, grade in zip(self.episodes, grades, strict=True)
+            ),
+        )
+
+
+def _with_number(trajectory: Trajectory, number: int) -> Trajectory:
+    return replace(trajectory, metadata={**trajectory.metadata, "episode": number})
+
+
+def _with_grade(episode: Scored, grade: Grade, succeeded: Success) -> Scored:
+    graded = replace(episode, rewards=grade.rewards, total=grade.total)
+    return replace(graded, success=succeeded(graded))
+
+
+def _given(value: T | None) -> T:
+    if value is None:
+        raise ValueError("this batch was not graded yet; ask for its rewards after `graded`")
+    return value

@@ -1,0 +1,130 @@
+"""`Rollouts`: rows in, a `RolloutBatch` out. What trains, what evaluates and what only wants episodes are its customers.
+
+It knows an engine, a chat format and tools, and nothing of what the episodes are for: no rewards, no trainer, no files.
+Each process has its own and waits for no other inside `run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from toolgrpo.chat.base import ChatFormat
+from toolgrpo.engines.base import Engine, SamplingOptions
+from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
+from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.rollout.limits import EpisodeLimits
+from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
+from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
+from toolgrpo.rollout.truncation import TextTokenizer
+from toolgrpo.tools.base import ToolProvider
+from toolgrpo.trajectory import Message, Trajectory, Turn
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Rollouts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """What all rollouts of a run share. It owns the engine and the tools, and closes them."""
+
+    engine: Engine
+    chat: ChatFormat
+    limits: EpisodeLimits
+    tokenizer: TextTokenizer  # long tool results are cut in its tokens
+    tools: ToolProvider | None = None
+    observers: Observers = field(default_factory=Observers)
+    engine_retries: int = 3
+    max_concurrent: int | None = None  # episodes at a time; None: all
+    enable_thinking: bool | None = None  # a row's own column of this name comes first
+    clock: Callable[[], float] = time.monotonic
+
+    def run(
+        self,
+        rows: Sequence[Row],
+        options: SamplingOptions,
+        *,
+        step: int = 0,
+        mode: Mode = "train",
+        label: str = "episodes",
+        group_size: int = 1,
+        offset: int = 0,
+    ) -> RolloutBatch:
+        """Run one episode per row and return them in the order of the rows, not graded yet."""
+        began = RolloutBegan(len(rows), step, mode, label)
+        self.observers.rollout_began(began)
+        try:
+            episodes = [self.episode(row, number) for number, row in enumerate(rows)]
+            result = run_blocking(lambda: run_all(episodes, self.scheduler(options, began)))
+        except BaseException as error:
+            self.observers.rollout_ended(RolloutEnded(began, f"{type(error).__name__}: {error}"))
+            raise
+        self.observers.rollout_ended(RolloutEnded(began))
+        return RolloutBatch(
+            episodes=tuple(Scored(row, t) for row, t in zip(rows, result.trajectories, strict=True)),
+            step=step,
+            mode=mode,
+            times=result.times,
+            group_size=group_size,
+            offset=offset,
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Let the next episodes be drawn from these weights."""
+        self.engine.load_weights(weights)
+
+    def close(self) -> None:
+        """End the engine, the tool workers and the observers."""
+        try:
+            self.engine.shutdown()
+        finally:
+            try:
+                if self.tools is not None:
+                    self.tools.close()
+            finally:
+                self.observers.close()
+
+    def scheduler(self, options: SamplingOptions, began: RolloutBegan) -> Scheduler:
+        """Return a scheduler for `episode`s: `run` is a loop around one, and one that draws more rows as it goes another."""
+        runner = EpisodeRunner(
+            engine=self.engine,
+            chat=self.chat,
+            limits=self.limits,
+            options=options,
+            tokenizer=self.tokenizer,
+            tools=self.tools,
+            engine_retries=self.engine_retries,
+            clock=self.clock,
+            on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
+        )
+
+        def on_done(episode: Episode, trajectory: Trajectory) -> None:
+            self.observers.episode_done(EpisodeDone(began, episode.number, episode.row, trajectory))
+
+        return Scheduler(runner, max_concurrent=self.max_concurrent, on_done=on_done)
+
+    def episode(self, row: Row, number: int) -> Episode:
+        """Return what an episode of this row starts from; `number` is its place in the rollout."""
+        own = row.get("enable_thinking")
+        return Episode(
+            messages=_as_messages(row["prompt"]),
+            row=row,
+            enable_thinking=self.enable_thinking if own is None else bool(own),
+            number=number,
+        )
+
+    def _turn_teller(self, began: RolloutBegan) -> Callable[[Episode, Turn], None]:
+        def on_turn(episode: Episode, turn: Turn) -> None:
+            self.observers.turn_done(TurnDone(began, episode.number, episode.row, turn))
+
+        return on_turn
+
+
+def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    return tuple(dict(message) for message in prompt)
