@@ -22,6 +22,7 @@ import regex  # type: ignore[import-untyped]  # it ships no types; transformers 
 from jinja2 import TemplateError
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
+from toolgrpo.chat.encoding import control_tokens
 from toolgrpo.chat.families import Family
 from toolgrpo.chat.family_forms import TurnForm
 from toolgrpo.chat.format import TemplateFormat
@@ -88,16 +89,12 @@ def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
 
 def _proven(tokenizer: Any, family: Family, template: ResponseTemplate) -> TemplateFormat:
     """The format that reads turns with this template."""
-    control = _control(tokenizer)
+    control = control_tokens(tokenizer)
     markers = _named(template, control) if family.signs else control  # the pattern of a stranger may find any token
     reader = Regions(template, markers, family.ends, family.form.call, family.form.lead)
     chat = TemplateFormat(tokenizer, family, reader)
     prove(chat, tokenizer)
     return chat
-
-
-def _control(tokenizer: Any) -> list[str]:
-    return [token.content for token in tokenizer.added_tokens_decoder.values()]
 
 
 def _named(template: ResponseTemplate, control: Sequence[str]) -> list[str]:
@@ -112,7 +109,7 @@ def _named(template: ResponseTemplate, control: Sequence[str]) -> list[str]:
 
 def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
     """What such a chat template may be like; which it is, the proof finds out."""
-    control = _control(tokenizer)
+    control = control_tokens(tokenizer)
     printed = _printed(tokenizer)
     call, rest = _form(template.fields[CALLS], control, printed)
     ends = _ends(tokenizer, template, control, rest)
