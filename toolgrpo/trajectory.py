@@ -82,6 +82,7 @@ class CallAttempt:
     name: str | None = None
     arguments: Mapping[str, Any] | None = None
     detail: str = ""  # for a malformed attempt: what is wrong, in words a model can learn from
+    call_id: str | None = None  # as the model wrote it, for a family whose results name the call they answer
 
 
 @dataclass(frozen=True, slots=True)

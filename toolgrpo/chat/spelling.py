@@ -4,19 +4,22 @@
   results into a user message, in Hermes' words.
 * For one that prints one call a message, a message with several calls becomes several, each before its own result.
 * For one that knows no messages of the role `tool`, results go into the message of the calls they answer.
-* Arguments that are JSON text become objects, and the reasoning goes where the template looks for it.
+* Arguments that are JSON text become objects, and the reasoning goes where the template looks for it. What is None, as
+  `datasets` fills keys that a message lacks, is left out.
+* Calls and results that lack an id get one: some templates look a result's call up by it, some refuse a call without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgrpo.trajectory import Message
 
-__all__ = ["one_call_each", "results_inside", "spelled_out", "with_objects"]
+__all__ = ["one_call_each", "results_inside", "spelled_out", "with_ids", "with_objects"]
 
 _PREAMBLE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -30,8 +33,8 @@ def with_objects(messages: Sequence[Message], reasoning_key: str) -> list[Messag
     """Arguments as objects, reasoning under the key that the template reads."""
     shaped: list[Message] = []
     for message in messages:
+        message = {key: value for key, value in message.items() if value is not None or key == "content"}
         if message["role"] == "assistant":
-            message = dict(message)
             if reasoning_key != "reasoning_content" and "reasoning_content" in message:
                 message[reasoning_key] = message.pop("reasoning_content")
             if message.get("tool_calls"):
@@ -48,6 +51,37 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # a row may quote a broken call: the template prints it, or refuses it
             function["arguments"] = json.loads(function["arguments"] or "{}")
     return {**call, "function": function}
+
+
+def with_ids(messages: Sequence[Message]) -> list[Message]:
+    """The same with an id for every call and, where a call stands before it, for every result.
+
+    A result without one answers the first call before it that has no answer and has its name; if there is none, the first
+    that has no answer. Ids are nine letters and digits, as Mistral's templates demand.
+    """
+    told: list[Message] = []
+    waiting: deque[Mapping[str, Any]] = deque()
+    number = 0
+    for message in messages:
+        if message["role"] == "tool":
+            message = dict(message)
+            call = next((call for call in waiting if _answers(message, call)), waiting[0] if waiting else None)
+            if call is not None and message.setdefault("tool_call_id", call["id"]) == call["id"]:
+                waiting.remove(call)  # mostly the first
+        elif message.get("tool_calls"):
+            waiting.clear()
+            for call in message["tool_calls"]:
+                number += 1
+                waiting.append(call if call.get("id") else {**call, "id": f"call{number:05d}"})
+            message = {**message, "tool_calls": list(waiting)}
+        told.append(message)
+    return told
+
+
+def _answers(result: Message, call: Mapping[str, Any]) -> bool:
+    if "tool_call_id" in result:
+        return bool(result["tool_call_id"] == call["id"])
+    return bool(result.get("name") == call.get("function", call).get("name"))
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
@@ -86,7 +120,7 @@ def results_inside(messages: Sequence[Message]) -> list[Message]:
 
 
 def _name_of(result: Message, calls: Sequence[Mapping[str, Any]]) -> str:
-    named = {call["id"]: call["function"]["name"] for call in calls if "id" in call}
+    named = {call["id"]: call.get("function", call).get("name") for call in calls if "id" in call}
     return str(result.get("name") or named.get(result.get("tool_call_id"), "unknown"))
 
 

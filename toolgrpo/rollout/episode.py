@@ -38,7 +38,7 @@ from toolgrpo.rollout.cutting import Cut
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.offered import offered_tools
 from toolgrpo.tools.base import ToolProvider, ToolSession
-from toolgrpo.trajectory import Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import CallAttempt, Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 __all__ = ["Episode", "EpisodeRunner"]
 
@@ -91,6 +91,7 @@ class _Run:
         self.episode = episode
         self.tools = offered_tools(shared.tools, episode.row)
         self.started = shared.clock()
+        self.messages = list(episode.messages)  # of the prompt
         self.calls_run = 0
         self.ledger: Ledger | None = None
 
@@ -152,7 +153,9 @@ class _Run:
             # 7. bridge
             bridge = self.shared.chat.bridge(
                 ledger.all_ids,
-                [_as_message(result) for result in results],
+                [_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)],
+                messages=self.messages,
+                schemas=[] if self.tools is None else self.tools.schemas,
                 enable_thinking=self.episode.enable_thinking,
             )
             room = self._room(ledger)
@@ -199,7 +202,7 @@ class _Run:
             refused = tuple(_refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
             results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
-            ledger.say(*(_as_message(result) for result in results))
+            ledger.say(*(_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)))
         finally:
             ledger.turn(turn.answered(results))
         return results
@@ -209,11 +212,10 @@ class _Run:
         return replace(result, content=text, truncated=True) if truncated else result
 
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
-        messages = list(self.episode.messages)
         if session is not None and session.observation:
-            messages = _with_observation(messages, session.observation)
+            self.messages = _with_observation(self.messages, session.observation)
         schemas = [] if self.tools is None else self.tools.schemas
-        ids = self.shared.chat.prompt(messages, schemas, enable_thinking=self.episode.enable_thinking)
+        ids = self.shared.chat.prompt(self.messages, schemas, enable_thinking=self.episode.enable_thinking)
         return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
 
     def _left(self, ledger: Ledger) -> int:
@@ -235,8 +237,8 @@ class _Run:
         return self.shared.clock() - self.started
 
 
-def _as_message(result: ToolResult) -> Message:
-    return tool_message(result.name, result.content)
+def _as_message(result: ToolResult, attempt: CallAttempt) -> Message:
+    return tool_message(result.name, result.content, attempt.call_id)
 
 
 def _refusal(name: str | None, budget: int | None) -> ToolResult:

@@ -51,7 +51,13 @@ class ByteChat:
         return [*ids, self.start]
 
     def bridge(
-        self, ids: Sequence[int], tool_messages: Sequence[Message], *, enable_thinking: bool | None = None
+        self,
+        ids: Sequence[int],
+        tool_messages: Sequence[Message],
+        *,
+        messages: Sequence[Message] = (),
+        schemas: Sequence[Mapping[str, Any]] = (),
+        enable_thinking: bool | None = None,
     ) -> list[int]:
         close = [] if ids[-1] == self.end else [self.end]
         for message in tool_messages:
