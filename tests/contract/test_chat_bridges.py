@@ -12,7 +12,7 @@ from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
-from toolgrpo.testing.conversations import LOOK_UP, calling
+from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
 from toolgrpo.trajectory import Message
 
 QUESTION: Message = {"role": "user", "content": "q"}
@@ -208,3 +208,16 @@ def test_keys_that_a_message_lacks_may_be_none(name: str) -> None:
     answer: Message = {"role": "assistant", "content": "a"}
     filled = {**answer, "reasoning_content": None, "tool_calls": None, "name": None}
     assert chat.prompt([QUESTION, filled, QUESTION], []) == chat.prompt([QUESTION, answer, QUESTION], [])
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "glm4moe", "qwen3", "lfm2_2_5"]
+)
+def test_where_the_end_of_a_call_is_a_token_only_the_token_ends_it(name: str) -> None:
+    chat = proven(trl_tokenizer(name))
+    form = chat.family.form.call
+    assert {*form.opening, form.closing} <= {*chat.reader.markers}
+    turn = calling(("look_up", {"key": f"say {form.closing} now"}))
+    printed = printed_turn(chat, [QUESTION], turn, [tool_message("look_up", "r")], [LOOK_UP])
+    (attempt,) = chat.parse(printed.said, before=printed.before).attempts
+    assert attempt.arguments == {"key": f"say {form.closing} now"}

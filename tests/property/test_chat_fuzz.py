@@ -41,6 +41,9 @@ CALLS = [
     "[f(a='x', b={'k': [1, true]}), g()]",
     '<atem:invoke name="f"><atem:parameter name="a">1</atem:parameter></atem:invoke>',
     "f\n",
+    '[{"name": "f", "arguments": {"a": 1}}, {"function": "g", "parameters": {}}]',
+    '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}',
+    '<function=f>{"a": 1}</function>',
 ]
 SCRAPS = [
     *CALLS,
@@ -116,7 +119,9 @@ def check(chat: TemplateFormat, ids: list[int], random_: random.Random) -> None:
         assert attempt.name or not good
     form = chat.family.form.call
     if form.opening and chat.name != "lfm2":
-        assert len(parsed.attempts) <= sum(map(chat._decode(ids).count, form.opening))
+        text = chat._decode(ids)
+        lists = text.count("{") if "[" in text else 0
+        assert len(parsed.attempts) <= sum(map(text.count, form.opening)) + lists
     json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
     json.dumps([a.name for a in parsed.attempts], ensure_ascii=False).encode()
 

@@ -52,7 +52,7 @@ def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         detail = f"the call cannot be read: {error or type(error).__name__}; calls are {_PYTHON_FORM}"
         return [malformed(AttemptStatus.INVALID_JSON, raw, detail)]
-    calls = tree.elts if isinstance(tree, ast.List) else [tree]
+    calls = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
     if not calls:
         return [malformed(AttemptStatus.MISSING_NAME, raw, f"the list of calls is empty; calls are {_PYTHON_FORM}")]
     return [_python_call(call, raw) for call in calls]

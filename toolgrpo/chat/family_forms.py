@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.chat.bare_calls import llama_calls
 from toolgrpo.chat.call_bodies import gemma_object, python_calls
 from toolgrpo.chat.reading import CallForm
 
@@ -160,7 +161,8 @@ PYTHON = TurnForm(
 )
 
 # TRL's for Llama 3, corrected: a call begins a turn, or follows a call (TRL's begins anywhere, and spans all of them), with
-# any space; it ends where its braces are balanced, or with the turn; there may be `;` between two.
+# any space; it ends where its braces are balanced, or with the turn; there may be `;` between two. What else these models
+# write, behind a text or in the forms of 3.1's and 3.2's other prompts, `bare_calls.py` reads.
 _OBJECT = r'(?P<object>\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"|(?&object))*+\})'
 LLAMA = TurnForm(
     _template(
@@ -172,7 +174,7 @@ LLAMA = TurnForm(
             "transform": {"type": "function", "function": "{content}"},
         },
     ),
-    CallForm('{"name": ..., "parameters": {...}}', "}", arguments=("parameters", "arguments")),
+    CallForm('{"name": ..., "parameters": {...}}', "}", bare=llama_calls),
 )
 
 # TRL's for GPT-OSS, corrected: a turn is a row of messages, each a header, `<|message|>` and a text. A header with a

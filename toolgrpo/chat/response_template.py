@@ -90,21 +90,24 @@ def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
 def _proven(tokenizer: Any, family: Family, template: ResponseTemplate) -> TemplateFormat:
     """The format that reads turns with this template."""
     control = control_tokens(tokenizer)
-    markers = _named(template, control) if family.signs else control  # the pattern of a stranger may find any token
+    # The pattern of a stranger may find any token.
+    markers = _named(template, family.form.call, control) if family.signs else control
     reader = Regions(template, markers, family.ends, family.form.call, family.form.lead)
     chat = TemplateFormat(tokenizer, family, reader)
     prove(chat, tokenizer)
     return chat
 
 
-def _named(template: ResponseTemplate, control: Sequence[str]) -> list[str]:
-    """The control tokens that the response template speaks of; in a turn of a known family all others are text."""
-    said = []
-    for field in template.fields.values():
-        said += [pattern.pattern for pattern in (field.open_re, field.close_re) if pattern is not None]
-        said.append(json.dumps(field.content_args, ensure_ascii=False))
-    text = " ".join(said).replace("\\", "")
-    return [token for token in control if token.strip() and token in text]
+def _named(template: ResponseTemplate, form: CallForm, control: Sequence[str]) -> list[str]:
+    """The control tokens that the response template speaks of; in a turn of a known family all others are text.
+
+    Some it spells; others a pattern finds without spelling them, as `</(?:function>\\s*</)?tool_call>` does.
+    """
+    patterns = [p for field in template.fields.values() for p in (field.open_re, field.close_re) if p is not None]
+    said = [pattern.pattern for pattern in patterns]
+    said += [json.dumps(field.content_args, ensure_ascii=False) for field in template.fields.values()]
+    text = " ".join([*said, *form.opening, form.closing]).replace("\\", "")
+    return [token for token in control if token in text or any(pattern.fullmatch(token) for pattern in patterns)]
 
 
 def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
