@@ -44,6 +44,11 @@ class ChatFormat(Protocol):
         """Tokens that end an assistant turn; the engine stops at them and returns them."""
         ...
 
+    @property
+    def call_text(self) -> str:
+        """A call as this family writes it, for a model that got it wrong."""
+        ...
+
     def prompt(
         self,
         messages: Sequence[Message],

@@ -37,6 +37,7 @@ class TemplateFormat:
     def __init__(self, tokenizer: Any, family: Family, reader: Reader) -> None:
         self.name = family.name
         self.family = family
+        self.call_text = family.form.call.text
         self.reader = reader
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
