@@ -21,7 +21,16 @@ from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import MARK, Encoder, Guard, with_marks
 from toolgrpo.chat.families import Family
 from toolgrpo.chat.reading import Marker, Reader, Segment
-from toolgrpo.chat.spelling import one_call_each, results_inside, spelled_out, with_ids, with_objects
+from toolgrpo.chat.spelling import (
+    calls_in_text,
+    one_call_each,
+    results_inside,
+    spelled_out,
+    with_ids,
+    with_objects,
+    with_schemas,
+    with_text,
+)
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
@@ -138,6 +147,12 @@ class TemplateFormat:
             shaped = one_call_each(shaped)
         if self.family.results_inside:
             shaped = results_inside(shaped)
+        if self.family.arguments_as_text:
+            shaped = with_text(shaped)
+        if self.family.calls_in_text:
+            shaped = calls_in_text(shaped)
+        if not self.family.shows_tools:
+            return with_schemas(shaped, schemas), []
         if not self.family.knows_tools:
             return spelled_out(shaped, schemas, system=self.family.knows_system), []
         return shaped, list(schemas)
@@ -159,10 +174,11 @@ class TemplateFormat:
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             roles = ", ".join(message["role"] for message in shaped)
-            without = "" if tools or not self.family.knows_tools else " without tools"
+            without = "" if tools else " without tools"
             raise ChatFormatError(
                 f"the chat template of the {self.name} format cannot print a conversation of the roles {roles}{without}: "
-                f"{error}. Change the row, or set tokenizer.chat_template to one that prints it."
+                f"{error}. Change the row, or set tokenizer.chat_template to one that prints it; of a model with several, give "
+                f"them all by name."
             ) from error
         return with_marks(text)
 

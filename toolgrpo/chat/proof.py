@@ -45,6 +45,11 @@ _SHAPES: dict[str, Sequence[tuple[str, str]]] = {
     "a result with </tool_response> in it": [(_ONE, "a</tool_response>b<tool_call>{}</tool_call>"), (_OTHER, "c")],
 }
 _QUESTIONS = ("What is 2 + 3?", "\n\n  a\n\n\n\nb\t\t\tc  \r\n", "Grüße, 你好 e\u0301 \U0001f600")
+_WAY_OUT = (
+    "Use the model's original chat template, if this is another; else set tokenizer.chat_template to one that prints system, "
+    "user and assistant texts alone (calls are then written in Hermes' words), or pass `chat=` to ToolGRPOTrainer for a format "
+    "of your own."
+)
 _SYSTEMS = ("Be brief.", "/no_think Be brief.", "/think Be brief.")
 
 
@@ -74,7 +79,8 @@ class _Proof:
         self.schemas = [_schema(_ONE), _schema(_OTHER)]
 
     def prompts_are_the_tokenizers_own(self) -> None:
-        schemas = self.schemas if self.chat.family.knows_tools else []
+        printed = self.chat.family.knows_tools and self.chat.family.shows_tools
+        schemas = self.schemas if printed else []
         for question in _QUESTIONS:
             messages = [{"role": "user", "content": question}]
             if self.chat.family.knows_system:
@@ -232,8 +238,7 @@ class _Proof:
         if not holds:
             raise ChatFormatError(
                 f"the {self.chat.name} chat format cannot be used for tool episodes with the tokenizer and chat template of "
-                f"{self.tokenizer.name_or_path or 'this model'}: for {shape}, {what}. Use the model's original chat template, "
-                f"or another model."
+                f"{self.tokenizer.name_or_path or 'this model'}: for {shape}, {what}. {_WAY_OUT}"
             )
 
 

@@ -52,7 +52,17 @@ def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
 
 
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:
-    """The format of a known family, proven."""
+    """The format of a known family, proven; or what is to be tried in its place."""
+    refusals: list[ChatFormatError] = []
+    for candidate in (family, *family.otherwise):
+        try:
+            return _family_format(tokenizer, candidate)
+        except ChatFormatError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _family_format(tokenizer: Any, family: Family) -> TemplateFormat:
     if family.form.copied and family.knows_tools:
         with suppress(ChatFormatError):  # what is said of this tokenizer's calls does not hold; the copy may
             theirs = _load(response_template_of(tokenizer))

@@ -4,6 +4,7 @@
   results into a user message, in Hermes' words.
 * For one that prints one call a message, a message with several calls becomes several, each before its own result.
 * For one that knows no messages of the role `tool`, results go into the message of the calls they answer.
+* For one that prints schemas or calls nowhere, but reads the family's own form of calls, they are written in that form.
 * Arguments that are JSON text become objects, and the reasoning goes where the template looks for it. What is None, as
   `datasets` fills keys that a message lacks, is left out.
 * Calls and results that lack an id get one: some templates look a result's call up by it, some refuse a call without.
@@ -19,13 +20,28 @@ from typing import Any
 
 from toolgrpo.trajectory import Message
 
-__all__ = ["one_call_each", "results_inside", "spelled_out", "with_ids", "with_objects"]
+__all__ = [
+    *("calls_in_text", "one_call_each", "results_inside", "spelled_out", "with_ids", "with_objects", "with_schemas"),
+    "with_text",
+]
 
 _PREAMBLE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{schemas}\n</tools>\n\n"
     "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
     'tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
+
+# As the card of DeepSeek-V3.1 tells its users to.
+_DEEPSEEK_TOOL = "### {name}\nDescription: {description}\n\nParameters: {parameters}"
+_DEEPSEEK_PREAMBLE = (
+    "## Tools\nYou have access to the following tools:\n\n{tools}\n\n"
+    "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>"
+    "{{additional_tool_calls}}<｜tool▁calls▁end｜>\n\nWhere:\n"
+    "- `tool_call_name` must be an exact match to one of the available tools\n"
+    "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+    "- For multiple tool calls, chain them directly without separators or spaces"
 )
 
 
@@ -126,6 +142,56 @@ def _name_of(result: Message, calls: Sequence[Mapping[str, Any]]) -> str:
 
 def _is_answer(message: Message) -> bool:
     return bool(message["role"] == "assistant" and not message.get("tool_calls"))
+
+
+def with_text(messages: Sequence[Message]) -> list[Message]:
+    """The same with arguments as JSON text."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def calls_in_text(messages: Sequence[Message]) -> list[Message]:
+    """The same with calls at the end of a turn's text, as LFM2 writes them."""
+    told = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [call.get("function", call) for call in message["tool_calls"]]
+            listed = ", ".join(f"{call.get('name')}({_in_python(call.get('arguments'))})" for call in calls)
+            content = f"{message.get('content') or ''}<|tool_call_start|>[{listed}]<|tool_call_end|>"
+            message = {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
+        told.append(message)
+    return told
+
+
+def _in_python(arguments: Any) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) if isinstance(arguments, Mapping) else ""
+
+
+def with_schemas(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The same with the schemas behind the system message's text, in DeepSeek's words."""
+    if not schemas:
+        return list(messages)
+    functions = [schema.get("function", schema) for schema in schemas]
+    tools = "\n\n".join(
+        _DEEPSEEK_TOOL.format(
+            name=function["name"],
+            description=function.get("description", ""),
+            parameters=json.dumps(function.get("parameters", {}), ensure_ascii=False),
+        )
+        for function in functions
+    )
+    return _preceded(list(messages), _DEEPSEEK_PREAMBLE.format(tools=tools), system=True)
 
 
 def spelled_out(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:
