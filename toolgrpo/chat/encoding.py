@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -143,11 +142,12 @@ class Encoder:
         added = dict(tokenizer.added_tokens_decoder)
         self.control = {token.content: number for number, token in added.items() if not _is_space(token)}
         spaces = {token.content: number for number, token in added.items() if _is_space(token)}
-        description = json.loads(backend.to_str())
-        kept = [entry for entry in description["added_tokens"] if entry["content"] in spaces]
-        description.update(added_tokens=kept, post_processor=None, truncation=None, padding=None)
-        self._plain = Tokenizer.from_str(json.dumps(description))
-        # Without the tokens before them these may have got other ids than the tokenizer gives them.
+        self._plain = Tokenizer(backend.model)  # the same vocabulary, not a copy
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(backend, part) is not None:
+                setattr(self._plain, part, getattr(backend, part))
+        self._plain.add_tokens([token for token in added.values() if _is_space(token)])
+        # Without the tokens before them these may have other ids here than the tokenizer gives them.
         moved = {self._plain.token_to_id(text): number for text, number in spaces.items()}
         self._moved = {here: there for here, there in moved.items() if here != there}
         self._pattern = _any_of(self.control)
