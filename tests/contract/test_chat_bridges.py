@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from toolgrpo.chat import resolve_format, tool_message
+from toolgrpo.chat import assistant_message, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
+from toolgrpo.testing.chat_families import template_names
 from toolgrpo.testing.conversations import LOOK_UP, calling, printed_turn
 from toolgrpo.trajectory import Message
 
@@ -221,3 +222,83 @@ def test_where_the_end_of_a_call_is_a_token_only_the_token_ends_it(name: str) ->
     printed = printed_turn(chat, [QUESTION], turn, [tool_message("look_up", "r")], [LOOK_UP])
     (attempt,) = chat.parse(printed.said, before=printed.before).attempts
     assert attempt.arguments == {"key": f"say {form.closing} now"}
+
+
+NEMO = (
+    "{% for message in messages %}{% if message.role == 'tool' %}[TOOL_RESULTS]{\"content\": {{ message.content }}, "
+    '"call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]{% elif message.tool_calls %}[TOOL_CALLS]['
+    '{% for call in message.tool_calls %}{"name": "{{ call.function.name }}", "arguments": '
+    '{{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}{% endfor %}]</s>'
+    "{% elif message.role == 'assistant' %}{{ message.content }}</s>{% else %}{% if tools and loop.last %}[AVAILABLE_TOOLS]"
+    "{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"
+)
+NEMO_TOKENS = (
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+)
+
+
+def test_a_result_bears_the_id_that_the_model_wrote() -> None:
+    """As Mistral Nemo's; a call without an id, or with one that no template would take, gets one."""
+    tokenizer = byte_tokenizer(NEMO, (), special=(*NEMO_TOKENS, "[TOOL_CALLS]"), eos="</s>")
+    chat = proven(tokenizer)
+    calls = (
+        '[{"name": "f", "arguments": {}, "id": "abcdefgh1"}, {"name": "f", "arguments": {}, "id": "' + "x" * 999 + '"}]'
+    )
+    parsed = chat.parse(chat.encode(f"[TOOL_CALLS]{calls}</s>"))
+    assert [attempt.call_id for attempt in parsed.attempts] == ["abcdefgh1", None]
+    assert [call.get("id") for call in assistant_message(parsed)["tool_calls"]] == ["abcdefgh1", None]
+    results = [tool_message("f", "1", attempt.call_id) for attempt in parsed.attempts]
+    text = bridged(chat, tokenizer, results, messages=[QUESTION], schemas=SCHEMAS)
+    assert '"call_id": "abcdefgh1"' in text and "xxx" not in text and text.count('"call_id"') == 2
+
+
+def test_calls_of_a_row_stand_in_the_text_of_a_template_that_prints_none() -> None:
+    """As LFM2's first templates, which show tools and results; the model's own form is read."""
+    tokenizer = trl_tokenizer("lfm2")
+    chat = proven(tokenizer)
+    assert chat.name == "lfm2"
+    said = '<|tool_call_start|>[look_up(key="x")]<|tool_call_end|>'
+    (attempt,) = chat.parse(chat.encode(f"{said}<|im_end|>")).attempts
+    assert (attempt.name, attempt.arguments) == ("look_up", {"key": "x"})
+    row = [QUESTION, calling(("look_up", {"key": "x <|im_end|>"})), tool_message("look_up", "r"), QUESTION]
+    text = tokenizer.decode(chat.prompt(row, SCHEMAS), clean_up_tokenization_spaces=False)
+    assert "<|tool_call_start|>[look_up(key='x <|im_end|>')]<|tool_call_end|>" in text
+
+
+@pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill"])
+def test_a_model_that_is_spoken_to_in_other_words_than_its_templates_is_warned_of(name: str) -> None:
+    with pytest.warns(UserWarning, match=r"in Hermes' words: calls are .*its chat template prints .*tool▁calls▁begin"):
+        chat = proven(trl_tokenizer(name))
+    printed = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
+    (attempt,) = chat.parse(chat.encode(printed)).attempts
+    assert attempt.name == "f", "and read all the same"
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3", "llama3", "qwen3", "phi3_5"])
+def test_nothing_is_said_where_the_template_prints_no_other_calls(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    proven(trl_tokenizer(name))
+    assert not [warning for warning in recwarn if "Hermes" in str(warning.message)]
+
+
+# Their templates print results behind calls only; there the bridge is the one after a call.
+BEHIND_CALLS_ONLY = ("gemma4", "diffusion_gemma", "gptoss")
+
+
+@pytest.mark.parametrize("name", [n for n in template_names() if n not in ("idefics3", "llava_next", "smolvlm")])
+@pytest.mark.filterwarnings("ignore:.*Hermes:UserWarning")
+def test_a_result_after_a_turn_without_a_marked_call_is_bridged_as_after_one(name: str) -> None:
+    """What an answered or accepted unmarked call is followed by."""
+    chat = proven(trl_tokenizer(name))
+    results, close = [tool_message("look_up", "42", "aaaaaaaa1")], chat.stop_ids[0]
+    bridge = chat.bridge([close], results, messages=[QUESTION], schemas=SCHEMAS)
+    for end in chat.stop_ids:
+        assert chat.bridge([end], results, messages=[QUESTION], schemas=SCHEMAS) in (bridge, [close, *bridge])
+    if not name.startswith(BEHIND_CALLS_ONLY):
+        whole = chat.prompt([QUESTION, {"role": "assistant", "content": "x"}, *results], SCHEMAS)
+        assert whole[-len(bridge) - 1 :] == [close, *bridge]

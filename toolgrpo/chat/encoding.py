@@ -15,8 +15,8 @@ Invariants:
   own call (`proof.py` compares them).
 * The two reserved characters are noncharacters of Unicode; text that holds them gets U+FFFD in their place.
 * A token that swallows the space beside it (`lstrip`, `rstrip`) does so here too.
-* An added token of nothing but white space that is not special is a way to write text, not control: Gemma has one for every
-  run of line breaks.
+* An added token of nothing but white space, or of an element of HTML, that is not special is a way to write text, not control:
+  Gemma has one for every run of line breaks, and one for `<table>`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,31 @@ __all__ = ["MARK", "Encoder", "Guard", "control_tokens", "is_guarded", "unguarde
 _GUARD = "\ufdd0"
 MARK = "\ufdd1"  # a place in a rendered text; no guarded text holds it
 _RESERVED = str.maketrans({_GUARD: "\ufffd", MARK: "\ufffd"})
+_ELEMENT = re.compile(
+    r"</?(?:a|b|bbox|blockquote|body|caption|code|div|em|footer|h[1-6]|html|i|iframe|img|li|ol|s|span|strong|sub|sup|table|"
+    r"tbody|td|tfoot|th|thead|tr|u|ul)>"
+)
 _IN_LETTERS = {"\\ufdd0": _GUARD, "\\ufdd1": MARK}  # as repr and JSON write them
 
 
 def control_tokens(tokenizer: Any) -> list[str]:
-    """The added tokens that mean something, unlike those that are a way to write white space."""
-    return [token.content for token in tokenizer.added_tokens_decoder.values() if not _is_space(token)]
+    """The added tokens that mean something, unlike those that are a way to write text."""
+    written = _written(tokenizer)
+    return [token.content for number, token in tokenizer.added_tokens_decoder.items() if number not in written]
 
 
-def _is_space(token: Any) -> bool:
-    return not token.special and not token.content.replace("▁", "").strip()
+def _written(tokenizer: Any) -> dict[int, Any]:
+    """Added tokens that are a way to write text: white space and the elements of HTML, where the template prints none."""
+    special, template = set(tokenizer.all_special_tokens), str(tokenizer.chat_template)
+    return {
+        number: token
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if not (token.special or token.content in special)
+        and (
+            not token.content.replace("▁", "").strip()
+            or (_ELEMENT.fullmatch(token.content) and token.content not in template)
+        )
+    }
 
 
 def with_marks(rendered: str) -> str:
@@ -139,16 +154,15 @@ class Encoder:
                 f"load it with transformers.AutoTokenizer"
             )
         self._backend = backend
-        added = dict(tokenizer.added_tokens_decoder)
-        self.control = {token.content: number for number, token in added.items() if not _is_space(token)}
-        spaces = {token.content: number for number, token in added.items() if _is_space(token)}
+        added, written = dict(tokenizer.added_tokens_decoder), _written(tokenizer)
+        self.control = {token.content: number for number, token in added.items() if number not in written}
         self._plain = Tokenizer(backend.model)  # the same vocabulary, not a copy
         for part in ("normalizer", "pre_tokenizer"):
             if getattr(backend, part) is not None:
                 setattr(self._plain, part, getattr(backend, part))
-        self._plain.add_tokens([token for token in added.values() if _is_space(token)])
+        self._plain.add_tokens(list(written.values()))
         # Without the tokens before them these may have other ids here than the tokenizer gives them.
-        moved = {self._plain.token_to_id(text): number for text, number in spaces.items()}
+        moved = {self._plain.token_to_id(token.content): number for number, token in written.items()}
         self._moved = {here: there for here, there in moved.items() if here != there}
         self._pattern = _any_of(self.control)
         self._swallows_after = {token.content for token in added.values() if token.rstrip}

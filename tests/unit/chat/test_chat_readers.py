@@ -19,7 +19,14 @@ TOKENS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>"),
     *("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"),
-    *("<|channel>", "<channel|>", "<|END_RESPONSE|>"),
+    *("<|channel>", "<channel|>", "<|END_RESPONSE|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
 )
 GOOD = '{"name": "f", "arguments": {}}'
 OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
@@ -438,3 +445,85 @@ def test_a_list_of_json_between_lfm2s_markers_is_read() -> None:
     """Its documented second form."""
     attempts = called("lfm2", ['[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'])
     assert [(attempt.name, attempt.arguments) for attempt in attempts] == [("f", {"a": 1}), ("g", {})]
+
+
+M_CALL, M_ARGS, M_ID = map(Marker, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        ([M_CALL, '[{"name": "f", "arguments": {"a": 1}, "id": "abcdefgh1"}]'], [("f", {"a": 1}, "abcdefgh1")]),
+        (
+            [M_CALL, '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'],
+            [("f", {}, None), ("g", {}, None)],
+        ),
+        ([M_CALL, "f", M_ARGS, '{"a": 1}', M_CALL, "g", M_ARGS, "{}"], [("f", {"a": 1}, None), ("g", {}, None)]),
+        ([M_CALL, "f", M_ID, "abcdefgh1", M_ARGS, '{"a": 1}'], [("f", {"a": 1}, "abcdefgh1")]),
+        (
+            [M_CALL, "f", M_ID, "short", M_ARGS, '{"a": "[ARGS] [TOOL_CALLS]"}'],
+            [("f", {"a": "[ARGS] [TOOL_CALLS]"}, None)],
+        ),
+        (["so ", M_CALL, "f", M_ARGS, " "], [("f", {}, None)]),
+    ],
+)
+def test_calls_of_mistral_in_both_spellings(segments: list[Segment], expected: list[object]) -> None:
+    turn = read("mistral", segments)
+    assert [(attempt.name, attempt.arguments, attempt.call_id) for attempt in turn.attempts] == expected
+    assert turn.content == ("so " if segments[0] == "so " else "")
+
+
+@pytest.mark.parametrize(
+    ("segments", "closed", "status"),
+    [
+        ([M_CALL, '[{"name": "f", "arguments": {'], False, UNCLOSED),
+        ([M_CALL, "f", M_ARGS, '{"a": 1}'], False, UNCLOSED),
+        ([M_CALL, "f", M_ARGS, '{"a": '], True, INVALID),
+        ([M_CALL, "f [ARGS]{}"], True, INVALID),
+        ([M_CALL, '[{"arguments": {}}]'], True, NAMELESS),
+        ([M_CALL], True, INVALID),
+        ([M_CALL, "[]"], True, NAMELESS),
+        ([M_CALL, "f", M_ARGS, "[1]"], True, BAD),
+    ],
+)
+def test_calls_of_mistral_that_cannot_be_read(segments: list[Segment], closed: bool, status: AttemptStatus) -> None:
+    (attempt,) = read("mistral", segments, closed=closed).attempts
+    check(attempt, status)
+
+
+D_BEGIN, D_END, D_CALLS, D_CALLS_END, D_SEP = map(
+    Marker,
+    (
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+)
+V3 = [D_BEGIN, "function", D_SEP, 'f\n```json\n{"a": "```"}\n```', D_END]
+V31 = [D_BEGIN, "f", D_SEP, '{"a": "```"}', D_END]
+
+
+@pytest.mark.parametrize("call", [V3, V31])
+def test_calls_of_deepseek_in_both_spellings(call: list[Segment]) -> None:
+    turn = read("deepseek", ["so ", D_CALLS, *call, "\n", *call, D_CALLS_END])
+    assert [(attempt.name, attempt.arguments) for attempt in turn.attempts] == [("f", {"a": "```"})] * 2
+    assert turn.content.strip() == "so"
+    (hermes,) = read("deepseek", [CALL, '{"name": "f", "arguments": {"a": 1}}', CALL_END]).attempts
+    assert (hermes.name, hermes.arguments) == ("f", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("segments", "status"),
+    [
+        ([D_BEGIN, "f", D_SEP, "{", D_END], INVALID),
+        ([D_BEGIN, "", D_SEP, "{}", D_END], NAMELESS),
+        ([D_BEGIN, "f {}", D_END], INVALID),
+        ([D_BEGIN, "f", D_SEP, "{}"], UNCLOSED),
+        ([D_BEGIN, "f", D_SEP, "[1]", D_END], BAD),
+    ],
+)
+def test_calls_of_deepseek_that_cannot_be_read(segments: list[Segment], status: AttemptStatus) -> None:
+    (attempt,) = read("deepseek", [D_CALLS, *segments, D_CALLS_END]).attempts
+    check(attempt, status)
