@@ -31,8 +31,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], *, duration_s: float, en
     metrics.update({f"stop/{reason}": stops[reason] / n for reason in StopReason})
     metrics.update(tool_metrics([result for t in trajectories for result in t.results], n))
     unmarked = sum(attempt.status is AttemptStatus.UNMARKED for t in trajectories for attempt in t.attempts)
-    if unmarked:
-        metrics["tools/unmarked"] = float(unmarked)  # answered or run, as `unmarked_calls` says
+    metrics["tools/unmarked"] = float(unmarked)  # answered or run, as `unmarked_calls` says
     return metrics
 
 
