@@ -4,14 +4,17 @@ are read as they were made. `python tests/real_tokenizers/fetch.py` fetches the 
 
 from __future__ import annotations
 
+import re
 import warnings
+from typing import Any
 
 import pytest
 
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
-from toolgrpo.testing.fetched_tokenizers import CASES, fetched_tokenizer
+from toolgrpo.testing import byte_tokenizer
+from toolgrpo.testing.fetched_tokenizers import CASES, cache_folder, fetched_tokenizer, llama_cpp_templates
 from toolgrpo.testing.random_conversations import tally
 from toolgrpo.testing.real_tokenizers import NotAtHand
 
@@ -59,3 +62,43 @@ def test_what_is_refused_says_why_and_the_way_out_works(name: str) -> None:
         resolve_format(tokenizer)
     tokenizer.chat_template = {"default": default, "tool_use": tokenizer.chat_template}
     assert resolve_format(tokenizer).name == "cohere"
+
+
+# What may be a special token, in the text of a template.
+TOKEN = re.compile(
+    r"""<[|｜][^<>\s'"{}]{1,40}[|｜]>|</?[a-z_]{2,24}>|\[/?[A-Z_]{3,20}\]|<[a-z_]+\|>|<\|[a-z_]+>|<\|"\|>"""
+)
+ENDS = (
+    *("<｜end▁of▁sentence｜>", "<|eot_id|>", "<|im_end|>", "<|END_OF_TURN_TOKEN|>", "<end_of_turn>", "<|return|>"),
+    *("<|endoftext|>", "</s>"),
+)
+
+
+def over_bytes(template: str) -> Any:
+    """The template with every token that stands in it."""
+    end = next((token for token in ENDS if token in template), "</s>")
+    tokens = {*TOKEN.findall(template), end, "<s>", "<|tool_call_start|>", "<|tool_call_end|>"}
+    return byte_tokenizer(template, (), special=sorted(tokens), bos="<s>", eos=end)
+
+
+@pytest.mark.slow
+def test_every_template_that_llama_cpp_collects_is_proven_or_refused_with_a_way_out() -> None:
+    """Where the model is spoken to in Hermes' words although its template prints calls, a warning says so."""
+    names = llama_cpp_templates()
+    if not names:
+        pytest.skip("the templates were not fetched")
+    accepted, warned = [], []
+    for name in names:
+        tokenizer = over_bytes((cache_folder() / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                chat: Any = resolve_format(tokenizer)
+            except ChatFormatError as error:
+                assert re.search("Set|set|Use|pass|Change", str(error)), name
+                continue
+        own_words = [str(warning.message) for warning in said if "Hermes' words" in str(warning.message)]
+        assert not (own_words and chat.family.knows_tools), name
+        accepted.append(name)
+        warned += own_words
+    assert len(names) >= 70 and len(accepted) >= 40 and len(warned) >= 11, (len(accepted), len(warned))

@@ -82,7 +82,7 @@ CASES: dict[str, Case] = {
     "llama3.2": Case("llama3", "meta-llama-Llama-3.2-3B-Instruct", **_LLAMA),
     "llama3.3": Case("llama3", "meta-llama-Llama-3.3-70B-Instruct", **_LLAMA),
     "gpt-oss": Case("gpt_oss", "openai-gpt-oss-120b", "<|return|>"),
-    "gemma2": Case("gemma3", "google-gemma-2-2b-it", "<eos>", "<bos>"),
+    "gemma2": Case("gemma3", "google-gemma-2-2b-it", "<eos>", "<bos>", real=False),
     "gemma3": Case("gemma3", "own", "<end_of_turn>", "<bos>"),
     "gemma4": Case("gemma4", "google-gemma-4-31B-it", **_GEMMA4),
     "gemma4-interleaved": Case("gemma4", "google-gemma-4-31B-it-interleaved", **_GEMMA4),

@@ -17,7 +17,7 @@ from typing import Any
 
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.messages import tool_message
-from toolgrpo.trajectory import AttemptStatus, Message
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, Message
 
 __all__ = ["Conversation", "Tally", "random_conversation", "tally"]
 
@@ -120,15 +120,21 @@ def _compare(chat: TemplateFormat, tokenizer: Any, told: Conversation, counts: T
     prompt = chat.prompt(row, schemas, enable_thinking=thinking)
     _count(counts, "prompt", prompt, _own(chat, tokenizer, row, schemas, thinking))
     messages = row
+    given: dict[str, Any] = {"messages": row, "schemas": schemas, "enable_thinking": thinking}
     for turn, results in told.rounds:
-        before, messages = messages, [*messages, turn, *results]
+        asked = _own(chat, tokenizer, messages, schemas, thinking)
+        messages = [*messages, turn, *results]
         whole = _own(chat, tokenizer, messages, schemas, thinking)
-        bridge = chat.bridge([chat.stop_ids[0]], results, messages=row, schemas=schemas, enable_thinking=thinking)
-        counts.bridges += 1
-        _count(counts, f"bridge of {results}", [chat.stop_ids[0], *bridge], whole[-len(bridge) - 1 :])
-        asked = _own(chat, tokenizer, before, schemas, thinking)
         start = next((i for i, (a, b) in enumerate(zip(asked, whole, strict=False)) if a != b), len(asked))
-        _read(chat, turn, whole[start : len(whole) - len(bridge)], whole[:start], counts)
+        # From behind: some templates print what stood before otherwise when something follows.
+        end = len(whole) - len(chat.bridge([chat.stop_ids[0]], results, **given))
+        attempts = _read(chat, turn, whole[start:end], whole[:start], counts)
+        # As in an episode: a result bears the id that was read, if the model wrote one.
+        ids = [attempt.call_id for attempt in attempts] if len(attempts) == len(results) else [None] * len(results)
+        answers = [tool_message(r["name"], r["content"], it) for r, it in zip(results, ids, strict=True)]
+        counts.bridges += 1
+        bridge = chat.bridge([chat.stop_ids[0]], answers, **given)
+        _count(counts, f"bridge of {results}", [chat.stop_ids[0], *bridge], whole[end - 1 :])
 
 
 def _own(chat: TemplateFormat, tokenizer: Any, messages: list[Message], schemas: list[Any], thinking: Any) -> list[int]:
@@ -150,7 +156,9 @@ def _count(counts: Tally, what: str, ours: Sequence[int], own: Sequence[int]) ->
             counts.shown.append(f"{what}: {ours} instead of {own}"[:2000])
 
 
-def _read(chat: TemplateFormat, turn: Message, said: Sequence[int], before: Sequence[int], counts: Tally) -> None:
+def _read(
+    chat: TemplateFormat, turn: Message, said: Sequence[int], before: Sequence[int], counts: Tally
+) -> tuple[CallAttempt, ...]:
     counts.tokens += len(said)
     made = [(call["function"]["name"], call["function"]["arguments"]) for call in turn["tool_calls"]]
     parsed = chat.parse(said, before=before)
@@ -162,6 +170,7 @@ def _read(chat: TemplateFormat, turn: Message, said: Sequence[int], before: Sequ
     counts.misread += max(len(made), len(parsed.attempts)) - sum(same)
     if not (all(same) and len(made) == len(parsed.attempts)) and len(counts.shown) < 3:
         counts.shown.append(f"{made} was read as {parsed.attempts}"[:2000])
+    return parsed.attempts
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, str]:
