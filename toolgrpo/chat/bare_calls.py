@@ -38,7 +38,7 @@ class Objects:
 
 
 def objects_at_end(text: str) -> Objects | None:
-    """JSON objects behind which nothing stands; the first begins a line."""
+    """Find JSON objects behind which nothing stands; the first begins a line."""
     for tried, line in enumerate(_LINE_WITH_OBJECT.finditer(text)):
         if tried == _MOST_TRIED:
             return None
@@ -56,7 +56,7 @@ def objects_at_end(text: str) -> Objects | None:
 
 
 def llama_calls(text: str) -> BareCalls | None:
-    """What Llama 3.1 to 3.3 write beside an object that begins with its name, which is their own form.
+    """Read what Llama 3.1 to 3.3 write beside an object that begins with its name, which is their own form.
 
     * the object behind a text, with parameters before the name, or as `{"type": "function", ...}` in two forms
     * `<function=look_up>{"key": "x"}</function>`, as 3.1's prompts for custom tools have it
@@ -81,7 +81,7 @@ def llama_calls(text: str) -> BareCalls | None:
 
 
 def _tagged(text: str) -> list[CallAttempt]:
-    """`<function=NAME>{...}</function>`, any number of them."""
+    """Read `<function=NAME>{...}</function>`, any number of them."""
     attempts = []
     openings = list(_FUNCTION_TAG.finditer(text))
     for opening, following in zip(openings, [*openings[1:], None], strict=True):

@@ -46,7 +46,7 @@ class ChatFormat(Protocol):
 
     @property
     def call_text(self) -> str:
-        """A call as this family writes it, for a model that got it wrong."""
+        """Return a call as this family writes it, for a model that got it wrong."""
         ...
 
     def prompt(

@@ -66,7 +66,7 @@ def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
 
 
 def deepseek_call(raw: str, name: str, body: str) -> list[CallAttempt]:
-    """`NAME<｜tool▁sep｜>{...}`, or `function<｜tool▁sep｜>NAME` and the arguments in a code fence."""
+    """Read `NAME<｜tool▁sep｜>{...}`, or `function<｜tool▁sep｜>NAME` and the arguments in a code fence."""
     kind, separator, rest = body.partition(_DEEPSEEK_SEPARATOR)
     if not separator:
         return _json_calls(raw, unguarded(body), _DEEPSEEK)
@@ -79,7 +79,7 @@ def deepseek_call(raw: str, name: str, body: str) -> list[CallAttempt]:
 
 
 def mistral_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
-    """`[{"name": ..., "arguments": ..., "id": ...}]`, or a name, for some an id, and arguments."""
+    """Read `[{"name": ..., "arguments": ..., "id": ...}]`, or a name, for some an id, and arguments."""
     text = unguarded(body)
     head = _MISTRAL_HEAD.fullmatch(raw[: len(raw) - len(text)])
     if head is None:

@@ -66,7 +66,7 @@ class CallReader:
             return [unreadable(raw, why, self.form, name or None)]
 
     def _in_json(self, raw: str) -> list[CallAttempt]:
-        """Calls that are spelled as JSON although the family writes them otherwise; none if a part of it cannot be read."""
+        """Read calls that are JSON although the family writes them otherwise; none if a part of it cannot be read."""
         if raw.lstrip()[:1] not in ("{", "["):
             return []
         try:

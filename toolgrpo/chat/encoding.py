@@ -42,13 +42,13 @@ _IN_LETTERS = {"\\ufdd0": _GUARD, "\\ufdd1": MARK}  # as repr and JSON write the
 
 
 def control_tokens(tokenizer: Any) -> list[str]:
-    """The added tokens that mean something, unlike those that are a way to write text."""
+    """Return the added tokens that mean something, unlike those that are a way to write text."""
     written = _written(tokenizer)
     return [token.content for number, token in tokenizer.added_tokens_decoder.items() if number not in written]
 
 
 def _written(tokenizer: Any) -> dict[int, Any]:
-    """Added tokens that are a way to write text: white space and the elements of HTML, where the template prints none."""
+    """Find added tokens that are a way to write text: white space, and elements of HTML that the template does not print."""
     special, template = set(tokenizer.all_special_tokens), str(tokenizer.chat_template)
     return {
         number: token
@@ -62,7 +62,7 @@ def _written(tokenizer: Any) -> dict[int, Any]:
 
 
 def with_marks(rendered: str) -> str:
-    """What a template printed, with marks where it wrote them in letters."""
+    """Return what a template printed, with marks where it wrote them in letters."""
     for letters, mark in _IN_LETTERS.items():
         if letters in rendered:
             rendered = rendered.replace(letters, mark)
@@ -70,7 +70,7 @@ def with_marks(rendered: str) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """The longest of these texts that stands at a place, in a group; None if there are no texts.
+    """Compile a pattern of the longest of these texts at a place, in a group; None if there are no texts.
 
     Its branches part where the texts do: some tokenizers have thousands of tokens that begin alike, and a place is looked at
     no longer than the longest of them.
@@ -96,7 +96,7 @@ class Guard:
     """Makes text harmless: what it returns spells no control token, alone or beside a template's text."""
 
     def __init__(self, control: Iterable[str], *, for_template: bool = False) -> None:
-        """`for_template`: what is guarded may come out of a template with its marks in letters."""
+        """Make one; `for_template`: what is guarded may come out of a template with its marks in letters."""
         tokens = list(control)
         letters = tuple(_IN_LETTERS) if for_template else ()
         self._pattern = _any_of([*tokens, *letters])

@@ -104,7 +104,7 @@ class TemplateFormat:
         enable_thinking: bool | None,
         ask: bool,
     ) -> str:
-        """What the template prints behind the end of the turn that these answer; all is guarded already."""
+        """Return what the template prints behind the end of the turn that these answer; all is guarded already."""
         turn = _call_turn(answers[:1] if self.family.one_call else answers)
         text = self._apply([*row, turn, *answers], schemas, enable_thinking=enable_thinking, ask=ask)
         place = text.find(self.text_of_end, text.rfind(MARK)) if MARK in text else -1
@@ -141,7 +141,7 @@ class TemplateFormat:
     def shaped(
         self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Message], list[Mapping[str, Any]]]:
-        """The conversation and the schemas as the chat template of this family takes them."""
+        """Return the conversation and the schemas as the chat template of this family takes them."""
         shaped = with_ids(with_objects(messages, self.family.reasoning_key))
         if self.family.one_call:
             shaped = one_call_each(shaped)
@@ -198,13 +198,13 @@ class TemplateFormat:
 
 
 def _rounds(answers: Sequence[Message]) -> Iterator[list[Message]]:
-    """For a template that prints one call a message: answers in a row that have one name, and so may answer one call."""
+    """Part answers, for a template that prints one call a message: those in a row that have one name may answer one call."""
     for _, run in itertools.groupby(answers, key=lambda answer: answer["name"]):
         yield list(run)
 
 
 def _call_turn(answers: Sequence[Message]) -> Message:
-    """A turn that makes the calls which these answer, with a mark where it ends."""
+    """Make a turn of the calls which these answer, with a mark where it ends."""
     calls = [
         {
             "type": "function",
@@ -217,6 +217,6 @@ def _call_turn(answers: Sequence[Message]) -> Message:
 
 
 def _schema(name: str) -> dict[str, Any]:
-    """A tool of this name; some templates print no calls where no tools are offered."""
+    """Make a tool of this name; some templates print no calls where no tools are offered."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}

@@ -22,7 +22,7 @@ def assistant_message(parsed: ParsedTurn) -> Message:
 
 
 def tool_message(name: str | None, content: str, call_id: str | None = None) -> Message:
-    """The answer to one call attempt; `call_id` as the model wrote it, if it did."""
+    """Make the answer to one call attempt; `call_id` as the model wrote it, if it did."""
     message: Message = {"role": "tool", "content": content}
     if name is not None:
         message["name"] = name

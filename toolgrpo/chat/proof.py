@@ -98,7 +98,7 @@ class _Proof:
                 self._same("a plain prompt", self.chat.prompt(messages, schemas, enable_thinking=value), list(own))
 
     def marks_leave_nothing(self) -> None:
-        """Text that ends like the beginning of a control token, or begins like the end of one, is marked."""
+        """Try text that ends like the beginning of a control token, or begins like the end of one: it is marked."""
         token = self.chat.text_of_end
         for text in (f"x {token[0]}", f"x {token[:-1]}", f"{token[-1]} x"):
             results = [tool_message(_ONE, text)]
@@ -156,7 +156,7 @@ class _Proof:
         self._check(printed == expected, shape, f"the results of {names} are said to be those of {printed}")
 
     def _histories(self, system: str) -> list[tuple[list[Message], list[Message]]]:
-        """Rows, and what may have followed them before the next call."""
+        """Make rows, and what may have followed them before the next call."""
         told: Message = {"role": "system", "content": system}
         asked: Message = {"role": "user", "content": "q"}
         first = self._round(None, [tool_message(_OTHER, "11"), tool_message(_ONE, "12")][: 1 if self._one_call else 2])

@@ -52,7 +52,7 @@ def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
 
 
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:
-    """The format of a known family, proven; or what is to be tried in its place."""
+    """Make the format of a known family, proven; or what is to be tried in its place."""
     refusals: list[ChatFormatError] = []
     for candidate in (family, *family.otherwise):
         try:
@@ -109,7 +109,7 @@ def _proven(tokenizer: Any, family: Family, template: ResponseTemplate) -> Templ
 
 
 def _named(template: ResponseTemplate, form: CallForm, control: Sequence[str]) -> list[str]:
-    """The control tokens that the response template speaks of; in a turn of a known family all others are text.
+    """Find the control tokens that the response template speaks of; in a turn of a known family all others are text.
 
     Some it spells; others a pattern finds without spelling them, as `</(?:function>\\s*</)?tool_call>` does.
     """

@@ -70,7 +70,7 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_ids(messages: Sequence[Message]) -> list[Message]:
-    """The same with an id for every call and, where a call stands before it, for every result.
+    """Return the same with an id for every call and, where a call stands before it, for every result.
 
     A result without one answers the first call before it that has no answer and has its name; if there is none, the first
     that has no answer. Ids are nine letters and digits, as Mistral's templates demand.
@@ -145,7 +145,7 @@ def _is_answer(message: Message) -> bool:
 
 
 def with_text(messages: Sequence[Message]) -> list[Message]:
-    """The same with arguments as JSON text."""
+    """Return the same with arguments as JSON text."""
     return [
         {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -162,7 +162,7 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_in_text(messages: Sequence[Message]) -> list[Message]:
-    """The same with calls at the end of a turn's text, as LFM2 writes them."""
+    """Return the same with calls at the end of a turn's text, as LFM2 writes them."""
     told = []
     for message in messages:
         if message.get("tool_calls"):
@@ -179,7 +179,7 @@ def _in_python(arguments: Any) -> str:
 
 
 def with_schemas(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The same with the schemas behind the system message's text, in DeepSeek's words."""
+    """Return the same with the schemas behind the system message's text, in DeepSeek's words."""
     if not schemas:
         return list(messages)
     functions = [schema.get("function", schema) for schema in schemas]

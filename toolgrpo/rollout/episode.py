@@ -176,7 +176,7 @@ class _Run:
             ledger.context(bridge)
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
-        """The turn with the call that stands in it without markers, if one does and is looked for."""
+        """Add the call that stands in the turn without markers, if one does and is looked for."""
         if self.shared.unmarked_calls == "ignore" or self.tools is None or parsed.attempts or not parsed.closed:
             return parsed
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
@@ -230,7 +230,7 @@ class _Run:
         return results
 
     def _as_called(self, attempt: CallAttempt) -> CallAttempt:
-        """An attempt as the tools get it: an unmarked call runs where that is wanted, and stays one in the record."""
+        """Return an attempt as the tools get it: an unmarked call may run, and stays one in the record."""
         accepted = attempt.status is AttemptStatus.UNMARKED and self.shared.unmarked_calls == "accept"
         return replace(attempt, status=AttemptStatus.OK, detail="") if accepted else attempt
 
