@@ -164,6 +164,7 @@ class EvaluationRun:
             tools=tools,
             observers=Observers([recorder, RunProgress(self.terminal.console, say=self.terminal.say)]),
             engine_retries=config.engine_retries,
+            unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,
             enable_thinking=config.enable_thinking,
         )

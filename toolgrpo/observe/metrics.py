@@ -21,7 +21,7 @@ from accelerate.utils import gather_object
 
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.trajectory import StopReason, ToolResult
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult
 
 __all__ = [
     "Metric",
@@ -91,6 +91,7 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
     sampled = [t.n_sampled for t in trajectories]
     finished = [t.n_sampled for t in trajectories if t.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)]
     stops = Counter(t.stop_reason for t in trajectories)
+    unmarked = sum(attempt.status is AttemptStatus.UNMARKED for t in trajectories for attempt in t.attempts)
     idle_share = times.engine_idle_s / times.duration_s if times.duration_s > 0 else 0.0
     return {
         "completions/mean_length": Metric(sum(sampled) / n),
@@ -105,6 +106,7 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
         "rollout/engine_idle_share": Metric(idle_share),
         **{f"stop/{reason}": Metric(stops[reason] / n) for reason in StopReason},
         **tool_metrics([result for t in trajectories for result in t.results], n),
+        "tools/unmarked": Metric(float(unmarked), sum),  # answered or run, as `unmarked_calls` says
     }
 
 

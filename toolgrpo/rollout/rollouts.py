@@ -39,6 +39,7 @@ class Rollouts:
     tools: ToolProvider | None = None
     observers: Observers = field(default_factory=Observers)
     engine_retries: int = 3
+    unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     max_concurrent: int | None = None  # episodes at a time; None: all
     enable_thinking: bool | None = None  # a row's own column of this name comes first
     clock: Callable[[], float] = time.monotonic
@@ -98,6 +99,7 @@ class Rollouts:
             tokenizer=self.tokenizer,
             tools=self.tools,
             engine_retries=self.engine_retries,
+            unmarked_calls=self.unmarked_calls,
             clock=self.clock,
             on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
         )

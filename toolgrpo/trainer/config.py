@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from trl import GRPOConfig
 
+from toolgrpo.chat.unmarked import POLICIES
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import ENGINES, EngineOptions
 from toolgrpo.engines.transformers import TransformersOptions
@@ -58,6 +59,14 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     enable_thinking: bool | None = field(
         default=None,
         metadata={"help": "Passed to chat templates that know it; a column `enable_thinking` decides for its row."},
+    )
+    unmarked_calls: str = field(
+        default="answer",
+        metadata={
+            "help": "A call without its markers, bare or in a code fence: answer (say what the form is), accept (run it) "
+            "or ignore (it is the final answer).",
+            "choices": POLICIES,
+        },
     )
     tool_timeout: float = field(
         default=TOOL_TIMEOUT_S, metadata={"help": "Seconds after which a tool call is given up."}
@@ -131,6 +140,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         self._check_servers()
         if self.vllm_lora_sync not in LORA_SYNCS:
             raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
+        if self.unmarked_calls not in POLICIES:
+            raise ConfigError(f"unmarked_calls must be one of {', '.join(POLICIES)}; got {self.unmarked_calls!r}")
         for name in ("tool_timeout", "episode_timeout", "reward_timeout", "engine_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

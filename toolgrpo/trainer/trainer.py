@@ -261,6 +261,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             tools=toolbox,
             observers=observers,
             engine_retries=args.engine_retries,
+            unmarked_calls=args.unmarked_calls,
             max_concurrent=args.max_concurrent_episodes,
             enable_thinking=args.enable_thinking,
         )
