@@ -195,6 +195,7 @@ TABLE: list[tuple[str, str]] = [
     ("--max_concurrent_episodes 0", "max_concurrent_episodes must be at least 1, got 0"),
     ("--temperature -1", "temperature must be at least 0, got -1.0"),
     ("--temperature 0", "temperature must be above 0 in training"),
+    ("--unmarked_calls perhaps", "must be one of 'answer', 'accept', 'ignore'"),
     ("--engine vlm", "must be one of 'auto', 'vllm_colocate'"),
     ("--engine transformers --vllm_server_urls http://x", "vllm_server_urls is given, but engine is 'transformers'"),
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),

@@ -12,8 +12,7 @@ from toolgrpo.chat import resolve_format
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.rollout.truncation import Cut
-from toolgrpo.testing import ScriptedEngine, ScriptedTools, trl_tokenizer
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, trl_tokenizer
 from toolgrpo.testing.chat_samples import LOOK_UP
 from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, Trajectory
 
@@ -38,7 +37,7 @@ def run(turns: list[str], policy: str, max_turns: int = 8) -> Trajectory:
         chat=CHAT,
         limits=EpisodeLimits(max_completion_length=4000, max_turns=max_turns),
         options=SamplingOptions(),
-        cut=lambda text: Cut(text, False),
+        tokenizer=ByteChat(),
         tools=OneTool({"look_up": lambda key: f"value of {key}"}),
         unmarked_calls=policy,
     )

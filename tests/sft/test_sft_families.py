@@ -73,7 +73,13 @@ def test_the_tokens_are_those_of_the_ledger(name: str) -> None:
         for flag in (None, True, False)
         if chat.prompt(CONVERSATION[:1], [LOOK_UP], enable_thinking=flag) == list(example.ids[:start])
     )
-    bridge = chat.bridge(example.ids[:end], CONVERSATION[2:3], enable_thinking=thinking)
+    bridge = chat.bridge(
+        example.ids[:end],
+        CONVERSATION[2:3],
+        messages=CONVERSATION[:1],
+        schemas=[LOOK_UP],
+        enable_thinking=thinking,
+    )
     assert list(example.ids[end : end + len(bridge)]) == bridge
     assert all(example.mask[end + len(bridge) :])
 

@@ -93,15 +93,17 @@ class ConversationEncoder:
         messages = [self._taken_apart(message) for message in messages]
         ids: list[int] = []
         mask: list[int] = []
+        asked: Sequence[Message] = ()  # the prompt
         last: int | None = None  # the assistant turn before
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             turn = self._turn(messages, index, tools)
             if last is None:
-                before = self._chat.prompt(messages[:index], tools, enable_thinking=turn.enable_thinking)
+                asked = messages[:index]
+                before = self._chat.prompt(asked, tools, enable_thinking=turn.enable_thinking)
             else:
-                before = self._between(ids, messages[last + 1 : index], turn.enable_thinking)
+                before = self._between(ids, messages[last + 1 : index], asked, tools, turn.enable_thinking)
             ids += before + turn.said
             mask += [0] * len(before) + [1] * len(turn.said)
             last = index
@@ -138,10 +140,17 @@ class ConversationEncoder:
         ends = [place for place, token in enumerate(ids) if token in self._chat.stop_ids]
         return ids[: ends[0] + 1] if ends else [*ids, self._chat.stop_ids[0]]
 
-    def _between(self, ids: list[int], between: Sequence[Message], enable_thinking: bool | None) -> list[int]:
-        """What stands between an assistant turn, with which `ids` ends, and the next one's text."""
+    def _between(
+        self,
+        ids: list[int],
+        between: Sequence[Message],
+        asked: Sequence[Message],
+        tools: list[Any],
+        enable_thinking: bool | None,
+    ) -> list[int]:
+        """Return what stands between an assistant turn, with which `ids` ends, and the next one's text."""
         if between and all(message["role"] == "tool" for message in between):
-            return self._chat.bridge(ids, between, enable_thinking=enable_thinking)
+            return self._chat.bridge(ids, between, messages=asked, schemas=tools, enable_thinking=enable_thinking)
         shown = [_QUESTION, {"role": "assistant", "content": _STUB}, *between]
         after = self._chat.encode(self._chat.render(shown, [], enable_thinking=enable_thinking).rpartition(_STUB)[2])
         return after[1:] if after and after[0] == ids[-1] else after
