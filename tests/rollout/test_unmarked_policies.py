@@ -10,8 +10,8 @@ import pytest
 
 from toolgrpo.chat import resolve_format
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.observe.metrics import rollout_metrics
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+from toolgrpo.observe.metrics import merged, rollout_metrics
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, trl_tokenizer
 from toolgrpo.testing.chat_samples import LOOK_UP
 from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, Trajectory
@@ -56,6 +56,10 @@ def sampled_ids(trajectory: Trajectory) -> list[int]:
     return [token for token, mine in zip(trajectory.ids, trajectory.mask, strict=True) if mine]
 
 
+def batch(trajectory: Trajectory) -> RolloutBatch:
+    return RolloutBatch(episodes=(Scored({"prompt": "q"}, trajectory),))
+
+
 @pytest.mark.parametrize("said", [CALL, FENCED])
 def test_answer_tells_the_model_the_form_in_the_place_of_a_result(said: str) -> None:
     trajectory = run([said, "done"], "answer")
@@ -63,7 +67,7 @@ def test_answer_tells_the_model_the_form_in_the_place_of_a_result(said: str) -> 
     assert attempt.status is AttemptStatus.UNMARKED and result.error is ToolErrorKind.UNMARKED
     assert "<tool_call>" in result.content and len(trajectory.turns) == 2
     assert sampled_ids(trajectory) == [*CHAT.encode(f"{said}<|im_end|>"), *CHAT.encode("done<|im_end|>")]
-    metrics = rollout_metrics([trajectory], duration_s=1.0, engine_idle_s=0.0)
+    metrics = merged([rollout_metrics(batch(trajectory))])
     assert metrics["tools/error/unmarked"] == metrics["tools/unmarked"] == 1.0
 
 
@@ -76,7 +80,7 @@ def test_accept_runs_it_and_the_bridge_is_the_one_after_a_marked_call(said: str)
     assert sampled_ids(accepted) == [*CHAT.encode(f"{said}<|im_end|>"), *CHAT.encode("done<|im_end|>")]
     context = [[i for i, mine in zip(t.ids, t.mask, strict=True) if not mine] for t in (accepted, called)]
     assert context[0] == context[1]
-    assert rollout_metrics([accepted], duration_s=1.0, engine_idle_s=0.0)["tools/unmarked"] == 1.0
+    assert merged([rollout_metrics(batch(accepted))])["tools/unmarked"] == 1.0
 
 
 def test_ignore_takes_it_for_the_answer() -> None:
