@@ -18,7 +18,18 @@ from toolgrpo.testing.real_tokenizers import NotAtHand
 
 __all__ = ["CASES", "VOCABULARIES", "Case", "cache_folder", "fetched_tokenizer", "llama_cpp_templates"]
 
-VOCABULARIES = ("qwen3", "llama3", "gemma3", "deepseek_v3", "gpt_oss", "qwen3_5", "tekken", "gemma4", "command_r")
+VOCABULARIES = (
+    "qwen3",
+    "llama3",
+    "gemma3",
+    "deepseek_v3",
+    "gpt_oss",
+    "qwen3_5",
+    "tekken",
+    "gemma4",
+    "command_r",
+    "smollm2",
+)
 
 _THINK = ("<think>", "</think>")
 _CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -98,6 +109,7 @@ CASES: dict[str, Case] = {
     "mistral-small-3.2": Case("tekken", "Mistral-Small-3.2-24B-Instruct-2506", **_MISTRAL_ENDS),
     "ministral-3": Case("tekken", "mistralai-Ministral-3-14B-Reasoning-2512", **_MISTRAL_ENDS),
     "devstral": Case("tekken", "unsloth-mistral-Devstral-Small-2507", **_MISTRAL_ENDS),
+    "smollm2": Case("smollm2", "own", "<|im_end|>", "<|im_start|>"),
     "smollm3": Case("llama3", "HuggingFaceTB-SmolLM3-3B", "<|im_end|>", added=(*_CHATML, *_THINK, *_CALLS), real=False),
     "hermes2-pro": Case(
         "llama3",
