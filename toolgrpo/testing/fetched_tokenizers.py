@@ -59,7 +59,7 @@ class Case:
     """A tokenizer to try: a vocabulary, and where its chat template comes from."""
 
     vocabulary: str
-    template: str  # "own", "trl:NAME" or a file of llama.cpp's collection without its ending
+    template: str  # "own", "trl:NAME", a file of llama.cpp's collection without its ending, or the text itself
     eos: str
     bos: str | None = None
     added: tuple[str, ...] = ()  # special tokens that the vocabulary lacks
@@ -78,6 +78,13 @@ _LFM: dict[str, Any] = {
     "added": ("<|startoftext|>", *_LFM2),
     "real": False,
 }
+
+_PHI4 = (
+    "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + message['content'] + "
+    "'<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"
+    "{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant<|im_sep|>' + message['content'] + '<|im_end|>'}}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
+)
 
 CASES: dict[str, Case] = {
     "qwen2.5": Case("qwen3", "Qwen-Qwen2.5-7B-Instruct", "<|im_end|>", dropped=(*_THINK, *_CALLS[2:])),
@@ -143,18 +150,12 @@ CASES: dict[str, Case] = {
     ),
     "phi-4": Case(
         "gpt_oss",
-        "trl:qwen2_5_vl",  # replaced below: Phi-4's template is short
+        _PHI4,
         "<|im_end|>",
         added=(*_CHATML, "<|im_sep|>"),
         real=False,
     ),
 }
-_PHI4 = (
-    "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + message['content'] + "
-    "'<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"
-    "{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant<|im_sep|>' + message['content'] + '<|im_end|>'}}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
-)
 
 
 def cache_folder() -> Path:
@@ -177,11 +178,13 @@ def fetched_tokenizer(name: str) -> Any:
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=case.bos, eos_token=case.eos, clean_up_tokenization_spaces=False
     )
-    tokenizer.chat_template = _PHI4 if name == "phi-4" else _template(case)
+    tokenizer.chat_template = _template(case)
     return tokenizer
 
 
 def _template(case: Case) -> str:
+    if case.template.startswith("{%"):
+        return case.template
     if case.template.startswith("trl:"):
         return template_text(case.template.removeprefix("trl:"))
     folder = cache_folder()
