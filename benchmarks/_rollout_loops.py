@@ -134,7 +134,7 @@ class ScriptedDecisions:
     def __init__(self, chat: Any, latency_s: Callable[[], float]) -> None:
         self._chat = chat
         self._latency_s = latency_s
-        self.name, self.stop_ids = chat.name, ()
+        self.name, self.stop_ids, self.call_text = chat.name, (), chat.call_text
 
     def prompt(self, messages: Sequence[Any], schemas: Any, **kwargs: Any) -> list[int]:
         _uid.set(int(re.findall(r"\d+", messages[0]["content"])[0]))

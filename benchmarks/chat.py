@@ -79,7 +79,7 @@ def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[st
         messages: list[Message] = [QUESTION]
         for _ in range(turns):
             ids = [*ids, *sampled]
-            ids += chat.bridge(ids, [RESULT])
+            ids += chat.bridge(ids, [RESULT], messages=[QUESTION], schemas=[LOOK_UP])
             messages += [TURN, RESULT]
         ended = [*ids, *sampled]
 
@@ -88,7 +88,9 @@ def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[st
 
         assert len(chat.parse(sampled, before=ids).attempts) == 1
         parse_ms = median_ms(lambda before=ids: chat.parse(sampled, before=before), repetitions)
-        bridge_ms = median_ms(lambda ended=ended: chat.bridge(ended, [RESULT]), repetitions)
+        bridge_ms = median_ms(
+            lambda ended=ended: chat.bridge(ended, [RESULT], messages=[QUESTION], schemas=[LOOK_UP]), repetitions
+        )
         rows.append(
             {
                 "turns_before": turns,

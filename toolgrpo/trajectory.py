@@ -56,6 +56,7 @@ class AttemptStatus(StrEnum):
     MISSING_NAME = "missing_name"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
+    UNMARKED = "unmarked"  # without the markers of a call; it has a name and arguments, and may have been run
 
 
 class ToolErrorKind(StrEnum):
@@ -66,6 +67,7 @@ class ToolErrorKind(StrEnum):
     MISSING_NAME = "missing_name"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
+    UNMARKED = "unmarked"
     RAISED = "raised"  # the tool raised an exception
     TIMEOUT = "timeout"  # the tool overran its deadline
     DIED = "died"  # the process of the tool went away
@@ -82,6 +84,7 @@ class CallAttempt:
     name: str | None = None
     arguments: Mapping[str, Any] | None = None
     detail: str = ""  # for a malformed attempt: what is wrong, in words a model can learn from
+    call_id: str | None = None  # as the model wrote it, for a family whose results name the call they answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import random
 import sys
 from functools import cache
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -22,16 +23,31 @@ from toolgrpo.chat import assistant_message, resolve_format
 from toolgrpo.chat.attempts import Marker
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format
-from toolgrpo.testing import trl_tokenizer
+from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.trajectory import AttemptStatus
 
 pytestmark = pytest.mark.property
 
 # One template for each form; gemma finds its markers as text. The last three are read by a response template alone, two of
 # them in the place of the family's own form.
-OWN = ("qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss", "gemma4_v5", "lfm2_2_5", "gemma3", "cohere2")
+OWN = (
+    *("qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss", "gemma4_v5", "lfm2_2_5", "gemma3", "cohere2"),
+    *("mistral", "deepseekv3"),
+)
+MISTRAL = (  # TRL ships no template of Mistral's; this one prints what Ministral 3's does
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for message in messages %}"
+    "{% if message.role == 'tool' %}[TOOL_RESULTS]{{ message.content }}[/TOOL_RESULTS]{% elif message.role == 'assistant' %}"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}[TOOL_CALLS]{{ call.function.name }}[ARGS]"
+    "{{ call.function.arguments | tojson }}{% endfor %}</s>{% else %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"
+)
+MISTRAL_TOKENS = (
+    *("</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+)
 DESCRIBED = ("described qwen3", "described qwen3_5_think", "muse_glimmer")
 NAMES = (*OWN, *DESCRIBED)
+OFFERED = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}]
 SHORT, LONG = 4_500, 108_000
 
 CALLS = [
@@ -43,6 +59,13 @@ CALLS = [
     "[f(a='x', b={'k': [1, true]}), g()]",
     '<atem:invoke name="f"><atem:parameter name="a">1</atem:parameter></atem:invoke>',
     "f\n",
+    '[{"name": "f", "arguments": {"a": 1}}, {"function": "g", "parameters": {}}]',
+    '{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}',
+    '<function=f>{"a": 1}</function>',
+    'f[ARGS]{"a": 1}',
+    '[{"name": "f", "arguments": {"a": 1}, "id": "abcdefgh1"}]',
+    '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>',
+    '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>',
 ]
 SCRAPS = [
     *CALLS,
@@ -64,10 +87,14 @@ SCRAPS = [
 
 @cache
 def load(name: str) -> TemplateFormat:
-    tokenizer = trl_tokenizer(name.removeprefix("described "))
+    tokenizer = trl_tokenizer(name.removeprefix("described ")) if name != "mistral" else mistral()
     chat = described_format(tokenizer) if name in DESCRIBED else resolve_format(tokenizer)
     assert isinstance(chat, TemplateFormat) and (chat.name == "response-template") == (name in DESCRIBED)
     return chat
+
+
+def mistral() -> Any:
+    return byte_tokenizer(MISTRAL, (), special=MISTRAL_TOKENS, eos="</s>")
 
 
 def brackets(chat: TemplateFormat) -> tuple[str, str]:
@@ -118,9 +145,13 @@ def check(chat: TemplateFormat, ids: list[int], random_: random.Random) -> None:
         assert attempt.name or not good
     form = chat.family.form.call
     if form.opening and chat.name != "lfm2":
-        assert len(parsed.attempts) <= sum(map(chat._decode(ids).count, form.opening))
+        text = chat._decode(ids)
+        lists = text.count("{") if "[" in text else 0
+        assert len(parsed.attempts) <= sum(map(text.count, form.opening)) + lists
     json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
     json.dumps([a.name for a in parsed.attempts], ensure_ascii=False).encode()
+    unmarked = unmarked_call(parsed.content, OFFERED, form="a call")
+    assert unmarked is None or (unmarked.name == "f" and unmarked.arguments is not None)
 
 
 def fuzz(name: str, n_inputs: int) -> None:

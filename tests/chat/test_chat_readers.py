@@ -19,7 +19,14 @@ TOKENS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "<|python_tag|>"),
     *("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"),
-    *("<|channel>", "<channel|>", "<|END_RESPONSE|>"),
+    *("<|channel>", "<channel|>", "<|END_RESPONSE|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
 )
 GOOD = '{"name": "f", "arguments": {}}'
 OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
@@ -345,3 +352,178 @@ def test_messages_of_harmony(segments: list[Segment], content: str, calls: int) 
 def test_malformed_turns_of_harmony(segments: list[Segment], statuses: list[AttemptStatus]) -> None:
     turn = read("gpt-oss", segments)
     assert [attempt.status for attempt in turn.attempts] == statuses
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"name": "f", "parameters": {"a": 1}}', [(OK, {"a": 1})]),
+        ('{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}', [(OK, {"a": 1})]),
+        ('{"function": "f", "arguments": {"a": 1}}', [(OK, {"a": 1})]),
+        ('[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "parameters": {}}]', [(OK, {"a": 1}), (OK, {})]),
+        ('{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 1}}', [(OK, {"a": 1})]),
+        ('{"name": "f", "arguments": {"a": 1}, "parameters": {"a": 2}}', [(BAD, None)]),
+        ('{"name": "f", "a": 1}', [(BAD, None)]),
+        ('{"name": "f", "args": {"a": 1}}', [(BAD, None)]),
+        ('{"name": "f"}', [(OK, {})]),
+        ('{"name": "f", "arguments": null}', [(OK, {})]),
+        ("[]", [(NAMELESS, None)]),
+        ("[5]", [(NAMELESS, None)]),
+    ],
+)
+def test_a_call_never_runs_without_arguments_that_stand_in_it(
+    body: str, expected: list[tuple[AttemptStatus, dict[str, int] | None]]
+) -> None:
+    """`parameters` is what Llama and OpenAI's schemas call them, a list is what SmolLM2's card shows."""
+    attempts = called("qwen3", [body])
+    assert [(attempt.status, attempt.arguments) for attempt in attempts] == expected
+    for attempt in attempts:
+        check(attempt, attempt.status)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "function", "name": "f", "parameters": {"a": "x"}}',
+        '{"type": "function", "function": {"name": "f", "parameters": {"a": "x"}}}',
+        '{"parameters": {"a": "x"}, "name": "f"}',
+        '<function=f>{"a": "x"}</function>',
+        'I will look.\n<function=f>{"a": "x"}<function>',
+        '[f(a="x")]',
+        '[{"name": "f", "parameters": {"a": "x"}}]',
+        'I will look.\n{"name": "f", "parameters": {"a": "x"}}',
+        'I will look.\n\n{"function": "f", "parameters": {"a": "x"}};\n',
+    ],
+)
+def test_what_llama_writes_in_other_words_is_a_call(text: str) -> None:
+    turn = read("llama3.1", [text])
+    assert [(attempt.status, attempt.name, attempt.arguments) for attempt in turn.attempts] == [(OK, "f", {"a": "x"})]
+    assert turn.content == ("I will look." if text.startswith("I") else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('<function=f>{"a": "x"', UNCLOSED),
+        ("<function=f>a: x</function>", INVALID),
+        ('{"type": "function", "name": "f", "para', INVALID),
+        ('[f("x")]', BAD),
+        ('{"name": "f", "parameters": {"a": NaN}}', INVALID),
+        ('so\n{"name": "f", "parameters": {"a": NaN}}', INVALID),
+    ],
+)
+def test_what_llama_tried_to_write_in_other_words_is_an_attempt(text: str, status: AttemptStatus) -> None:
+    (attempt,) = read("llama3.1", [text]).attempts
+    check(attempt, status)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A call is\n{"name": "f", "parameters": {}}\nin this form.',
+        'The answer:\n{"total": 3, "items": [1, 2]}',
+        "[1, 2, 3]",
+        '[{"name": "Ann"}, {"name": "Bob"}]',
+        "[see (1)]",
+        "Write <function=f> to call it.",
+        '{"type": "circle", "radius": 2}',
+        "\n{" * 40 + "}" * 40 + " is nothing",
+    ],
+)
+def test_an_answer_of_llama_that_looks_like_a_call_is_an_answer(text: str) -> None:
+    turn = read("llama3.1", [text])
+    assert turn.attempts == () and turn.content == text
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "glm4", "gemma4", "lfm2"])
+def test_json_between_the_markers_of_another_form_is_read(name: str) -> None:
+    (attempt,) = called(name, ['{"name": "f", "arguments": {"a": 1}}'])
+    assert (attempt.status, attempt.name, attempt.arguments) == (OK, "f", {"a": 1})
+
+
+def test_a_list_of_json_between_lfm2s_markers_is_read() -> None:
+    """Its documented second form."""
+    attempts = called("lfm2", ['[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'])
+    assert [(attempt.name, attempt.arguments) for attempt in attempts] == [("f", {"a": 1}), ("g", {})]
+
+
+M_CALL, M_ARGS, M_ID = map(Marker, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        ([M_CALL, '[{"name": "f", "arguments": {"a": 1}, "id": "abcdefgh1"}]'], [("f", {"a": 1}, "abcdefgh1")]),
+        (
+            [M_CALL, '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'],
+            [("f", {}, None), ("g", {}, None)],
+        ),
+        ([M_CALL, "f", M_ARGS, '{"a": 1}', M_CALL, "g", M_ARGS, "{}"], [("f", {"a": 1}, None), ("g", {}, None)]),
+        ([M_CALL, "f", M_ID, "abcdefgh1", M_ARGS, '{"a": 1}'], [("f", {"a": 1}, "abcdefgh1")]),
+        (
+            [M_CALL, "f", M_ID, "short", M_ARGS, '{"a": "[ARGS] [TOOL_CALLS]"}'],
+            [("f", {"a": "[ARGS] [TOOL_CALLS]"}, None)],
+        ),
+        (["so ", M_CALL, "f", M_ARGS, " "], [("f", {}, None)]),
+    ],
+)
+def test_calls_of_mistral_in_both_spellings(segments: list[Segment], expected: list[object]) -> None:
+    turn = read("mistral", segments)
+    assert [(attempt.name, attempt.arguments, attempt.call_id) for attempt in turn.attempts] == expected
+    assert turn.content == ("so " if segments[0] == "so " else "")
+
+
+@pytest.mark.parametrize(
+    ("segments", "closed", "status"),
+    [
+        ([M_CALL, '[{"name": "f", "arguments": {'], False, UNCLOSED),
+        ([M_CALL, "f", M_ARGS, '{"a": 1}'], False, UNCLOSED),
+        ([M_CALL, "f", M_ARGS, '{"a": '], True, INVALID),
+        ([M_CALL, "f [ARGS]{}"], True, INVALID),
+        ([M_CALL, '[{"arguments": {}}]'], True, NAMELESS),
+        ([M_CALL], True, INVALID),
+        ([M_CALL, "[]"], True, NAMELESS),
+        ([M_CALL, "f", M_ARGS, "[1]"], True, BAD),
+    ],
+)
+def test_calls_of_mistral_that_cannot_be_read(segments: list[Segment], closed: bool, status: AttemptStatus) -> None:
+    (attempt,) = read("mistral", segments, closed=closed).attempts
+    check(attempt, status)
+
+
+D_BEGIN, D_END, D_CALLS, D_CALLS_END, D_SEP = map(
+    Marker,
+    (
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
+)
+V3 = [D_BEGIN, "function", D_SEP, 'f\n```json\n{"a": "```"}\n```', D_END]
+V31 = [D_BEGIN, "f", D_SEP, '{"a": "```"}', D_END]
+
+
+@pytest.mark.parametrize("call", [V3, V31])
+def test_calls_of_deepseek_in_both_spellings(call: list[Segment]) -> None:
+    turn = read("deepseek", ["so ", D_CALLS, *call, "\n", *call, D_CALLS_END])
+    assert [(attempt.name, attempt.arguments) for attempt in turn.attempts] == [("f", {"a": "```"})] * 2
+    assert turn.content.strip() == "so"
+    (hermes,) = read("deepseek", [CALL, '{"name": "f", "arguments": {"a": 1}}', CALL_END]).attempts
+    assert (hermes.name, hermes.arguments) == ("f", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("segments", "status"),
+    [
+        ([D_BEGIN, "f", D_SEP, "{", D_END], INVALID),
+        ([D_BEGIN, "", D_SEP, "{}", D_END], NAMELESS),
+        ([D_BEGIN, "f {}", D_END], INVALID),
+        ([D_BEGIN, "f", D_SEP, "{}"], UNCLOSED),
+        ([D_BEGIN, "f", D_SEP, "[1]", D_END], BAD),
+    ],
+)
+def test_calls_of_deepseek_that_cannot_be_read(segments: list[Segment], status: AttemptStatus) -> None:
+    (attempt,) = read("deepseek", [D_CALLS, *segments, D_CALLS_END]).attempts
+    check(attempt, status)

@@ -198,6 +198,7 @@ TABLE: list[tuple[str, str]] = [
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
     ('--chat_template_kwargs {"enable_thinking":false}', "has no effect here; use enable_thinking"),
     ("--engine_retries -1", "engine_retries must be at least 0, got -1"),
+    ("--unmarked_calls run", "must be one of 'answer', 'accept', 'ignore'"),
     ("--vllm_lora_sync both", "must be one of 'merge', 'adapter'"),
     ("--vllm_kv_cache_gib 0", "vllm_kv_cache_gib must be at least 1, got 0"),
     ("--vllm_kv_cache_gib half", "must be a whole number, got 'half'"),

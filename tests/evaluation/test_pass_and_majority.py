@@ -100,7 +100,7 @@ def test_the_tools_of_a_report() -> None:
     assert list(tools) == ["add", "sub"]
     assert tools["add"] == {
         **{"calls": 8, "calls_per_episode": 1.0, "episodes_using_it": 1.0, "failures": 0},
-        **{"failures_by_cause": {}, "seconds_p50": 0.5},
+        **{"failures_by_cause": {}, "unmarked": 0, "seconds_p50": 0.5},
     }
     assert (tools["sub"]["failures"], tools["sub"]["failures_by_cause"]) == (2, {"timeout": 2})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -24,11 +25,12 @@ def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
 def resolve_format(tokenizer: Any) -> ChatFormat:
     """The chat format of this tokenizer's template, proven on a conversation of each shape.
 
-    Every turn is read as a response template says: the family's, or for any other template the tokenizer's or TRL's, if
+    A warning says so where the model is spoken to in other words than its template would print. Every turn is read as a response template says: the family's, or for any other template the tokenizer's or TRL's, if
     there is one. Where a family knows no tools but the tokenizer's response template does, that is tried first.
     """
     from toolgrpo.chat.families import family_of, refusal_of
     from toolgrpo.chat.response_template import family_format
+    from toolgrpo.chat.templates import own_call
 
     template = tokenizer.chat_template
     if isinstance(template, dict):  # named variants; apply_chat_template takes this one when tools are given
@@ -41,7 +43,16 @@ def resolve_format(tokenizer: Any) -> ChatFormat:
     if not family.knows_tools and getattr(tokenizer, "response_template", None) is not None:
         with suppress(ChatFormatError):  # the chat template prints no calls, whatever is said of them
             return _described(tokenizer, "")
-    return family_format(tokenizer, family)
+    chat = family_format(tokenizer, family)
+    own = "" if chat.family.knows_tools else own_call(tokenizer)
+    if own:
+        warnings.warn(
+            f"the {chat.name} chat format speaks to this model in Hermes' words: calls are {chat.call_text!r}, where its chat "
+            f"template prints {own!r}. The model has to learn this form, or be shown it in the prompt. To use its own, set "
+            f"tokenizer.response_template to one that says how its calls are read.",
+            stacklevel=2,
+        )
+    return chat
 
 
 def _described(tokenizer: Any, refusal: str) -> ChatFormat:

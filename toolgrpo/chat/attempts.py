@@ -20,6 +20,8 @@ from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = [
+    "BareCalls",
+    "BareReader",
     "BodyReader",
     "CallForm",
     "Marker",
@@ -46,6 +48,15 @@ class Marker:
 
 Segment = str | Marker
 BodyReader = Callable[[str, str, str], list[CallAttempt]]  # of (what was written, the name, the body as guarded text)
+BareReader = Callable[[str], "BareCalls | None"]  # of a turn's text
+
+
+@dataclass(frozen=True, slots=True)
+class BareCalls:
+    """Calls that stand at the end of a text without markers, and what stands before them."""
+
+    content: str
+    attempts: tuple[CallAttempt, ...]
 
 
 class Reader(Protocol):
@@ -74,11 +85,11 @@ class CallForm:
     closing: str
     opening: tuple[str, ...] = ()  # texts that begin a call wherever they stand, also inside one that is open
     between: frozenset[str] = frozenset()  # what may stand around the arguments, where a pattern finds each of them
-    arguments: tuple[str, ...] = ("arguments",)  # the key of the arguments, and what else models call it
     body: BodyReader | None = None  # for a body that no content parser of transformers reads
+    bare: BareReader | None = None  # for calls without markers, in a turn in which nothing else was found
 
 
-def attempt_from(raw: str, name: str, arguments: Any) -> CallAttempt:
+def attempt_from(raw: str, name: str, arguments: Any, call_id: str | None = None) -> CallAttempt:
     """An attempt whose name is known; the arguments are an object, or the JSON text of one."""
     if not _is_unicode(name):
         return malformed(AttemptStatus.INVALID_JSON, raw, _HALF)
@@ -94,7 +105,7 @@ def attempt_from(raw: str, name: str, arguments: Any) -> CallAttempt:
         return malformed(AttemptStatus.INVALID_JSON, raw, detail, name)
     if "\\u" in raw.lower() and not _is_unicode(arguments):
         return malformed(AttemptStatus.INVALID_JSON, raw, _HALF, name)
-    return CallAttempt(AttemptStatus.OK, raw, name, arguments)
+    return CallAttempt(AttemptStatus.OK, raw, name, arguments, call_id=call_id)
 
 
 def malformed(status: AttemptStatus, raw: str, detail: str, name: str | None = None) -> CallAttempt:

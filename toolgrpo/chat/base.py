@@ -5,7 +5,7 @@ Invariants every format keeps (contract tests run the same cases over all of the
 * `prompt` and `bridge` are the only places where text becomes tokens in an episode. What the model sampled is never
   rendered or tokenized again.
 * `bridge(ids, results)` extends `ids`: prompt + sampled + bridge is the conversation as the model's own template would
-  have it, and the call looks at the tail of `ids` only, so its cost does not grow with the number of turns.
+  have it, and the call looks at the row and the tail of `ids` only, so its cost does not grow with the number of turns.
 * Text from users and tools never becomes control tokens.
 * `parse` never raises, whatever the model wrote.
 
@@ -44,6 +44,11 @@ class ChatFormat(Protocol):
         """Tokens that end an assistant turn; the engine stops at them and returns them."""
         ...
 
+    @property
+    def call_text(self) -> str:
+        """Return a call as this family writes it, for a model that got it wrong."""
+        ...
+
     def prompt(
         self,
         messages: Sequence[Message],
@@ -55,12 +60,18 @@ class ChatFormat(Protocol):
         ...
 
     def bridge(
-        self, ids: Sequence[int], tool_messages: Sequence[Message], *, enable_thinking: bool | None = None
+        self,
+        ids: Sequence[int],
+        tool_messages: Sequence[Message],
+        *,
+        messages: Sequence[Message] = (),
+        schemas: Sequence[Mapping[str, Any]] = (),
+        enable_thinking: bool | None = None,
     ) -> list[int]:
         """The ids that follow `ids` (which end with an assistant turn) for these tool messages, up to the next assistant header.
 
-        If the turn was cut before its end-of-turn token, the synthesised close comes first. `enable_thinking` is what the
-        prompt was made with: ids alone cannot tell a turn that was opened without thinking from one that thought nothing.
+        If the turn was cut before its end-of-turn token, the synthesised close comes first. `messages`, `schemas` and
+        `enable_thinking` are what the prompt was made of: the header of a turn may depend on them, and ids alone cannot tell.
         """
         ...
 

@@ -1,4 +1,5 @@
-"""The bodies of calls that no content parser of transformers can read: Gemma's objects and LFM2's Python.
+"""The bodies of calls that no content parser of transformers can read: Gemma's objects, LFM2's Python, DeepSeek's and
+Mistral's calls, whose two spellings each are one field.
 
 Each function takes what was written (for the record), the name that the opening said, and the body as guarded text, and
 gives the attempts it holds: one, or for LFM2, whose block is a list, any number. None raises, and none looks at a character
@@ -14,11 +15,12 @@ import re
 import warnings
 from typing import Any
 
-from toolgrpo.chat.attempts import attempt_from, malformed
+from toolgrpo.chat.attempts import CallForm, attempt_from, load_json, malformed, nameless, unreadable
 from toolgrpo.chat.encoding import unguarded
+from toolgrpo.chat.objects import json_attempts
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
-__all__ = ["gemma_object", "python_calls"]
+__all__ = ["deepseek_call", "gemma_object", "mistral_calls", "python_calls"]
 
 _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"
@@ -26,6 +28,11 @@ _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(\s*:)")
 _PYTHON_FORM = "[name(key='value', other=1)]"
 # A string of Python, newlines allowed; one that does not end runs to the end of the text, so nothing is read twice.
 _STRING = re.compile(r"'(?:[^'\\]|\\.?)*(?:'|\Z)|\"(?:[^\"\\]|\\.?)*(?:\"|\Z)", re.DOTALL)
+_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+_DEEPSEEK = CallForm(f'NAME{_DEEPSEEK_SEPARATOR}{{"key": "value"}}', "<｜tool▁call▁end｜>")
+_FENCED = re.compile(r"\s*(?P<name>[^\s`{]+)\s*```(?:json)?\s*(?P<arguments>\{.*)", re.DOTALL)
+_MISTRAL = CallForm('[TOOL_CALLS]NAME[ARGS]{"key": "value"}', "</s>")
+_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[^\s\[{]+)\s*(?:\[CALL_ID\]\s*(?P<id>[A-Za-z0-9]{9})?[^\[]*)?\[ARGS\]")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -52,10 +59,39 @@ def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         detail = f"the call cannot be read: {error or type(error).__name__}; calls are {_PYTHON_FORM}"
         return [malformed(AttemptStatus.INVALID_JSON, raw, detail)]
-    calls = tree.elts if isinstance(tree, ast.List) else [tree]
+    calls = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
     if not calls:
         return [malformed(AttemptStatus.MISSING_NAME, raw, f"the list of calls is empty; calls are {_PYTHON_FORM}")]
     return [_python_call(call, raw) for call in calls]
+
+
+def deepseek_call(raw: str, name: str, body: str) -> list[CallAttempt]:
+    """Read `NAME<｜tool▁sep｜>{...}`, or `function<｜tool▁sep｜>NAME` and the arguments in a code fence."""
+    kind, separator, rest = body.partition(_DEEPSEEK_SEPARATOR)
+    if not separator:
+        return _json_calls(raw, unguarded(body), _DEEPSEEK)
+    fenced = _FENCED.match(rest)
+    if fenced is None:
+        said, arguments = unguarded(kind).strip(), unguarded(rest).strip()
+    else:
+        said, arguments = unguarded(fenced["name"]), unguarded(fenced["arguments"]).strip().removesuffix("```").strip()
+    return [attempt_from(raw, said, arguments or "{}")] if said else [nameless(raw, _DEEPSEEK)]
+
+
+def mistral_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
+    """Read `[{"name": ..., "arguments": ..., "id": ...}]`, or a name, for some an id, and arguments."""
+    text = unguarded(body)
+    head = _MISTRAL_HEAD.fullmatch(raw[: len(raw) - len(text)])
+    if head is None:
+        return _json_calls(raw, text, _MISTRAL)
+    return [attempt_from(raw, head["name"], text.strip() or "{}", head["id"])]
+
+
+def _json_calls(raw: str, text: str, form: CallForm) -> list[CallAttempt]:
+    try:
+        return json_attempts(raw, load_json(text), form) or [nameless(raw, form)]
+    except (ValueError, RecursionError) as error:
+        return [unreadable(raw, str(error)[:200] or type(error).__name__, form)]
 
 
 def _python_call(call: ast.expr, raw: str) -> CallAttempt:

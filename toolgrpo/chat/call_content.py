@@ -5,21 +5,22 @@ Content parsers and transforms are transformers' own. They give a value or raise
 * A call without a name, a body that the parser refuses and text between the arguments that belongs to none are attempts
   that say what is wrong, with the form a call should have.
 * What no record could hold (NaN, infinite numbers, half a character, very deep nesting) is refused.
+* JSON between the markers of a family that writes another form, with a name and arguments in it, can mean only one thing.
 
 A body that no content parser of transformers can read is read by a function of `call_bodies.py`, which the form names.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 from transformers.utils.chat_parsing.content_parsers import process_field
 
-from toolgrpo.chat.attempts import CallForm, attempt_from, nameless, unreadable
+from toolgrpo.chat.attempts import CallForm, load_json, nameless, unreadable
 from toolgrpo.chat.encoding import is_guarded, unguarded
+from toolgrpo.chat.objects import is_call, json_attempts
 from toolgrpo.chat.regex_budget import Allowance
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
@@ -46,10 +47,10 @@ class CallReader:
         `captures` and `body` are guarded text, as the patterns found them; `raw` is what was written.
         """
         name = unguarded(captures.get("name", ""))
-        if self._named and not name:
-            return [nameless(raw, self.form)]
+        if self._named and name[:1] in ("", "{", "["):
+            return self._in_json(raw) or [nameless(raw, self.form)]
         if self.form.body is not None:
-            return self.form.body(raw, name, body)
+            return self._in_json(raw) or self.form.body(raw, name, body)
         try:
             self._check(body, allowance)
             if name and self.field.content == "json" and not body.strip():
@@ -57,24 +58,25 @@ class CallReader:
             value = process_field(body, self.field, captures)
             if is_guarded(body, *captures.values()):
                 value = unguarded(value)
-            calls = value if isinstance(value, list) else [value]
-            return [self._attempt(raw, call) for call in calls] or [nameless(raw, self.form)]
+            return json_attempts(raw, value, self.form) or [nameless(raw, self.form)]
         except KeyError:
             return [nameless(raw, self.form)]
         except (ValueError, TypeError, RecursionError, TimeoutError) as error:
             why = str(error.__cause__ or error)[:_LONGEST_DETAIL] or type(error).__name__
             return [unreadable(raw, why, self.form, name or None)]
 
-    def _attempt(self, raw: str, call: Any) -> CallAttempt:
-        function = call.get("function", call) if isinstance(call, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(function, dict) or not isinstance(name, str) or not name:
-            return nameless(raw, self.form)
-        arguments = next((function[key] for key in self.form.arguments if key in function), None)
-        attempt = attempt_from(raw, name, {} if arguments is None else arguments)
-        if attempt.status is AttemptStatus.OK:
-            json.dumps(attempt.arguments, allow_nan=False)  # transformers' JSON takes NaN, which is a ValueError here
-        return attempt
+    def _in_json(self, raw: str) -> list[CallAttempt]:
+        """Read calls that are JSON although the family writes them otherwise; none if a part of it cannot be read."""
+        if raw.lstrip()[:1] not in ("{", "["):
+            return []
+        try:
+            value = load_json(raw)
+            if not all(map(is_call, value if isinstance(value, list) else [value])):
+                return []
+            attempts = json_attempts(raw, value, self.form)
+        except (ValueError, RecursionError):
+            return []
+        return attempts if all(attempt.status is AttemptStatus.OK for attempt in attempts) else []
 
     def _check(self, body: str, allowance: Allowance) -> None:
         """Raise if transformers' parser would drop a part of this body, or take long over it."""

@@ -4,7 +4,8 @@ A rendered conversation is made of two kinds of text: the template's own, in whi
 text from users, tools, rows and schemas, in which it is ten ordinary characters. `Guard` marks the second kind before
 the template sees it: inside every run of characters that spells a control token it puts one character that no text may
 hold, so the template can trim it, escape it as JSON or look into it, and the token is still not spelled. The encoder
-cuts at the control tokens that are left and then takes the marks out.
+cuts at the control tokens that are left and then takes the marks out. Where a template has written a mark in letters, as
+Python's `repr` and an ASCII-only JSON do, the letters are taken for the mark; text that holds these letters is marked too.
 
 Invariants:
 
@@ -13,13 +14,13 @@ Invariants:
 * Runs of plain text between control tokens are encoded whole, so for harmless text the ids are those of the tokenizer's
   own call (`proof.py` compares them).
 * The two reserved characters are noncharacters of Unicode; text that holds them gets U+FFFD in their place.
-
-Not covered: added tokens that swallow the space beside them (`lstrip`, `rstrip`); the proof finds such a tokenizer out.
+* A token that swallows the space beside it (`lstrip`, `rstrip`) does so here too.
+* An added token of nothing but white space, or of an element of HTML, that is not special is a way to write text, not control:
+  Gemma has one for every run of line breaks, and one for `<table>`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,23 +29,81 @@ from tokenizers import Tokenizer
 
 from toolgrpo.errors import ChatFormatError
 
-__all__ = ["MARK", "Encoder", "Guard", "is_guarded", "unguarded"]
+__all__ = ["MARK", "Encoder", "Guard", "control_tokens", "is_guarded", "unguarded", "with_marks"]
 
 _GUARD = "\ufdd0"
 MARK = "\ufdd1"  # a place in a rendered text; no guarded text holds it
 _RESERVED = str.maketrans({_GUARD: "\ufffd", MARK: "\ufffd"})
+_ELEMENT = re.compile(
+    r"</?(?:a|b|bbox|blockquote|body|caption|code|div|em|footer|h[1-6]|html|i|iframe|img|li|ol|s|span|strong|sub|sup|table|"
+    r"tbody|td|tfoot|th|thead|tr|u|ul)>"
+)
+_IN_LETTERS = {"\\ufdd0": _GUARD, "\\ufdd1": MARK}  # as repr and JSON write them
+
+
+def control_tokens(tokenizer: Any) -> list[str]:
+    """Return the added tokens that mean something, unlike those that are a way to write text."""
+    written = _written(tokenizer)
+    return [token.content for number, token in tokenizer.added_tokens_decoder.items() if number not in written]
+
+
+def _written(tokenizer: Any) -> dict[int, Any]:
+    """Find added tokens that are a way to write text: white space, and elements of HTML that the template does not print."""
+    special, template = set(tokenizer.all_special_tokens), str(tokenizer.chat_template)
+    return {
+        number: token
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if not (token.special or token.content in special)
+        and (
+            not token.content.replace("▁", "").strip()
+            or (_ELEMENT.fullmatch(token.content) and token.content not in template)
+        )
+    }
+
+
+def with_marks(rendered: str) -> str:
+    """Return what a template printed, with marks where it wrote them in letters."""
+    for letters, mark in _IN_LETTERS.items():
+        if letters in rendered:
+            rendered = rendered.replace(letters, mark)
+    return rendered
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Compile a pattern of the longest of these texts at a place, in a group; None if there are no texts.
+
+    Its branches part where the texts do: some tokenizers have thousands of tokens that begin alike, and a place is looked at
+    no longer than the longest of them.
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return re.compile(f"({_branches(tree)})") if tree else None
+
+
+def _branches(tree: Mapping[str, Any]) -> str:
+    further = [re.escape(letter) + _branches(rest) for letter, rest in tree.items() if letter]
+    if not further:
+        return ""
+    one = further[0] if len(further) == 1 and "" not in tree else f"(?:{'|'.join(further)})"
+    return one + ("?" if "" in tree else "")
 
 
 class Guard:
     """Makes text harmless: what it returns spells no control token, alone or beside a template's text."""
 
-    def __init__(self, control: Iterable[str]) -> None:
-        tokens = sorted(control, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+    def __init__(self, control: Iterable[str], *, for_template: bool = False) -> None:
+        """Make one; `for_template`: what is guarded may come out of a template with its marks in letters."""
+        tokens = list(control)
+        letters = tuple(_IN_LETTERS) if for_template else ()
+        self._pattern = _any_of([*tokens, *letters])
         self._beginnings = {token[:cut] for token in tokens for cut in range(1, len(token))}
         self._endings = {token[cut:] for token in tokens for cut in range(1, len(token))}
         self._longest = max(map(len, tokens), default=0)
-        self._edges = {edge for token in tokens for edge in (token[0], token[-1])}
+        self._edges = {edge for token in tokens for edge in (token[0], token[-1])} | {text[:5] for text in letters}
 
     def text(self, text: str) -> str:
         """`text` with marks where it could be read as control; the encoder takes them out again."""
@@ -95,28 +154,42 @@ class Encoder:
                 f"load it with transformers.AutoTokenizer"
             )
         self._backend = backend
-        description = json.loads(backend.to_str())
-        self.control: dict[str, int] = {entry["content"]: entry["id"] for entry in description["added_tokens"]}
-        description.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
-        self._plain = Tokenizer.from_str(json.dumps(description))
-        longest_first = sorted(self.control, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+        added, written = dict(tokenizer.added_tokens_decoder), _written(tokenizer)
+        self.control = {token.content: number for number, token in added.items() if number not in written}
+        self._plain = Tokenizer(backend.model)  # the same vocabulary, not a copy
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(backend, part) is not None:
+                setattr(self._plain, part, getattr(backend, part))
+        self._plain.add_tokens(list(written.values()))
+        # Without the tokens before them these may have other ids here than the tokenizer gives them.
+        moved = {self._plain.token_to_id(token.content): number for number, token in written.items()}
+        self._moved = {here: there for here, there in moved.items() if here != there}
+        self._pattern = _any_of(self.control)
+        self._swallows_after = {token.content for token in added.values() if token.rstrip}
+        self._swallows_before = {token.content for token in added.values() if token.lstrip}
 
     def encode(self, rendered: str) -> list[int]:
         """Ids of a rendered conversation, or of a part of one that begins and ends between tokens."""
         ids: list[int] = []
-        for piece in self._pattern.split(rendered) if self._pattern is not None else [rendered]:
-            if piece in self.control:
+        pieces = self._pattern.split(rendered) if self._pattern is not None else [rendered]
+        for place, piece in enumerate(pieces):
+            if place % 2:
                 ids.append(self.control[piece])
-            elif piece:
-                ids.extend(self.plain(piece.replace(_GUARD, "")))
+                continue
+            text = piece.replace(_GUARD, "")
+            if place and pieces[place - 1] in self._swallows_after:
+                text = text.lstrip()
+            if place + 1 < len(pieces) and pieces[place + 1] in self._swallows_before:
+                text = text.rstrip()
+            if text:
+                ids.extend(self.plain(text))
         return ids
 
     def plain(self, text: str) -> list[int]:
         """Ids of text in which nothing is a control token."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair has no encoding
         ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
-        return ids
+        return [self._moved.get(number, number) for number in ids] if self._moved else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """What ids say, control tokens included; the tokenizer's own `decode` looks at each id first."""

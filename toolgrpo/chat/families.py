@@ -9,21 +9,25 @@ something, a corrected one (`family_forms.py`). A template of no family is read 
 (`response_template.py`).
 
 A family that does not `knows_tools` prints only system, user and assistant texts. It is given the schemas, calls and
-results in Hermes' words (`spelling.py`).
+results in Hermes' words (`spelling.py`). Some templates of a family print less than others: `otherwise` says what is tried
+next where the proof refuses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolgrpo.chat.family_templates import (
+    DEEPSEEK,
     FUNCTION_TAGS,
     GEMMA,
     GLM,
     HARMONY,
     HERMES,
     HERMES_COHERE2,
+    HERMES_DEEPSEEK,
     LLAMA,
+    MISTRAL,
     PYTHON,
     TurnForm,
 )
@@ -47,7 +51,16 @@ class Family:
     results_inside: bool = False  # the template takes results as `tool_responses` of the message with the calls
     end_opens_results: bool = False  # ends[0] is the first token of the results, so they need it after any other end
     reasoning_key: str = "reasoning_content"
+    shows_tools: bool = True  # the template prints schemas; else they go into the system message, in the family's words
+    calls_in_text: bool = False  # the template prints results, but no calls, so these go into the text of a turn
+    arguments_as_text: bool = False  # the template joins arguments to its text, so they have to be text
+    otherwise: tuple[Family, ...] = ()
 
+
+_DEEPSEEK = Family("deepseek", ("<｜Assistant｜>", "<｜tool▁sep｜>"), ("<｜end▁of▁sentence｜>",), DEEPSEEK)
+_DEEPSEEK_IN_WORDS = Family(
+    "deepseek", ("<｜Assistant｜>",), ("<｜end▁of▁sentence｜>",), HERMES_DEEPSEEK, knows_tools=False
+)
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -88,6 +101,15 @@ FAMILIES: tuple[Family, ...] = (
         PYTHON,
         reasoning_key="thinking",
     ),
+    Family(
+        "lfm2",
+        ("<|im_start|>", "List of tools: "),
+        ("<|im_end|>",),
+        PYTHON,
+        calls_in_text=True,
+        reasoning_key="thinking",
+    ),
+    Family("mistral", ("[TOOL_CALLS]", "[INST]"), ("</s>",), MISTRAL),
     Family("qwen3.5", ("<|im_start|>", "<function="), ("<|im_end|>",), FUNCTION_TAGS),
     Family("qwen3", ("<|im_start|>", "<tool_call>", "<think>"), ("<|im_end|>",)),
     Family("qwen2.5", ("<|im_start|>", "<tool_call>"), ("<|im_end|>",)),
@@ -103,14 +125,20 @@ FAMILIES: tuple[Family, ...] = (
     Family("cohere", ("<|START_OF_TURN_TOKEN|>",), ("<|END_OF_TURN_TOKEN|>",), knows_tools=False),
     Family("gemma", ("<start_of_turn>",), ("<end_of_turn>", "<eos>"), knows_tools=False, knows_system=False),
     Family("phi3", ("<|assistant|>", "<|end|>"), ("<|end|>", "<|endoftext|>"), knows_tools=False),
-    Family("deepseek", ("<｜Assistant｜>",), ("<｜end▁of▁sentence｜>",), knows_tools=False),
+    replace(
+        _DEEPSEEK,
+        otherwise=(
+            replace(_DEEPSEEK, shows_tools=False),
+            replace(_DEEPSEEK, shows_tools=False, arguments_as_text=True),
+            _DEEPSEEK_IN_WORDS,
+        ),
+    ),
+    _DEEPSEEK_IN_WORDS,
 )
 
 _REFUSED = {
     "<|vision_start|>": "it takes images, which toolgrpo does not",
-    "<|tool_list_start|>": "it drops the calls of assistant turns, so what the model said cannot be shown to it again",
     "<|START_ACTION|>": "its form of calls is not read yet",
-    "[TOOL_CALLS]": "its form of calls is not read yet",
     "<atem:": "its form of calls is not read yet",
 }
 

@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.chat.attempts import CallForm
-from toolgrpo.chat.call_bodies import gemma_object, python_calls
+from toolgrpo.chat.bare_calls import llama_calls
+from toolgrpo.chat.call_bodies import deepseek_call, gemma_object, mistral_calls, python_calls
 
-__all__ = ["FUNCTION_TAGS", "GEMMA", "GLM", "HARMONY", "HERMES", "HERMES_COHERE2", "LLAMA", "PYTHON", "TurnForm"]
+__all__ = [
+    *("DEEPSEEK", "FUNCTION_TAGS", "GEMMA", "GLM", "HARMONY", "HERMES", "HERMES_COHERE2", "HERMES_DEEPSEEK", "LLAMA"),
+    *("MISTRAL", "PYTHON", "TurnForm"),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,50 @@ HERMES_COHERE2 = TurnForm(
         content={"close": "<|END_RESPONSE|>", "repeats": True},
     ),
     _HERMES_FORM,
+)
+
+# DeepSeek's own form in both spellings: V3's and R1's with a code fence behind the name, V3.1's without. The markers around
+# all calls of a turn say nothing. Where its chat template cannot print calls the family is spoken to in Hermes' words, and
+# whichever of the two the model writes is read.
+_DEEPSEEK_TEMPLATE = _template(
+    r"<｜Assistant｜>",
+    {
+        "open": ["<｜tool▁call▁begin｜>", "<tool_call>"],
+        "close_pattern": r"(?:<｜tool▁call▁end｜>|</tool_call>)\s*",
+        "content": "text",
+        "content_args": {"also": "<｜tool▁sep｜>"},
+    },
+    reasoning_content=_THOUGHTS,
+    content={"close_pattern": r"<｜tool▁calls▁(?:begin|end)｜>", "repeats": True},
+)
+_DEEPSEEK_OPENINGS = ("<｜tool▁call▁begin｜>", "<tool_call>")
+DEEPSEEK = TurnForm(
+    _DEEPSEEK_TEMPLATE,
+    CallForm(
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"key": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "<｜tool▁call▁end｜>",
+        _DEEPSEEK_OPENINGS,
+        body=deepseek_call,
+    ),
+)
+HERMES_DEEPSEEK = TurnForm(
+    _DEEPSEEK_TEMPLATE,
+    CallForm(_HERMES_FORM.text, _HERMES_FORM.closing, _DEEPSEEK_OPENINGS[::-1], body=deepseek_call),
+)
+
+# Mistral's, of which TRL has none: `[TOOL_CALLS]` and a JSON list (Nemo), or name and arguments for each call (from v11 on),
+# with an id between them for some (Small 3.2). A call ends where the next begins, or with the turn.
+MISTRAL = TurnForm(
+    _template(
+        r"\[/INST\]",
+        {
+            "open_pattern": r"\[TOOL_CALLS\](?:\s*+[^\s\[{]++\s*+(?:\[CALL_ID\]\s*+[^\s\[{]*+\s*+)?+\[ARGS\])?+",
+            "close_pattern": r"(?=\[TOOL_CALLS\]|</s>)",
+            "content": "text",
+        },
+        reasoning_content={"open": "[THINK]", "close_pattern": r"\[/THINK\]\s*"},
+    ),
+    CallForm('[TOOL_CALLS]NAME[ARGS]{"key": "value"}', "</s>", ("[TOOL_CALLS]",), body=mistral_calls),
 )
 
 # TRL's for Qwen3.5, corrected: of the space around a value only the line breaks that the template prints are dropped; the
@@ -160,7 +208,8 @@ PYTHON = TurnForm(
 )
 
 # TRL's for Llama 3, corrected: a call begins a turn, or follows a call (TRL's begins anywhere, and spans all of them), with
-# any space; it ends where its braces are balanced, or with the turn; there may be `;` between two.
+# any space; it ends where its braces are balanced, or with the turn; there may be `;` between two. What else these models
+# write, behind a text or in the forms of 3.1's and 3.2's other prompts, `bare_calls.py` reads.
 _OBJECT = r'(?P<object>\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"|(?&object))*+\})'
 LLAMA = TurnForm(
     _template(
@@ -172,7 +221,7 @@ LLAMA = TurnForm(
             "transform": {"type": "function", "function": "{content}"},
         },
     ),
-    CallForm('{"name": ..., "parameters": {...}}', "}", arguments=("parameters", "arguments")),
+    CallForm('{"name": ..., "parameters": {...}}', "}", bare=llama_calls),
 )
 
 # TRL's for GPT-OSS, corrected: a turn is a row of messages, each a header, `<|message|>` and a text. A header with a

@@ -1,8 +1,9 @@
 """The chat format of every family: the model's own template renders, a reader of its response template reads.
 
 The bridge is what the template prints between the end of an assistant turn and the header of the next one, taken from a
-short conversation that holds just these results. Nothing that was sampled is rendered, and the cost does not grow with
-the conversation. `proof.py` shows, before any training, that the same text follows in a longer conversation too.
+short conversation: the row, one turn that calls a tool for each result, and the results. Nothing that was sampled is
+rendered, and the cost does not grow with the conversation. `proof.py` shows, before any training, that the same text
+follows in a longer conversation too.
 
 Not covered: templates that hide what was said before. The bridge never renders history, so nothing that was sampled is
 lost; such a model sees more of its own thinking than its template would show it.
@@ -10,6 +11,7 @@ lost; such a model sees more of its own thinking than its template would show it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +19,18 @@ from jinja2 import TemplateError
 
 from toolgrpo.chat.attempts import Marker, Reader, Segment
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.encoding import MARK, Encoder, Guard
+from toolgrpo.chat.encoding import MARK, Encoder, Guard, with_marks
 from toolgrpo.chat.families import Family
-from toolgrpo.chat.message_shapes import one_call_each, results_inside, spelled_out, with_objects
+from toolgrpo.chat.message_shapes import (
+    calls_in_text,
+    one_call_each,
+    results_inside,
+    spelled_out,
+    with_ids,
+    with_objects,
+    with_schemas,
+    with_text,
+)
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
@@ -35,6 +46,7 @@ class TemplateFormat:
     def __init__(self, tokenizer: Any, family: Family, reader: Reader) -> None:
         self.name = family.name
         self.family = family
+        self.call_text = family.form.call.text
         self.reader = reader
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
@@ -44,10 +56,10 @@ class TemplateFormat:
                 f"the {family.name} chat format ends a turn with {family.ends[0]}, which is no single token of this "
                 f"tokenizer; use a tokenizer of the model's own family"
             )
-        self._close = family.ends[0]
+        self.text_of_end = family.ends[0]  # of the token that closes a turn
         self.stop_ids = tuple(control[end] for end in family.ends if end in control)
         self._markers = {control[text]: Marker(text) for text in reader.markers if text in control}
-        self._guard = Guard(control)
+        self._guard = Guard(control, for_template=True)
         self.bridge([self.stop_ids[0]], [{"role": "tool", "name": "f", "content": "r"}])  # says what is wrong, now
 
     def prompt(
@@ -60,25 +72,48 @@ class TemplateFormat:
         return self._encoder.encode(self.render(messages, schemas, enable_thinking=enable_thinking))
 
     def bridge(
-        self, ids: Sequence[int], tool_messages: Sequence[Message], *, enable_thinking: bool | None = None
+        self,
+        ids: Sequence[int],
+        tool_messages: Sequence[Message],
+        *,
+        messages: Sequence[Message] = (),
+        schemas: Sequence[Mapping[str, Any]] = (),
+        enable_thinking: bool | None = None,
     ) -> list[int]:
-        names = [self._guard.text(message.get("name") or "unknown") for message in tool_messages]
-        calls = [_call(name, {}) for name in names[:-1]] + [_call(names[-1], {"mark": MARK})]
-        if self.family.one_call:
-            calls = [_call(names[0], {"mark": MARK})]
-        guarded = self._guard.value(tool_messages)
-        answers = [{**message, "name": name} for message, name in zip(guarded, names, strict=True)]
-        turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        text = self._apply([_QUESTION, turn, *answers], [], enable_thinking=enable_thinking)
-        place = text.find(self._close, text.find(MARK)) if MARK in text else -1
-        if place < 0:
-            raise ChatFormatError(
-                f"the chat template of the {self.name} format does not print a tool call and {self._close} after it, so "
-                f"toolgrpo cannot tell where results belong. Set tokenizer.chat_template to one that prints `tool_calls`."
-            )
+        row = self._guard.value(messages or [_QUESTION])
+        answers = [
+            self._guard.value({**message, "name": message.get("name") or "unknown"}) for message in tool_messages
+        ]
+        shown = self._guard.value(schemas) or [_schema(name) for name in {answer["name"]: None for answer in answers}]
+        answers = with_ids([_call_turn(answers), *answers])[1:]
+        text = ""
+        for answered in _rounds(answers) if self.family.one_call else [answers]:
+            asks = answered[-1] is answers[-1]
+            text += self._after_calls(row, answered, shown, enable_thinking=enable_thinking, ask=asks)
         last = ids[-1] if ids else None
         ended = last == self.stop_ids[0] or (last in self.stop_ids and not self.family.end_opens_results)
-        return self._encoder.encode(text[place + len(self._close) if ended else place :])
+        following = self._encoder.encode(self.text_of_end + text)
+        return following[1:] if ended else following
+
+    def _after_calls(
+        self,
+        row: Sequence[Message],
+        answers: Sequence[Message],
+        schemas: Sequence[Mapping[str, Any]],
+        *,
+        enable_thinking: bool | None,
+        ask: bool,
+    ) -> str:
+        """Return what the template prints behind the end of the turn that these answer; all is guarded already."""
+        turn = _call_turn(answers[:1] if self.family.one_call else answers)
+        text = self._apply([*row, turn, *answers], schemas, enable_thinking=enable_thinking, ask=ask)
+        place = text.find(self.text_of_end, text.rfind(MARK)) if MARK in text else -1
+        if place < 0:
+            raise ChatFormatError(
+                f"the chat template of the {self.name} format does not print a tool call and {self.text_of_end} after it, so "
+                f"toolgrpo cannot tell where results belong. Set tokenizer.chat_template to one that prints `tool_calls`."
+            )
+        return text[place + len(self.text_of_end) :]
 
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
         """`before` are ids that the turn follows; they tell whether the prompt has already opened its thinking."""
@@ -103,6 +138,25 @@ class TemplateFormat:
         """Ids of what `render` gave, or of a part of it."""
         return self._encoder.encode(rendered)
 
+    def shaped(
+        self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Message], list[Mapping[str, Any]]]:
+        """Return the conversation and the schemas as the chat template of this family takes them."""
+        shaped = with_ids(with_objects(messages, self.family.reasoning_key))
+        if self.family.one_call:
+            shaped = one_call_each(shaped)
+        if self.family.results_inside:
+            shaped = results_inside(shaped)
+        if self.family.arguments_as_text:
+            shaped = with_text(shaped)
+        if self.family.calls_in_text:
+            shaped = calls_in_text(shaped)
+        if not self.family.shows_tools:
+            return with_schemas(shaped, schemas), []
+        if not self.family.knows_tools:
+            return spelled_out(shaped, schemas, system=self.family.knows_system), []
+        return shaped, list(schemas)
+
     def _apply(
         self,
         messages: Sequence[Message],
@@ -112,25 +166,21 @@ class TemplateFormat:
         ask: bool = True,
     ) -> str:
         """The template over messages that are guarded already."""
-        messages = with_objects(messages, self.family.reasoning_key)
-        if self.family.one_call:
-            messages = one_call_each(messages)
-        if self.family.results_inside:
-            messages = results_inside(messages)
-        if not self.family.knows_tools:
-            messages, schemas = spelled_out(messages, schemas, system=self.family.knows_system), []
+        shaped, tools = self.shaped(messages, schemas)
         kwargs: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tools=list(schemas) or None, tokenize=False, add_generation_prompt=ask, **kwargs
+                shaped, tools=tools or None, tokenize=False, add_generation_prompt=ask, **kwargs
             )
-        except (TemplateError, TypeError) as error:
-            roles = ", ".join(message["role"] for message in messages)
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            roles = ", ".join(message["role"] for message in shaped)
+            without = "" if tools else " without tools"
             raise ChatFormatError(
-                f"the chat template of the {self.name} format cannot print a conversation of the roles {roles}: {error}. "
-                f"Change the row, or set tokenizer.chat_template to one that prints it."
+                f"the chat template of the {self.name} format cannot print a conversation of the roles {roles}{without}: "
+                f"{error}. Change the row, or set tokenizer.chat_template to one that prints it; of a model with several, give "
+                f"them all by name."
             ) from error
-        return text
+        return with_marks(text)
 
     def _segments(self, ids: Sequence[int]) -> Iterator[Segment]:
         """Text and markers in order; a marker that is one token is only ever recognised by its id."""
@@ -147,5 +197,26 @@ class TemplateFormat:
         return self._encoder.decode(ids)
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+def _rounds(answers: Sequence[Message]) -> Iterator[list[Message]]:
+    """Part answers, for a template that prints one call a message: those in a row that have one name may answer one call."""
+    for _, run in itertools.groupby(answers, key=lambda answer: answer["name"]):
+        yield list(run)
+
+
+def _call_turn(answers: Sequence[Message]) -> Message:
+    """Make a turn of the calls which these answer, with a mark where it ends."""
+    calls = [
+        {
+            "type": "function",
+            "function": {"name": answer["name"], "arguments": {"mark": MARK}},
+            **({"id": answer["tool_call_id"]} if "tool_call_id" in answer else {}),
+        }
+        for answer in answers
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _schema(name: str) -> dict[str, Any]:
+    """Make a tool of this name; some templates print no calls where no tools are offered."""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}

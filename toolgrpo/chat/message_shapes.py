@@ -4,19 +4,26 @@
   results into a user message, in Hermes' words.
 * For one that prints one call a message, a message with several calls becomes several, each before its own result.
 * For one that knows no messages of the role `tool`, results go into the message of the calls they answer.
-* Arguments that are JSON text become objects, and the reasoning goes where the template looks for it.
+* For one that prints schemas or calls nowhere, but reads the family's own form of calls, they are written in that form.
+* Arguments that are JSON text become objects, and the reasoning goes where the template looks for it. What is None, as
+  `datasets` fills keys that a message lacks, is left out.
+* Calls and results that lack an id get one: some templates look a result's call up by it, some refuse a call without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgrpo.trajectory import Message
 
-__all__ = ["one_call_each", "results_inside", "spelled_out", "with_objects"]
+__all__ = [
+    *("calls_in_text", "one_call_each", "results_inside", "spelled_out", "with_ids", "with_objects", "with_schemas"),
+    "with_text",
+]
 
 _PREAMBLE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -25,13 +32,25 @@ _PREAMBLE = (
     'tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
 
+# As the card of DeepSeek-V3.1 tells its users to.
+_DEEPSEEK_TOOL = "### {name}\nDescription: {description}\n\nParameters: {parameters}"
+_DEEPSEEK_PREAMBLE = (
+    "## Tools\nYou have access to the following tools:\n\n{tools}\n\n"
+    "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>"
+    "{{additional_tool_calls}}<｜tool▁calls▁end｜>\n\nWhere:\n"
+    "- `tool_call_name` must be an exact match to one of the available tools\n"
+    "- `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+    "- For multiple tool calls, chain them directly without separators or spaces"
+)
+
 
 def with_objects(messages: Sequence[Message], reasoning_key: str) -> list[Message]:
     """Arguments as objects, reasoning under the key that the template reads."""
     shaped: list[Message] = []
     for message in messages:
+        message = {key: value for key, value in message.items() if value is not None or key == "content"}
         if message["role"] == "assistant":
-            message = dict(message)
             if reasoning_key != "reasoning_content" and "reasoning_content" in message:
                 message[reasoning_key] = message.pop("reasoning_content")
             if message.get("tool_calls"):
@@ -48,6 +67,37 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # a row may quote a broken call: the template prints it, or refuses it
             function["arguments"] = json.loads(function["arguments"] or "{}")
     return {**call, "function": function}
+
+
+def with_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return the same with an id for every call and, where a call stands before it, for every result.
+
+    A result without one answers the first call before it that has no answer and has its name; if there is none, the first
+    that has no answer. Ids are nine letters and digits, as Mistral's templates demand.
+    """
+    told: list[Message] = []
+    waiting: deque[Mapping[str, Any]] = deque()
+    number = 0
+    for message in messages:
+        if message["role"] == "tool":
+            message = dict(message)
+            call = next((call for call in waiting if _answers(message, call)), waiting[0] if waiting else None)
+            if call is not None and message.setdefault("tool_call_id", call["id"]) == call["id"]:
+                waiting.remove(call)  # mostly the first
+        elif message.get("tool_calls"):
+            waiting.clear()
+            for call in message["tool_calls"]:
+                number += 1
+                waiting.append(call if call.get("id") else {**call, "id": f"call{number:05d}"})
+            message = {**message, "tool_calls": list(waiting)}
+        told.append(message)
+    return told
+
+
+def _answers(result: Message, call: Mapping[str, Any]) -> bool:
+    if "tool_call_id" in result:
+        return bool(result["tool_call_id"] == call["id"])
+    return bool(result.get("name") == call.get("function", call).get("name"))
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
@@ -86,12 +136,62 @@ def results_inside(messages: Sequence[Message]) -> list[Message]:
 
 
 def _name_of(result: Message, calls: Sequence[Mapping[str, Any]]) -> str:
-    named = {call["id"]: call["function"]["name"] for call in calls if "id" in call}
+    named = {call["id"]: call.get("function", call).get("name") for call in calls if "id" in call}
     return str(result.get("name") or named.get(result.get("tool_call_id"), "unknown"))
 
 
 def _is_answer(message: Message) -> bool:
     return bool(message["role"] == "assistant" and not message.get("tool_calls"))
+
+
+def with_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the same with arguments as JSON text."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def calls_in_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the same with calls at the end of a turn's text, as LFM2 writes them."""
+    told = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [call.get("function", call) for call in message["tool_calls"]]
+            listed = ", ".join(f"{call.get('name')}({_in_python(call.get('arguments'))})" for call in calls)
+            content = f"{message.get('content') or ''}<|tool_call_start|>[{listed}]<|tool_call_end|>"
+            message = {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": content}
+        told.append(message)
+    return told
+
+
+def _in_python(arguments: Any) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items()) if isinstance(arguments, Mapping) else ""
+
+
+def with_schemas(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the same with the schemas behind the system message's text, in DeepSeek's words."""
+    if not schemas:
+        return list(messages)
+    functions = [schema.get("function", schema) for schema in schemas]
+    tools = "\n\n".join(
+        _DEEPSEEK_TOOL.format(
+            name=function["name"],
+            description=function.get("description", ""),
+            parameters=json.dumps(function.get("parameters", {}), ensure_ascii=False),
+        )
+        for function in functions
+    )
+    return _preceded(list(messages), _DEEPSEEK_PREAMBLE.format(tools=tools), system=True)
 
 
 def spelled_out(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:

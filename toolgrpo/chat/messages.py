@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.trajectory import AttemptStatus, Message
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, Message
 
 __all__ = ["assistant_message", "tool_message"]
 
@@ -13,19 +15,23 @@ def assistant_message(parsed: ParsedTurn) -> Message:
     message: Message = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
-    calls = [
-        {"type": "function", "function": {"name": attempt.name, "arguments": dict(attempt.arguments or {})}}
-        for attempt in parsed.attempts
-        if attempt.status is AttemptStatus.OK
-    ]
+    calls = [_call(attempt) for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
     if calls:
         message["tool_calls"] = calls
     return message
 
 
-def tool_message(name: str | None, content: str) -> Message:
-    """The answer to one call attempt."""
+def tool_message(name: str | None, content: str, call_id: str | None = None) -> Message:
+    """Make the answer to one call attempt; `call_id` as the model wrote it, if it did."""
     message: Message = {"role": "tool", "content": content}
     if name is not None:
         message["name"] = name
+    if call_id is not None:
+        message["tool_call_id"] = call_id
     return message
+
+
+def _call(attempt: CallAttempt) -> dict[str, Any]:
+    function = {"name": attempt.name, "arguments": dict(attempt.arguments or {})}
+    named = {} if attempt.call_id is None else {"id": attempt.call_id}
+    return {**named, "type": "function", "function": function}

@@ -24,6 +24,7 @@ from transformers.utils.chat_parsing.response_templates import ResponseTemplate,
 
 from toolgrpo.chat.attempts import CallForm
 from toolgrpo.chat.bridge_proof import prove
+from toolgrpo.chat.encoding import control_tokens
 from toolgrpo.chat.families import Family
 from toolgrpo.chat.family_templates import TurnForm
 from toolgrpo.chat.format import TemplateFormat
@@ -51,7 +52,17 @@ def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
 
 
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:
-    """The format of a known family, proven."""
+    """Make the format of a known family, proven; or what is to be tried in its place."""
+    refusals: list[ChatFormatError] = []
+    for candidate in (family, *family.otherwise):
+        try:
+            return _family_format(tokenizer, candidate)
+        except ChatFormatError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _family_format(tokenizer: Any, family: Family) -> TemplateFormat:
     if family.form.copied and family.knows_tools:
         with suppress(ChatFormatError):  # what is said of this tokenizer's calls does not hold; the copy may
             theirs = _load(response_template_of(tokenizer))
@@ -88,31 +99,30 @@ def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
 
 def _proven(tokenizer: Any, family: Family, template: ResponseTemplate) -> TemplateFormat:
     """The format that reads turns with this template."""
-    control = _control(tokenizer)
-    markers = _named(template, control) if family.signs else control  # the pattern of a stranger may find any token
+    control = control_tokens(tokenizer)
+    # The pattern of a stranger may find any token.
+    markers = _named(template, family.form.call, control) if family.signs else control
     reader = Regions(template, markers, family.ends, family.form.call, family.form.lead)
     chat = TemplateFormat(tokenizer, family, reader)
     prove(chat, tokenizer)
     return chat
 
 
-def _control(tokenizer: Any) -> list[str]:
-    return [token.content for token in tokenizer.added_tokens_decoder.values()]
+def _named(template: ResponseTemplate, form: CallForm, control: Sequence[str]) -> list[str]:
+    """Find the control tokens that the response template speaks of; in a turn of a known family all others are text.
 
-
-def _named(template: ResponseTemplate, control: Sequence[str]) -> list[str]:
-    """The control tokens that the response template speaks of; in a turn of a known family all others are text."""
-    said = []
-    for field in template.fields.values():
-        said += [pattern.pattern for pattern in (field.open_re, field.close_re) if pattern is not None]
-        said.append(json.dumps(field.content_args, ensure_ascii=False))
-    text = " ".join(said).replace("\\", "")
-    return [token for token in control if token.strip() and token in text]
+    Some it spells; others a pattern finds without spelling them, as `</(?:function>\\s*</)?tool_call>` does.
+    """
+    patterns = [p for field in template.fields.values() for p in (field.open_re, field.close_re) if p is not None]
+    said = [pattern.pattern for pattern in patterns]
+    said += [json.dumps(field.content_args, ensure_ascii=False) for field in template.fields.values()]
+    text = " ".join([*said, *form.opening, form.closing]).replace("\\", "")
+    return [token for token in control if token in text or any(pattern.fullmatch(token) for pattern in patterns)]
 
 
 def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
     """What such a chat template may be like; which it is, the proof finds out."""
-    control = _control(tokenizer)
+    control = control_tokens(tokenizer)
     printed = _printed(tokenizer)
     call, rest = _form(template.fields[CALLS], control, printed)
     ends = _ends(tokenizer, template, control, rest)

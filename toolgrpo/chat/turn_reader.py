@@ -156,6 +156,9 @@ class _Walk:
         if not said and not apart:
             said = "".join(self.outside)
         thoughts = None if self.thoughts is None else "\n".join(filter(None, self.thoughts))
+        bare = None if self.attempts or self.form.call.form.bare is None else self.form.call.form.bare(said)
+        if bare is not None:
+            return ParsedTurn(bare.content, thoughts, bare.attempts, self.closed)
         return ParsedTurn(said.strip("\n") if apart else said, thoughts, tuple(self.attempts), self.closed)
 
     def _take(self, region: _Region, stop: int, closed: bool) -> None:

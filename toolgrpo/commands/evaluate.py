@@ -30,7 +30,7 @@ from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport, To
 from toolgrpo.rewards import Reward
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.trajectory import AttemptStatus, Trajectory
 
 __all__ = ["EvaluationArguments", "EvaluationRun", "parse_evaluation_arguments"]
 
@@ -242,8 +242,12 @@ def _facts(question: int, trajectory: Trajectory, reward: float, success: bool) 
         stop_reason=trajectory.stop_reason.value,
         calls=tuple(
             ToolCallFacts(
-                result.name or "unnamed", None if result.error is None else result.error.value, result.duration_s
+                result.name or "unnamed",
+                None if result.error is None else result.error.value,
+                result.duration_s,
+                attempt.status is AttemptStatus.UNMARKED,
             )
-            for result in trajectory.results
+            for turn in trajectory.turns
+            for attempt, result in zip(turn.attempts, turn.results, strict=False)
         ),
     )

@@ -22,6 +22,7 @@ class ToolCallFacts:
     tool: str
     error: str | None
     duration_s: float
+    unmarked: bool = False  # it stood outside the markers of a call, and was answered or run
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class ModelReport:
                 "episodes_using_it": fmean(any(c.tool == name for c in e.calls) for e in self.episodes),
                 "failures": sum(c.tool == name and c.error is not None for c in calls),
                 "failures_by_cause": dict(Counter(c.error for c in calls if c.tool == name and c.error is not None)),
+                "unmarked": sum(c.tool == name and c.unmarked for c in calls),
                 "seconds_p50": median(c.duration_s for c in calls if c.tool == name),
             }
             for name, count in Counter(call.tool for call in calls).most_common()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from toolgrpo.trajectory import StopReason, ToolResult, Trajectory
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = ["rollout_metrics", "tool_metrics"]
 
@@ -30,6 +30,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory], *, duration_s: float, en
     }
     metrics.update({f"stop/{reason}": stops[reason] / n for reason in StopReason})
     metrics.update(tool_metrics([result for t in trajectories for result in t.results], n))
+    unmarked = sum(attempt.status is AttemptStatus.UNMARKED for t in trajectories for attempt in t.attempts)
+    metrics["tools/unmarked"] = float(unmarked)  # answered or run, as `unmarked_calls` says
     return metrics
 
 

@@ -23,7 +23,10 @@ from toolgrpo.trajectory import AttemptStatus, ToolErrorKind, Trajectory
 
 __all__ = ["ToolUse", "tool_use"]
 
-_UNREADABLE = (AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED, AttemptStatus.MISSING_NAME)
+_UNREADABLE = (
+    *(AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED, AttemptStatus.MISSING_NAME),
+    AttemptStatus.UNMARKED,
+)
 
 
 @dataclass(frozen=True, slots=True)

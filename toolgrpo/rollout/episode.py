@@ -14,7 +14,7 @@ What ends an episode, in the order it is looked at in each turn:
     2. sample     the engine fails more than `engine_retries` times in a row: ENGINE_FAILURE
     3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
-    4. no calls   FINISHED
+    4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`
     5. last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
     6. tools      calls beyond `max_tool_calls` are answered with an error; a result that ends the episode: STOP_TOOL
     7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added
@@ -30,15 +30,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.base import ChatFormat, ParsedTurn
 from toolgrpo.chat.messages import assistant_message, tool_message
+from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, WorldError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.truncation import Cut
 from toolgrpo.tools.base import ToolProvider, ToolSession
-from toolgrpo.trajectory import Ledger, Message, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import (
+    AttemptStatus,
+    CallAttempt,
+    Ledger,
+    Message,
+    StopReason,
+    ToolErrorKind,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
 __all__ = ["Episode", "EpisodeRunner"]
 
@@ -69,6 +80,7 @@ class EpisodeRunner:
     cut: Callable[[str], Cut]
     tools: ToolProvider | None = None
     engine_retries: int = 3
+    unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     clock: Callable[[], float] = time.monotonic
 
     async def __call__(self, episode: Episode) -> Trajectory:
@@ -91,6 +103,7 @@ class _Run:
         self.episode = episode
         self.tools = offered_tools(shared.tools, episode.row)
         self.started = shared.clock()
+        self.messages = list(episode.messages)  # of the prompt
         self.calls_run = 0
         self.ledger: Ledger | None = None
 
@@ -127,7 +140,7 @@ class _Run:
             started = self._now()
             sample = await self._sample(ledger, room.tokens)
             start = len(ledger)
-            parsed = self.shared.chat.parse(sample.ids, before=ledger.all_ids)
+            parsed = self._with_unmarked(self.shared.chat.parse(sample.ids, before=ledger.all_ids), ledger)
             ledger.sampled(sample.ids, sample.logprobs)
             ledger.say(assistant_message(parsed))
             cut = sample.finish_reason is FinishReason.LENGTH
@@ -152,13 +165,24 @@ class _Run:
             # 7. bridge
             bridge = self.shared.chat.bridge(
                 ledger.all_ids,
-                [_as_message(result) for result in results],
+                [_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)],
+                messages=self.messages,
+                schemas=[] if self.tools is None else self.tools.schemas,
                 enable_thinking=self.episode.enable_thinking,
             )
             room = self._room(ledger)
             if len(bridge) >= self._left(ledger):
                 return room.when_full
             ledger.context(bridge)
+
+    def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
+        """Add the call that stands in the turn without markers, if one does and is looked for."""
+        if self.shared.unmarked_calls == "ignore" or self.tools is None or parsed.attempts or not parsed.closed:
+            return parsed
+        made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
+        form = self.shared.chat.call_text
+        found = unmarked_call(parsed.content, self.tools.schemas, form=form, made=made)
+        return parsed if found is None else replace(parsed, attempts=(found,))
 
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: _Room) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:
@@ -195,25 +219,30 @@ class _Run:
         try:
             budget = self.shared.limits.max_tool_calls
             allowed = len(turn.attempts) if budget is None else max(0, budget - self.calls_run)
-            answered = await session.call(turn.attempts[:allowed]) if allowed else ()
+            called = [self._as_called(attempt) for attempt in turn.attempts[:allowed]]
+            answered = await session.call(called) if allowed else ()
             refused = tuple(_refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
             results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
-            ledger.say(*(_as_message(result) for result in results))
+            ledger.say(*(_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)))
         finally:
             ledger.turn(turn.answered(results))
         return results
+
+    def _as_called(self, attempt: CallAttempt) -> CallAttempt:
+        """Return an attempt as the tools get it: an unmarked call may run, and stays one in the record."""
+        accepted = attempt.status is AttemptStatus.UNMARKED and self.shared.unmarked_calls == "accept"
+        return replace(attempt, status=AttemptStatus.OK, detail="") if accepted else attempt
 
     def _cut(self, result: ToolResult) -> ToolResult:
         text, truncated = self.shared.cut(result.content)
         return replace(result, content=text, truncated=True) if truncated else result
 
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
-        messages = list(self.episode.messages)
         if session is not None and session.observation:
-            messages = _with_observation(messages, session.observation)
+            self.messages = _with_observation(self.messages, session.observation)
         schemas = [] if self.tools is None else self.tools.schemas
-        ids = self.shared.chat.prompt(messages, schemas, enable_thinking=self.episode.enable_thinking)
+        ids = self.shared.chat.prompt(self.messages, schemas, enable_thinking=self.episode.enable_thinking)
         return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
 
     def _left(self, ledger: Ledger) -> int:
@@ -235,8 +264,8 @@ class _Run:
         return self.shared.clock() - self.started
 
 
-def _as_message(result: ToolResult) -> Message:
-    return tool_message(result.name, result.content)
+def _as_message(result: ToolResult, attempt: CallAttempt) -> Message:
+    return tool_message(result.name, result.content, attempt.call_id)
 
 
 def _refusal(name: str | None, budget: int | None) -> ToolResult:

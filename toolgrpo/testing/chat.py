@@ -26,6 +26,7 @@ class ByteChat:
     end = 256
     start = 257
     stop_ids = (end,)
+    call_text = "call NAME JSON"
 
     @classmethod
     def say(cls, text: str, *, closed: bool = True) -> list[int]:
@@ -51,7 +52,13 @@ class ByteChat:
         return [*ids, self.start]
 
     def bridge(
-        self, ids: Sequence[int], tool_messages: Sequence[Message], *, enable_thinking: bool | None = None
+        self,
+        ids: Sequence[int],
+        tool_messages: Sequence[Message],
+        *,
+        messages: Sequence[Message] = (),
+        schemas: Sequence[Mapping[str, Any]] = (),
+        enable_thinking: bool | None = None,
     ) -> list[int]:
         close = [] if ids[-1] == self.end else [self.end]
         for message in tool_messages:
@@ -69,7 +76,7 @@ class ByteChat:
 def _attempt(line: str) -> CallAttempt:
     parts = line.split(" ", 2)
     if len(parts) < 3:
-        return CallAttempt(AttemptStatus.MISSING_NAME, line, detail="a call is `call NAME JSON`")
+        return CallAttempt(AttemptStatus.MISSING_NAME, line, detail=f"a call is `{ByteChat.call_text}`")
     try:
         return CallAttempt(AttemptStatus.OK, line, parts[1], json.loads(parts[2]))
     except ValueError as error:

@@ -126,7 +126,10 @@ _FAMILIES: dict[str, _Tokens] = {
     "phi3": _Tokens(("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), eos="<|endoftext|>"),
     "deepseek": _Tokens(
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
-        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", *_THINK),
+        (
+            *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+            *("<｜tool▁sep｜>", *_THINK),
+        ),
         bos="<｜begin▁of▁sentence｜>",
         eos="<｜end▁of▁sentence｜>",
     ),

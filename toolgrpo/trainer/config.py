@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from trl import GRPOConfig
 
+from toolgrpo.chat.unmarked import POLICIES
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
@@ -57,6 +58,14 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     enable_thinking: bool | None = field(
         default=None,
         metadata={"help": "Passed to chat templates that know it; a column `enable_thinking` decides for its row."},
+    )
+    unmarked_calls: str = field(
+        default="answer",
+        metadata={
+            "help": "A call without its markers, bare or in a code fence: answer (say what the form is), accept (run it) "
+            "or ignore (it is the final answer).",
+            "choices": POLICIES,
+        },
     )
     tool_timeout: float = field(default=30.0, metadata={"help": "Seconds after which a tool call is given up."})
 
@@ -121,6 +130,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             )
         if self.vllm_lora_sync not in LORA_SYNCS:
             raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
+        if self.unmarked_calls not in POLICIES:
+            raise ConfigError(f"unmarked_calls must be one of {', '.join(POLICIES)}; got {self.unmarked_calls!r}")
         for name in ("tool_timeout", "episode_timeout"):
             value = getattr(self, name)
             if value is not None and value <= 0:

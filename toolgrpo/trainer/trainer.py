@@ -157,6 +157,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             cut=self._cutter,
             tools=self.toolbox,
             engine_retries=self.args.engine_retries,
+            unmarked_calls=self.args.unmarked_calls,
         )
         episodes = [
             Episode(messages=_as_messages(row["prompt"]), row=row, enable_thinking=self._thinking(row)) for row in rows

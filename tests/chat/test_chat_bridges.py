@@ -1,0 +1,306 @@
+"""Bridges where templates look at more than the result: at a call's id, at the tools, at the row; and texts that templates
+write otherwise than they got them. Each case is a few lines of template, over bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from toolgrpo.chat import assistant_message, resolve_format, tool_message
+from toolgrpo.chat.format import TemplateFormat
+from toolgrpo.errors import ChatFormatError
+from toolgrpo.testing import byte_tokenizer, trl_tokenizer
+from toolgrpo.testing.chat_families import template_names
+from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
+from toolgrpo.trajectory import Message
+
+pytestmark = pytest.mark.contract
+
+QUESTION: Message = {"role": "user", "content": "q"}
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SCHEMAS = [LOOK_UP, {**LOOK_UP, "function": {**LOOK_UP["function"], "name": "search"}}]
+
+# A template of the Qwen kind, in parts that tests replace.
+TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
+)
+CALL = '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+RESULT = "<|im_start|>user\n<tool_response>{{ message.content }}</tool_response><|im_end|>\n"
+HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def template(*, tools: str = TOOLS, call: str = CALL, result: str = RESULT, header: str = HEADER) -> str:
+    return (
+        tools
+        + "{% for message in messages %}{% if message.role == 'tool' %}"
+        + result
+        + "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}{% if message.tool_calls %}"
+        + "{% for call in message.tool_calls %}"
+        + call
+        + "{% endfor %}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
+        + header
+    )
+
+
+def tokenizer_of(text: str, *markers: str) -> Any:
+    return byte_tokenizer(text, ("<tool_call>", "</tool_call>", *markers), special=CHATML, eos="<|im_end|>")
+
+
+def proven(tokenizer: Any) -> TemplateFormat:
+    chat = resolve_format(tokenizer)
+    assert isinstance(chat, TemplateFormat)
+    return chat
+
+
+def bridged(chat: TemplateFormat, tokenizer: Any, results: list[Message], **row: Any) -> str:
+    text: str = tokenizer.decode(chat.bridge([chat.stop_ids[0]], results, **row), clean_up_tokenization_spaces=False)
+    return text
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_v2", "gemma4_v5", "gptoss"])
+def test_results_of_parallel_calls_are_said_to_be_those_of_their_own_tools(name: str) -> None:
+    """Gemma 4's present template looks each name up by the call's id, GPT-OSS's takes that of the call before."""
+    tokenizer = trl_tokenizer(name)
+    text = bridged(proven(tokenizer), tokenizer, [tool_message("search", "A"), tool_message("weather", "B")])
+    places = [text.index(word) for word in ("search", "A", "weather", "B")]
+    assert places == sorted(places) and (text.count("search"), text.count("weather")) == (1, 1)
+
+
+def test_a_row_with_parallel_calls_and_no_ids_is_printed_as_one_with_ids() -> None:
+    tokenizer = trl_tokenizer("gemma4_v5")
+    chat = proven(tokenizer)
+    said = calling(("search", {}), ("weather", {}))
+    named = [
+        {**call, "id": number} for call, number in zip(said["tool_calls"], ("aaaaaaaa1", "aaaaaaaa2"), strict=True)
+    ]
+    results = [{"role": "tool", "content": "A"}, {"role": "tool", "content": "B"}]
+    with_ids = [{**result, "tool_call_id": call["id"]} for result, call in zip(results, named, strict=True)]
+    row = [QUESTION, said, *results, QUESTION]
+    own = tokenizer.apply_chat_template(
+        [QUESTION, {**said, "tool_calls": named}, *with_ids, QUESTION], tokenize=False, add_generation_prompt=True
+    )
+    assert tokenizer.decode(chat.prompt(row, []), clean_up_tokenization_spaces=False) == own
+
+
+def test_a_template_that_demands_ids_of_nine_letters_and_digits_gets_them() -> None:
+    demands = "{% if not ID is defined or ID | length != 9 %}{{ raise_exception('IDs have length 9') }}{% endif %}"
+    text = template(
+        call=demands.replace("ID", "call.id") + CALL, result=demands.replace("ID", "message.tool_call_id") + RESULT
+    )
+    tokenizer = tokenizer_of(text)
+    assert "<tool_response>B</tool_response>" in bridged(
+        proven(tokenizer), tokenizer, [tool_message("f", "A"), tool_message("f", "B")]
+    )
+
+
+def test_a_template_that_prints_ids_which_nothing_reads_is_refused() -> None:
+    text = template(result=RESULT.replace("{{ message.content }}", "{{ message.tool_call_id }}: {{ message.content }}"))
+    with pytest.raises(ChatFormatError, match="prints the ids of calls before their results"):
+        resolve_format(tokenizer_of(text))
+
+
+def test_a_template_that_gives_every_result_the_last_tools_name_is_refused() -> None:
+    wrong = "{{ (messages | selectattr('tool_calls') | list | last).tool_calls[-1].function.name }}: "
+    text = template(result=RESULT.replace("{{ message.content }}", wrong + "{{ message.content }}"))
+    with pytest.raises(
+        ChatFormatError, match=r"parallel calls of two tools, the results of .* are said to be those of"
+    ):
+        resolve_format(tokenizer_of(text))
+
+
+def test_a_template_that_always_loops_over_tools_is_shown_the_runs() -> None:
+    """As Hermes 2 Pro's and Hermes 3's do."""
+    loops = "<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n"
+    tokenizer = tokenizer_of(template(tools=loops))
+    chat = proven(tokenizer)
+    assert "<tool_response>A</tool_response>" in bridged(chat, tokenizer, [tool_message("f", "A")], schemas=SCHEMAS)
+    with pytest.raises(ChatFormatError, match="without tools"):
+        chat.prompt([QUESTION], [])
+
+
+def test_of_named_templates_the_one_for_tools_makes_the_bridge() -> None:
+    """transformers takes `default` where no tools are given, and that one may know no calls."""
+    tokenizer = tokenizer_of(template())
+    tokenizer.chat_template = {"default": template(call="", tools=""), "tool_use": template()}
+    assert "<tool_response>A</tool_response>" in bridged(proven(tokenizer), tokenizer, [tool_message("f", "A")])
+
+
+SWITCHED = (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if '/no_think' in messages[0].content %}<think>\n\n</think>\n{% endif %}{% endif %}"
+)
+
+
+def test_the_header_of_a_turn_is_the_rows() -> None:
+    """As SmolLM3's, which reads `/no_think` from the system message."""
+    tokenizer = tokenizer_of(template(header=SWITCHED), "<think>", "</think>")
+    chat = proven(tokenizer)
+    for system, expected in (("/no_think Be brief.", True), ("Be brief.", False)):
+        row: list[Message] = [{"role": "system", "content": system}, QUESTION]
+        prompt = tokenizer.decode(chat.prompt(row, SCHEMAS), clean_up_tokenization_spaces=False)
+        text = bridged(chat, tokenizer, [tool_message("f", "A")], messages=row, schemas=SCHEMAS)
+        header = text[text.rindex("<|im_start|>") :]
+        assert prompt.endswith(header) and ("</think>" in header) == expected
+
+
+NESTED = "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | string }},{% endfor %}"
+
+
+@pytest.mark.parametrize("printed", [NESTED, "{{ call.function.arguments | tojson(ensure_ascii=true) }}"])
+def test_a_mark_that_a_template_writes_in_letters_is_no_text(printed: str) -> None:
+    """LFM2.5 writes nested arguments as Python's `repr` does; text that ends like the beginning of a token is marked."""
+    body = '"arguments": {{ call.function.arguments | tojson }}}\n<!-- ' + printed + " -->"
+    tokenizer = tokenizer_of(template(call=CALL.replace('"arguments": {{ call.function.arguments | tojson }}}', body)))
+    chat = TemplateFormat(tokenizer, proven(tokenizer_of(template())).family, proven(tokenizer_of(template())).reader)
+    for said in ("x <", "x <|im_en", "\\ufdd0", "<\\ufdd0|im_end|>", "\\\\ufdd1<|im_end|>"):
+        turn = calling(("f", {"a": [said, {"b": said}]}))
+        row = [QUESTION, turn, tool_message("f", said), QUESTION]
+        own = tokenizer.apply_chat_template(row, tokenize=False, add_generation_prompt=True)
+        ids = chat.prompt(row, [])
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == own
+        quiet = chat.prompt([QUESTION, calling(("f", {"a": ["x", {"b": "x"}]})), tool_message("f", "x"), QUESTION], [])
+        control = set(chat.control.values())
+        assert [i for i in ids if i in control] == [i for i in quiet if i in control]
+
+
+def test_added_tokens_of_white_space_are_text() -> None:
+    """As Gemma's for runs of line breaks, of tabs and of spaces."""
+    tokenizer = trl_tokenizer("gemma3")
+    tokenizer.backend_tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in ("\n\n", "\n\n\n", "\t\t", "▁▁")]
+    )
+    chat = proven(tokenizer)
+    for text in ("a\n\nb", "a\n\n\n\n\nb\t\t\tc", "a▁▁▁b<end_of_turn>"):
+        harmless = text.removesuffix("<end_of_turn>")
+        row = [{"role": "user", "content": harmless}]
+        own = tokenizer.apply_chat_template(row, add_generation_prompt=True, tokenize=True, return_dict=False)
+        assert chat.prompt(row, []) == own
+        loud = chat.prompt([{"role": "user", "content": text}], [])
+        end = tokenizer.convert_tokens_to_ids("<end_of_turn>")
+        assert loud.count(end) == own.count(end)
+
+
+def test_a_special_token_of_white_space_is_control() -> None:
+    tokenizer = trl_tokenizer("gemma3")
+    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("\n\n", special=True, normalized=False)])
+    with pytest.raises(ChatFormatError):
+        resolve_format(tokenizer)
+
+
+def test_tokens_that_swallow_space_swallow_it_here() -> None:
+    """As Phi-3's, whose `<|end|>` takes the line break behind it."""
+    tokens = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+    tokenizer = byte_tokenizer(trl_tokenizer("phi3_5").chat_template, (), eos="<|endoftext|>")
+    tokenizer.backend_tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, rstrip=True, lstrip=token == "<|user|>") for token in tokens]
+    )
+    chat = proven(tokenizer)
+    row = [{"role": "system", "content": "a \n"}, {"role": "user", "content": " \n b \n"}]
+    own = tokenizer.apply_chat_template(row, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert chat.prompt(row, []) == own
+    bridge = chat.bridge([chat.stop_ids[0]], [tool_message("f", "r")])
+    assert bridge[0] == tokenizer.convert_tokens_to_ids("<|user|>"), "the line break before it is the end's"
+
+
+@pytest.mark.parametrize("name", ["gptoss", "qwen3", "gemma4_v5"])
+def test_keys_that_a_message_lacks_may_be_none(name: str) -> None:
+    """As `datasets` fills them."""
+    chat = proven(trl_tokenizer(name))
+    answer: Message = {"role": "assistant", "content": "a"}
+    filled = {**answer, "reasoning_content": None, "tool_calls": None, "name": None}
+    assert chat.prompt([QUESTION, filled, QUESTION], []) == chat.prompt([QUESTION, answer, QUESTION], [])
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "glm4moe", "qwen3", "lfm2_2_5"]
+)
+def test_where_the_end_of_a_call_is_a_token_only_the_token_ends_it(name: str) -> None:
+    chat = proven(trl_tokenizer(name))
+    form = chat.family.form.call
+    assert {*form.opening, form.closing} <= {*chat.reader.markers}
+    turn = calling(("look_up", {"key": f"say {form.closing} now"}))
+    printed = printed_turn(chat, [QUESTION], turn, [tool_message("look_up", "r")], [LOOK_UP])
+    (attempt,) = chat.parse(printed.said, before=printed.before).attempts
+    assert attempt.arguments == {"key": f"say {form.closing} now"}
+
+
+NEMO = (
+    "{% for message in messages %}{% if message.role == 'tool' %}[TOOL_RESULTS]{\"content\": {{ message.content }}, "
+    '"call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]{% elif message.tool_calls %}[TOOL_CALLS]['
+    '{% for call in message.tool_calls %}{"name": "{{ call.function.name }}", "arguments": '
+    '{{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}{% endfor %}]</s>'
+    "{% elif message.role == 'assistant' %}{{ message.content }}</s>{% else %}{% if tools and loop.last %}[AVAILABLE_TOOLS]"
+    "{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"
+)
+NEMO_TOKENS = (
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+)
+
+
+def test_a_result_bears_the_id_that_the_model_wrote() -> None:
+    """As Mistral Nemo's; a call without an id, or with one that no template would take, gets one."""
+    tokenizer = byte_tokenizer(NEMO, (), special=(*NEMO_TOKENS, "[TOOL_CALLS]"), eos="</s>")
+    chat = proven(tokenizer)
+    calls = (
+        '[{"name": "f", "arguments": {}, "id": "abcdefgh1"}, {"name": "f", "arguments": {}, "id": "' + "x" * 999 + '"}]'
+    )
+    parsed = chat.parse(chat.encode(f"[TOOL_CALLS]{calls}</s>"))
+    assert [attempt.call_id for attempt in parsed.attempts] == ["abcdefgh1", None]
+    assert [call.get("id") for call in assistant_message(parsed)["tool_calls"]] == ["abcdefgh1", None]
+    results = [tool_message("f", "1", attempt.call_id) for attempt in parsed.attempts]
+    text = bridged(chat, tokenizer, results, messages=[QUESTION], schemas=SCHEMAS)
+    assert '"call_id": "abcdefgh1"' in text and "xxx" not in text and text.count('"call_id"') == 2
+
+
+def test_calls_of_a_row_stand_in_the_text_of_a_template_that_prints_none() -> None:
+    """As LFM2's first templates, which show tools and results; the model's own form is read."""
+    tokenizer = trl_tokenizer("lfm2")
+    chat = proven(tokenizer)
+    assert chat.name == "lfm2"
+    said = '<|tool_call_start|>[look_up(key="x")]<|tool_call_end|>'
+    (attempt,) = chat.parse(chat.encode(f"{said}<|im_end|>")).attempts
+    assert (attempt.name, attempt.arguments) == ("look_up", {"key": "x"})
+    row = [QUESTION, calling(("look_up", {"key": "x <|im_end|>"})), tool_message("look_up", "r"), QUESTION]
+    text = tokenizer.decode(chat.prompt(row, SCHEMAS), clean_up_tokenization_spaces=False)
+    assert "<|tool_call_start|>[look_up(key='x <|im_end|>')]<|tool_call_end|>" in text
+
+
+@pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill"])
+def test_a_model_that_is_spoken_to_in_other_words_than_its_templates_is_warned_of(name: str) -> None:
+    with pytest.warns(UserWarning, match=r"in Hermes' words: calls are .*its chat template prints .*tool▁calls▁begin"):
+        chat = proven(trl_tokenizer(name))
+    printed = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
+    (attempt,) = chat.parse(chat.encode(printed)).attempts
+    assert attempt.name == "f", "and read all the same"
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3", "llama3", "qwen3", "phi3_5"])
+def test_nothing_is_said_where_the_template_prints_no_other_calls(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    proven(trl_tokenizer(name))
+    assert not [warning for warning in recwarn if "Hermes" in str(warning.message)]
+
+
+# Their templates print results behind calls only; there the bridge is the one after a call.
+BEHIND_CALLS_ONLY = ("gemma4", "diffusion_gemma", "gptoss")
+
+
+@pytest.mark.parametrize("name", [n for n in template_names() if n not in ("idefics3", "llava_next", "smolvlm")])
+@pytest.mark.filterwarnings("ignore:.*Hermes:UserWarning")
+def test_a_result_after_a_turn_without_a_marked_call_is_bridged_as_after_one(name: str) -> None:
+    """What an answered or accepted unmarked call is followed by."""
+    chat = proven(trl_tokenizer(name))
+    results, close = [tool_message("look_up", "42", "aaaaaaaa1")], chat.stop_ids[0]
+    bridge = chat.bridge([close], results, messages=[QUESTION], schemas=SCHEMAS)
+    for end in chat.stop_ids:
+        assert chat.bridge([end], results, messages=[QUESTION], schemas=SCHEMAS) in (bridge, [close, *bridge])
+    if not name.startswith(BEHIND_CALLS_ONLY):
+        whole = chat.prompt([QUESTION, {"role": "assistant", "content": "x"}, *results], SCHEMAS)
+        assert whole[-len(bridge) - 1 :] == [close, *bridge]

@@ -1,0 +1,123 @@
+"""Which turns hold a call without its markers, and which are answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.trajectory import AttemptStatus, CallAttempt
+
+
+def schema(name: str, required: list[str] | None = None, **properties: str) -> dict[str, Any]:
+    fields = {key: {"type": kind} for key, kind in properties.items()}
+    parameters = {"type": "object", "properties": fields, "required": required or list(fields)}
+    return {"type": "function", "function": {"name": name, "description": f"Use {name}.", "parameters": parameters}}
+
+
+SCHEMAS = [
+    schema("calculator", expression="string"),
+    schema("search", ["query"], query="string", top_k="integer"),
+    schema("now"),
+]
+CALL = '{"name": "calculator", "arguments": {"expression": "2 + 3"}}'
+INDENTED = json.dumps(json.loads(CALL), indent=2)
+FORM = "<tool_call>...</tool_call>"
+
+
+def found(text: str, made: tuple[CallAttempt, ...] = ()) -> CallAttempt | None:
+    return unmarked_call(text, SCHEMAS, form=FORM, made=made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"  {CALL}\n",
+        INDENTED,
+        f"```json\n{INDENTED}\n```",
+        f"To find the sum, I will use the calculator.\n\n```json\n{CALL}\n```\n",
+        f"```\n{CALL}\n```",
+        f"I need the sum {{2 + 3}}.\n{INDENTED}",
+        CALL.replace("arguments", "parameters"),
+        json.dumps({"type": "function", "function": json.loads(CALL)}),
+    ],
+)
+def test_one_call_of_an_offered_tool_bare_or_fenced_is_found(text: str) -> None:
+    call = found(text)
+    assert call is not None and call.status is AttemptStatus.UNMARKED and FORM in call.detail
+    assert (call.name, call.arguments) == ("calculator", {"expression": "2 + 3"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{CALL}\n```\nThe result is 5.",
+        f"{CALL}\nThe result is 5.",
+        f"{CALL}\n{CALL}",
+        f"First:\n{CALL}\nThen:\n```json\n{CALL}\n```",
+        f"```json\n{CALL}\n```\n```json\n{CALL}\n```",
+        f"I called {CALL}",
+        CALL.replace("calculator", "calculate"),
+        CALL.replace("expression", "sum"),
+        CALL.replace('"2 + 3"', "[2, 3]"),
+        '{"name": "calculator"}',
+        '{"answer": 5}',
+        json.dumps(SCHEMAS[0]["function"]),
+        "```python\nprint({'name': 'calculator'})\n```",
+        "#### 5",
+        "",
+    ],
+)
+def test_anything_else_is_an_answer(text: str) -> None:
+    assert found(text) is None
+
+
+def test_a_call_that_was_made_already_is_quoted() -> None:
+    made = CallAttempt(AttemptStatus.OK, "", "calculator", {"expression": "2 + 3"})
+    text = f"The sum is 5. I found it with\n```json\n{CALL}\n```"
+    assert found(text, (made,)) is None and found(text) is not None
+
+
+def honest(draw: random.Random) -> str:
+    """A final answer: prose, numbers, code, JSON that was asked for, tools and calls that are spoken of."""
+    a, b = draw.randint(0, 99), draw.randint(0, 99)
+    call = json.dumps({"name": "calculator", "arguments": {"expression": f"{a} + {b}"}}, indent=draw.choice([None, 2]))
+    person = {"name": draw.choice(["Ann", "calculator", "search"]), "age": a, "tags": ["x", {"y": b}]}
+    asked_for = json.dumps(draw.choice([person, {"answer": a}, [a, b], {"arguments": [a, b], "winner": "b"}]), indent=2)
+    fence = draw.choice(["json", "python", "", "text"])
+    parts = [
+        f"The answer is {a + b}.",
+        f"#### {a + b}",
+        f"\\boxed{{{a + b}}}",
+        f"Because {a} + {b} = {a + b}, the total is {{{a}, {b}}}.",
+        f"```{fence}\n{asked_for}\n```",
+        asked_for,
+        "```python\ndef add(a, b):\n    return {'sum': a + b}\n```",
+        f"I called the calculator with\n```json\n{call}\n```\nand it said {a + b}.",
+        f"The call {call} gave {a + b}.",
+        f"The tool is described as\n{json.dumps(draw.choice(SCHEMAS)['function'], indent=2)}",
+        f"| a | b |\n|---|---|\n| {a} | {b} |",
+        f"{call}\n{call}",
+        "So:\n\n1. add\n2. check",
+    ]
+    return draw.choice(["\n", "\n\n", " "]).join(draw.choices(parts, k=draw.randint(1, 4)))
+
+
+def test_fewer_than_one_in_a_thousand_honest_answers_is_taken_for_a_call() -> None:
+    draw = random.Random(18)
+    answers = [honest(draw) for _ in range(20_000)]
+    taken = [answer for answer in answers if found(answer) is not None]
+    assert len(taken) < len(answers) / 1000, taken[:3]
+
+
+@pytest.mark.parametrize(
+    "piece", ["{", '{"name": ', "\n{", "```\n", "```\n{", '{"name": "calculator", "arguments": {', "[", "\n "]
+)
+def test_no_text_takes_long(piece: str) -> None:
+    """A pattern that looks at the rest of the text from every place of it would need minutes for these."""
+    text = piece * (200_000 // len(piece))
+    assert found(text) is None and found(f"{text}\n{CALL} ") in (None, found(CALL))

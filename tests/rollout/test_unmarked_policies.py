@@ -1,0 +1,96 @@
+"""What an episode makes of a call without its markers: `answer`, `accept` and `ignore`. No token of it is the model's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from toolgrpo.chat import resolve_format
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+from toolgrpo.rollout.truncation import Cut
+from toolgrpo.testing import ScriptedEngine, ScriptedTools, trl_tokenizer
+from toolgrpo.testing.chat_samples import LOOK_UP
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, Trajectory
+
+TOKENIZER = trl_tokenizer("qwen2_5")
+CHAT: Any = resolve_format(TOKENIZER)
+CALL = json.dumps({"name": "look_up", "arguments": {"key": "x"}}, indent=2)
+FENCED = f"I look it up.\n```json\n{CALL}\n```"
+
+
+class OneTool(ScriptedTools):
+    """Its schema says what `look_up` takes."""
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        return [LOOK_UP]
+
+
+def run(turns: list[str], policy: str, max_turns: int = 8) -> Trajectory:
+    engine = ScriptedEngine([CHAT.encode(f"{text}<|im_end|>") for text in turns])
+    runner = EpisodeRunner(
+        engine=engine,
+        chat=CHAT,
+        limits=EpisodeLimits(max_completion_length=4000, max_turns=max_turns),
+        options=SamplingOptions(),
+        cut=lambda text: Cut(text, False),
+        tools=OneTool({"look_up": lambda key: f"value of {key}"}),
+        unmarked_calls=policy,
+    )
+
+    async def main() -> Trajectory:
+        await engine.open()
+        try:
+            return await runner(Episode(messages=({"role": "user", "content": "q"},)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def sampled_ids(trajectory: Trajectory) -> list[int]:
+    return [token for token, mine in zip(trajectory.ids, trajectory.mask, strict=True) if mine]
+
+
+@pytest.mark.parametrize("said", [CALL, FENCED])
+def test_answer_tells_the_model_the_form_in_the_place_of_a_result(said: str) -> None:
+    trajectory = run([said, "done"], "answer")
+    (attempt,), (result,) = trajectory.attempts, trajectory.results
+    assert attempt.status is AttemptStatus.UNMARKED and result.error is ToolErrorKind.UNMARKED
+    assert "<tool_call>" in result.content and len(trajectory.turns) == 2
+    assert sampled_ids(trajectory) == [*CHAT.encode(f"{said}<|im_end|>"), *CHAT.encode("done<|im_end|>")]
+    metrics = rollout_metrics([trajectory], duration_s=1.0, engine_idle_s=0.0)
+    assert metrics["tools/error/unmarked"] == metrics["tools/unmarked"] == 1.0
+
+
+@pytest.mark.parametrize("said", [CALL, FENCED])
+def test_accept_runs_it_and_the_bridge_is_the_one_after_a_marked_call(said: str) -> None:
+    marked = f"<tool_call>\n{json.dumps(json.loads(CALL))}\n</tool_call>"
+    accepted, called = run([said, "done"], "accept"), run([marked, "done"], "accept")
+    assert accepted.results[0].content == called.results[0].content == "value of x"
+    assert [attempt.status for attempt in accepted.attempts] == [AttemptStatus.UNMARKED]
+    assert sampled_ids(accepted) == [*CHAT.encode(f"{said}<|im_end|>"), *CHAT.encode("done<|im_end|>")]
+    context = [[i for i, mine in zip(t.ids, t.mask, strict=True) if not mine] for t in (accepted, called)]
+    assert context[0] == context[1]
+    assert rollout_metrics([accepted], duration_s=1.0, engine_idle_s=0.0)["tools/unmarked"] == 1.0
+
+
+def test_ignore_takes_it_for_the_answer() -> None:
+    trajectory = run([CALL], "ignore")
+    assert trajectory.stop_reason is StopReason.FINISHED and trajectory.attempts == ()
+
+
+def test_a_marked_call_is_not_looked_at_again_and_an_answer_ends_the_episode() -> None:
+    marked = "<tool_call>\n" + json.dumps(json.loads(CALL)) + "\n</tool_call>"
+    trajectory = run([marked, f"It is x, by\n{CALL}"], "answer")
+    assert trajectory.stop_reason is StopReason.FINISHED
+    assert [attempt.status for attempt in trajectory.attempts] == [AttemptStatus.OK]
+
+
+def test_in_the_last_turn_it_is_a_call_that_nobody_can_read_the_result_of() -> None:
+    assert run([CALL], "answer", max_turns=1).stop_reason is StopReason.MAX_TURNS

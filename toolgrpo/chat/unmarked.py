@@ -1,0 +1,80 @@
+"""Calls without their markers: a model that knows tools, but was trained to mark calls otherwise or not at all.
+
+Such a turn would end its episode as an answer, and nobody would know why no tool is ever called. So a turn without a marked
+call is looked at once more. A call without markers is: one JSON object with the name of an offered tool and arguments that
+fit its schema, alone in a code fence or beginning a line, with nothing behind it and no second one before it. A call that
+was made already is quoted, not made. Anything else is an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from toolgrpo.chat.attempts import CallForm, load_json
+from toolgrpo.chat.bare_calls import objects_at_end
+from toolgrpo.chat.objects import is_call, json_attempts
+from toolgrpo.tools.arguments import ArgumentChecker
+from toolgrpo.trajectory import AttemptStatus, CallAttempt
+
+__all__ = ["POLICIES", "unmarked_call"]
+
+POLICIES = ("answer", "accept", "ignore")
+_FENCE = re.compile(r"^[^\S\n]*```[^\n]*$", re.MULTILINE)
+_NAMED = re.compile(r'\{[^{}"]*"(?:name|function|type|arguments|parameters)"\s*:')
+_NO_FORM = CallForm("", "")
+
+
+def unmarked_call(
+    text: str, schemas: Sequence[Mapping[str, Any]], *, form: str, made: Iterable[CallAttempt] = ()
+) -> CallAttempt | None:
+    """Find the call that stands in this text without markers, if one does.
+
+    `form` is a call as it should be, `made` are the calls of the turns before.
+    """
+    if "{" not in text:
+        return None
+    found = _object_in(text)
+    if found is None:
+        return None
+    raw, value, before = found
+    if not is_call(value) or _NAMED.search(before):
+        return None
+    (read,) = json_attempts(raw, value, _NO_FORM)
+    if read.status is not AttemptStatus.OK or not _fits(read, schemas) or any(_same(read, call) for call in made):
+        return None
+    detail = f"the call was not run, because it does not stand in the form of a call. Write it as {form}"
+    return CallAttempt(AttemptStatus.UNMARKED, raw, read.name, read.arguments, detail)
+
+
+def _object_in(text: str) -> tuple[str, Any, str] | None:
+    """Find the one object; return what was written, the object, and the text before it."""
+    fences = list(_FENCE.finditer(text))
+    if not fences:
+        found = objects_at_end(text)
+        if found is None or len(found.values) != 1:
+            return None
+        return text[found.start :].strip(), found.values[0], text[: found.start]
+    if len(fences) != 2 or text[fences[1].end() :].strip():
+        return None
+    raw = text[fences[0].end() : fences[1].start()].strip()
+    if not raw.startswith("{"):
+        return None
+    try:
+        return raw, load_json(raw), text[: fences[0].start()]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _fits(call: CallAttempt, schemas: Sequence[Mapping[str, Any]]) -> bool:
+    functions = (schema.get("function", schema) for schema in schemas)
+    offered = next((function for function in functions if function.get("name") == call.name), None)
+    if offered is None:
+        return False
+    checker = ArgumentChecker(str(call.name), offered.get("parameters") or {})
+    return checker.check(call.arguments or {}).complaint is None
+
+
+def _same(one: CallAttempt, other: CallAttempt) -> bool:
+    return one.name == other.name and one.arguments == other.arguments
