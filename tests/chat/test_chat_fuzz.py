@@ -23,6 +23,7 @@ from toolgrpo.chat import assistant_message, resolve_format
 from toolgrpo.chat.attempts import Marker
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format
+from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.trajectory import AttemptStatus
 
@@ -46,6 +47,7 @@ MISTRAL_TOKENS = (
 )
 DESCRIBED = ("described qwen3", "described qwen3_5_think", "muse_glimmer")
 NAMES = (*OWN, *DESCRIBED)
+OFFERED = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}]
 SHORT, LONG = 4_500, 108_000
 
 CALLS = [
@@ -148,6 +150,8 @@ def check(chat: TemplateFormat, ids: list[int], random_: random.Random) -> None:
         assert len(parsed.attempts) <= sum(map(text.count, form.opening)) + lists
     json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
     json.dumps([a.name for a in parsed.attempts], ensure_ascii=False).encode()
+    unmarked = unmarked_call(parsed.content, OFFERED, form="a call")
+    assert unmarked is None or (unmarked.name == "f" and unmarked.arguments is not None)
 
 
 def fuzz(name: str, n_inputs: int) -> None:

@@ -1,4 +1,4 @@
-"""What only the transformers engine promises; the contract that all engines keep is tested in tests/contract."""
+"""What only the transformers engine promises; the contract that all engines keep is tested in tests/engines/test_engine_contract.py."""
 
 import asyncio
 import random

@@ -1,6 +1,6 @@
 """The server engine against a scripted HTTP server: failures that a real vLLM cannot be made to show on demand.
 
-The real one is in tests/contract and tests/e2e.
+The real one is in test_engine_contract.py and test_vllm_server.py.
 """
 
 from __future__ import annotations

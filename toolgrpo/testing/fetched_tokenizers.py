@@ -18,7 +18,18 @@ from toolgrpo.testing.real_tokenizers import NotAtHand
 
 __all__ = ["CASES", "VOCABULARIES", "Case", "cache_folder", "fetched_tokenizer", "llama_cpp_templates"]
 
-VOCABULARIES = ("qwen3", "llama3", "gemma3", "deepseek_v3", "gpt_oss", "qwen3_5", "tekken", "gemma4", "command_r")
+VOCABULARIES = (
+    "qwen3",
+    "llama3",
+    "gemma3",
+    "deepseek_v3",
+    "gpt_oss",
+    "qwen3_5",
+    "tekken",
+    "gemma4",
+    "command_r",
+    "smollm2",
+)
 
 _THINK = ("<think>", "</think>")
 _CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -48,7 +59,7 @@ class Case:
     """A tokenizer to try: a vocabulary, and where its chat template comes from."""
 
     vocabulary: str
-    template: str  # "own", "trl:NAME" or a file of llama.cpp's collection without its ending
+    template: str  # "own", "trl:NAME", a file of llama.cpp's collection without its ending, or the text itself
     eos: str
     bos: str | None = None
     added: tuple[str, ...] = ()  # special tokens that the vocabulary lacks
@@ -67,6 +78,13 @@ _LFM: dict[str, Any] = {
     "added": ("<|startoftext|>", *_LFM2),
     "real": False,
 }
+
+_PHI4 = (
+    "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + message['content'] + "
+    "'<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"
+    "{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant<|im_sep|>' + message['content'] + '<|im_end|>'}}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
+)
 
 CASES: dict[str, Case] = {
     "qwen2.5": Case("qwen3", "Qwen-Qwen2.5-7B-Instruct", "<|im_end|>", dropped=(*_THINK, *_CALLS[2:])),
@@ -98,6 +116,7 @@ CASES: dict[str, Case] = {
     "mistral-small-3.2": Case("tekken", "Mistral-Small-3.2-24B-Instruct-2506", **_MISTRAL_ENDS),
     "ministral-3": Case("tekken", "mistralai-Ministral-3-14B-Reasoning-2512", **_MISTRAL_ENDS),
     "devstral": Case("tekken", "unsloth-mistral-Devstral-Small-2507", **_MISTRAL_ENDS),
+    "smollm2": Case("smollm2", "own", "<|im_end|>", "<|im_start|>"),
     "smollm3": Case("llama3", "HuggingFaceTB-SmolLM3-3B", "<|im_end|>", added=(*_CHATML, *_THINK, *_CALLS), real=False),
     "hermes2-pro": Case(
         "llama3",
@@ -131,18 +150,12 @@ CASES: dict[str, Case] = {
     ),
     "phi-4": Case(
         "gpt_oss",
-        "trl:qwen2_5_vl",  # replaced below: Phi-4's template is short
+        _PHI4,
         "<|im_end|>",
         added=(*_CHATML, "<|im_sep|>"),
         real=False,
     ),
 }
-_PHI4 = (
-    "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + message['content'] + "
-    "'<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}"
-    "{% elif (message['role'] == 'assistant') %}{{'<|im_start|>assistant<|im_sep|>' + message['content'] + '<|im_end|>'}}"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
-)
 
 
 def cache_folder() -> Path:
@@ -165,11 +178,13 @@ def fetched_tokenizer(name: str) -> Any:
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=case.bos, eos_token=case.eos, clean_up_tokenization_spaces=False
     )
-    tokenizer.chat_template = _PHI4 if name == "phi-4" else _template(case)
+    tokenizer.chat_template = _template(case)
     return tokenizer
 
 
 def _template(case: Case) -> str:
+    if case.template.startswith("{%"):
+        return case.template
     if case.template.startswith("trl:"):
         return template_text(case.template.removeprefix("trl:"))
     folder = cache_folder()
