@@ -111,7 +111,7 @@ class EvaluationRun:
         return rows
 
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | None:
-        """One model on all questions; None in a dry run."""
+        """Measure one model on all questions; None in a dry run."""
         folder = Path(self.config.output_dir) / label
         for old in folder.glob("episodes*.jsonl"):
             old.unlink(missing_ok=True)
@@ -187,7 +187,10 @@ class EvaluationRun:
 def parse_evaluation_arguments(
     argv: Sequence[str],
 ) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:
-    """The command line over the YAML file over the defaults; the YAML file may be the one of the training."""
+    """Read the command line over the YAML file over the defaults.
+
+    The YAML file may be the one of the training.
+    """
     evaluation, script, config, model = parse_args(
         (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig), list(argv)
     )
@@ -196,7 +199,7 @@ def parse_evaluation_arguments(
 
 
 def _check_report(path: Path) -> None:
-    """Before hours of episodes, not after them."""
+    """Check that the report can be written before hours of episodes, not after them."""
     if path.is_dir():
         raise ConfigError(f"--report {path} is a folder; give the file to write, e.g. {path / 'evaluation.json'}")
     try:

@@ -92,7 +92,7 @@ class RunLog:
 
 
 def _put_back(stdout: TextIO, stderr: TextIO) -> None:
-    """Python flushes both at its end, and exits with 120 if what a plugin left there cannot be."""
+    """Put the streams back: Python flushes both at its end, and exits with 120 if it cannot."""
     sys.stdout, sys.stderr = stdout, stderr
 
 

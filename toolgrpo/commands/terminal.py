@@ -64,7 +64,10 @@ class Terminal:
 
     @classmethod
     def of_command(cls, name: str) -> Terminal:
-        """The terminal of the command `name`, which logs into a temporary file until `log_into` knows better."""
+        """Open the terminal of the command `name`.
+
+        It logs into a temporary file until `log_into` knows better.
+        """
         folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
         terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process())
         terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
@@ -76,7 +79,7 @@ class Terminal:
 
     @staticmethod
     def rank() -> int:
-        """This process's number, as launchers set it."""
+        """Return this process's number, as launchers set it."""
         return int(os.environ.get("RANK", "0"))
 
     @classmethod
@@ -110,7 +113,7 @@ class Terminal:
         self._log.move(log_file)
 
     def say(self, text: str) -> None:
-        """One line of our own, on the terminal and in the log."""
+        """Print one line of our own, on the terminal and in the log."""
         text = plain(text)
         self.console.print(text, markup=False)
         if self._log is not None:
@@ -129,7 +132,7 @@ class Terminal:
 
 
 def _duplicate(descriptor: int) -> int:
-    """The same place to write to under another number; nowhere, if the process was started without one."""
+    """Return another number for the same place to write to; nowhere, if the process has none."""
     try:
         return os.dup(descriptor)
     except OSError:

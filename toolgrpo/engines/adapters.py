@@ -53,7 +53,7 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
 
 
 def base_weights(base: Any) -> dict[str, torch.Tensor]:
-    """The weights under the adapter, by their checkpoint names; tied ones once."""
+    """Return the weights under the adapter by their checkpoint names, tied ones once."""
     return {
         name.replace(".base_layer", ""): parameter
         for name, parameter in base.named_parameters()
@@ -62,7 +62,7 @@ def base_weights(base: Any) -> dict[str, torch.Tensor]:
 
 
 def merges_exactly(model: Any) -> bool:
-    """Whether `merged_parameters` can be used: plain LoRA over plain weights."""
+    """Return whether `merged_parameters` can be used: plain LoRA over plain weights."""
     if not hasattr(model, "peft_config"):
         return False
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
@@ -72,7 +72,7 @@ def merges_exactly(model: Any) -> bool:
 
 @torch.no_grad()
 def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of base model and adapter together, one at a time, under the base model's names."""
+    """Yield the weights of base model and adapter together, under the base model's names."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     for name, parameter in model.named_parameters():
         if model.prefix in name or "original_module" in name:

@@ -25,7 +25,10 @@ class PrefixRouter:
         self._seen_at: dict[int, int] = {}  # the hash of a prefix, to the server that saw it last
 
     def choose(self, ids: Sequence[int], avoid: Collection[int] = ()) -> int:
-        """The server for a request; `avoid` holds those that are down (all of them: none is avoided)."""
+        """Return the server for a request.
+
+        `avoid` holds those that are down (if all are, none is avoided).
+        """
         if len(self.open_requests) == 1:
             return 0
         candidates = [n for n in range(len(self.open_requests)) if n not in avoid] or range(len(self.open_requests))
@@ -48,7 +51,7 @@ class PrefixRouter:
 
 
 def _prefix_hashes(ids: Sequence[int]) -> list[int]:
-    """One hash for each whole block, of everything up to its end."""
+    """Return one hash per whole block, of everything up to its end."""
     hashes, so_far = [], 0
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         so_far = hash((so_far, *ids[end - _BLOCK : end]))

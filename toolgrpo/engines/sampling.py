@@ -33,7 +33,10 @@ def draw(
     seen_ids: Sequence[Sequence[int]],
     generators: Sequence[torch.Generator],
 ) -> Drawn:
-    """One token for each row. `seen_ids` (all ids of a row so far) matter for the repetition penalty only."""
+    """Draw one token per row.
+
+    `seen_ids` (all ids of a row so far) matter for the repetition penalty only.
+    """
     logprobs_BV = processed_logprobs(logits_BV.float(), options, seen_ids)
     if options.temperature < _GREEDY_BELOW:
         tokens_B = logprobs_BV.argmax(dim=-1)
@@ -46,7 +49,10 @@ def draw(
 def processed_logprobs(
     logits_BV: torch.Tensor, options: SamplingOptions, seen_ids: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """Log-probabilities of the distribution that `options` describe; tokens that cannot be drawn have -inf."""
+    """Return log-probabilities of the distribution that `options` describe.
+
+    Tokens that cannot be drawn have -inf.
+    """
     if options.repetition_penalty != 1.0:
         logits_BV = _penalised(logits_BV, seen_ids, options.repetition_penalty)
     if options.temperature < _GREEDY_BELOW:

@@ -106,7 +106,10 @@ class VLLMColocateEngine:
         self._vllm.sleep()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """With adapters alone, `weights`, the merged ones, are not even walked."""
+        """Replace the weights.
+
+        With adapters alone, `weights`, the merged ones, are not even walked.
+        """
         if self._save_adapter is None:
             self._vllm.load_weights(weights)
             return

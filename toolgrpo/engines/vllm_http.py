@@ -7,7 +7,7 @@ weights, made while no rollout runs.
 Invariants of a control call: it ends within `timeout_s`, tries and answer included; a lost
 connection, a 5xx and an answer that `server_answers` does not believe are tried again a few times
 where the call may be made twice; what is left is an `EngineError` (or a `ConfigError`, where the
-server was started wrongly) that names the server. While it waits, a line a minute says so.
+server was started wrongly) that names the server. While it waits, one line per minute says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = getLogger(__name__)
 
 
 def completion_payload(request: SampleRequest, model: str) -> dict[str, Any]:
-    """The body of a completion request; nothing is left to the server's defaults."""
+    """Return the body of a completion request; nothing is left to the server's defaults."""
     options = request.options
     return {
         "model": model,
@@ -100,7 +100,7 @@ class ServerControl:
             time.sleep(min(_POLL_S, timeout_s))
 
     def _health(self) -> str | None:
-        """None if the server is up, else what is wrong."""
+        """Return None if the server is up, else what is wrong."""
 
         async def ask() -> Answer:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S), new_client(self.url, self.headers) as client:
@@ -115,7 +115,7 @@ class ServerControl:
         return None if 200 <= answer.status < 300 else f"HTTP {answer.status}"
 
     def served_model(self) -> tuple[str, int]:
-        """The name of the base model, and its honest context window."""
+        """Return the name of the base model, and its honest context window."""
         cards = self.get("/v1/models", server_answers.model_cards)
         card = next((card for card in cards if card.parent is None), None)
         if card is None or card.max_model_len is None:
@@ -127,7 +127,7 @@ class ServerControl:
         return {card.name for card in self.get("/v1/models", server_answers.model_cards)}
 
     def warn_if_untested(self) -> None:
-        """One sentence if the server is not of a tested version, where it tells its version."""
+        """Warn if the server tells its version and it is not a tested one."""
         version = self.get("/version", server_answers.version_of_server, or_none=True)
         if version is not None:
             warn_if_untested(version, f"runs at {self.url}")
@@ -162,7 +162,7 @@ class ServerControl:
             )
 
     def _config(self) -> ServerConfig | None:
-        """The server's configuration, asked for once; None if it is not in development mode."""
+        """Return the server's configuration, asked for once; None outside development mode."""
         if not self._config_is_known:
             path = "/server_info?config_format=json"
             self._known_config = self.get(path, server_answers.server_config, or_none=True)
@@ -219,7 +219,7 @@ class ServerControl:
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _exchange(self, method: str, path: str, body: Any, left_s: float) -> Answer:
-        """Try once, within the seconds that are left, logging a line a minute."""
+        """Try once, within the seconds that are left, logging one line per minute."""
         waiting = asyncio.create_task(self._say_waiting(path.partition("?")[0]))
         try:
             async with asyncio.timeout(max(0.0, left_s)), new_client(self.url, self.headers) as client:

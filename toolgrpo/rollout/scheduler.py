@@ -168,7 +168,7 @@ def run_rollout(
     max_concurrent: int | None = None,
     on_done: Callable[[Episode, Trajectory], None] | None = None,
 ) -> RolloutResult:
-    """`run_episodes` for a caller that is not async, also where an event loop already runs (a notebook)."""
+    """Run `run_episodes` for a caller that is not async, also where an event loop runs."""
     return run_blocking(lambda: run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
 
 

@@ -32,15 +32,15 @@ Schemas = Sequence[Mapping[str, Any]]
 
 
 def read_conversations(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a file, each as {"messages": ..., "tools": schemas or None}; a row that cannot be used is an error."""
+    """Read a file's rows as {"messages": ..., "tools": schemas or None}; a bad row is an error."""
     path = Path(path)
     if not path.is_file():
         raise DataError(
-            f"there is no file {path}; give a .jsonl file of conversations, one {{'messages': [...]}} a line"
+            f"there is no file {path}; give a .jsonl file of conversations, one {{'messages': [...]}} per line"
         )
     rows = list(_checked(path))
     if not rows:
-        raise DataError(f"{path} has no conversations; one {{'messages': [...]}} a line is expected")
+        raise DataError(f"{path} has no conversations; one {{'messages': [...]}} per line is expected")
     return rows
 
 
@@ -133,13 +133,13 @@ class ConversationEncoder:
         return _Turn(self._until_end(f"{thought}{_CLOSED}{whole[len(plain) :]}"), False)
 
     def _until_end(self, text: str) -> list[int]:
-        """The ids of a turn's text, up to and with the token that ends it."""
+        """Return the ids of a turn's text, up to and with the token that ends it."""
         ids = self._chat.encode(text)
         ends = [place for place, token in enumerate(ids) if token in self._chat.stop_ids]
         return ids[: ends[0] + 1] if ends else [*ids, self._chat.stop_ids[0]]
 
     def _between(self, ids: list[int], between: Sequence[Message], enable_thinking: bool | None) -> list[int]:
-        """What stands between an assistant turn, with which `ids` ends, and the next one's text."""
+        """Return what stands between an assistant turn, ending `ids`, and the next one's text."""
         if between and all(message["role"] == "tool" for message in between):
             return self._chat.bridge(ids, between, enable_thinking=enable_thinking)
         shown = [_QUESTION, {"role": "assistant", "content": _STUB}, *between]

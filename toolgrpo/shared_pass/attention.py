@@ -45,7 +45,7 @@ class PrefixLayout:
         self._masks: dict[tuple[int, int, int | None, torch.device], torch.Tensor] = {}
 
     def mask(self, n_queries: int, n_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-        """(n_queries, n_keys) bool: the last query stands at the last key, looks back, and no further than `window`."""
+        """Return bool (n_queries, n_keys): the last query, at the last key, sees `window` back."""
         key = (n_queries, n_keys, window, device)
         if key not in self._masks:
             behind = torch.arange(n_keys - n_queries, n_keys, device=device)[:, None] - torch.arange(
@@ -67,7 +67,7 @@ def _attend(
     prefix_layout: PrefixLayout | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer."""
+    """Attend in the packed sequence; transformers calls this in every layer."""
     if prefix_layout is None:
         raise ModelError(
             f"{type(module).__name__} did not hand `prefix_layout` down to its attention, so prompts cannot be shared "
@@ -95,7 +95,9 @@ def _attend_segment(
     window: int | None,
     **options: Any,
 ) -> torch.Tensor:
-    """One segment's outputs. Causal attention skips the half that a mask computes and throws away.
+    """Return one segment's outputs.
+
+    Causal attention skips the half that a mask computes and throws away.
 
     So a segment longer than what stands before it brings its ancestors' queries along (computed again, and dropped),
     which makes it a plain causal row; a shorter one is masked; a windowed one always is, unless the window holds it all.
@@ -114,7 +116,7 @@ def _attend_segment(
 
 
 def _visible(states: torch.Tensor, segment: Segment, first: int) -> torch.Tensor:
-    """Keys or values of a segment's row from position `first` on: its ancestors', then its own."""
+    """Return keys or values of a segment's row from `first` on: ancestors', then its own."""
     parts, position = [], 0
     for start, end in (*segment.ancestors, (segment.start, segment.end)):
         skip = max(0, first - position)
@@ -131,7 +133,10 @@ AttentionInterface.register(NAME, _attend)
 
 @contextmanager
 def shared_attention(config: Any) -> Iterator[None]:
-    """Within this block the model of this config attends over packed prefix trees; afterwards as before, always."""
+    """Let the model of this config attend over packed prefix trees in this block.
+
+    Afterwards it attends as before, always.
+    """
     before = attention_name(config)
     set_attention_name(config, NAME)
     try:

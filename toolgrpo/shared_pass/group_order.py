@@ -23,7 +23,7 @@ MicroBatch = dict[str, Any]
 
 
 def keep_groups_together(micro_batches: Sequence[MicroBatch], accumulation_steps: int) -> list[MicroBatch]:
-    """The same samples in the same optimizer steps, with the samples of one prompt in one micro-batch if they fit."""
+    """Bring the samples of one prompt into one micro-batch of their optimizer step, if they fit."""
     n_together = math.gcd(len(micro_batches), accumulation_steps)
     ordered = []
     for start in range(0, len(micro_batches), n_together):
@@ -32,7 +32,10 @@ def keep_groups_together(micro_batches: Sequence[MicroBatch], accumulation_steps
 
 
 def order_by_group(groups: Sequence[Hashable], micro_batch_size: int) -> list[int]:
-    """A permutation of the samples; cut into `micro_batch_size`, it splits as few groups as a greedy filling can."""
+    """Return an order of the samples that keeps groups whole in micro-batches of this size.
+
+    It splits as few groups as a greedy filling can.
+    """
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)

@@ -78,7 +78,7 @@ class Packing:
 
 
 def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_mask: torch.Tensor) -> list[Row]:
-    """The rows that have something to score; padding may stand anywhere and is dropped.
+    """Return the rows with something to score; padding may stand anywhere and is dropped.
 
     `scored_mask` (B, T) says which tokens' log-probabilities are asked for. A token without a real token before it
     has none.
@@ -115,7 +115,10 @@ def pack(rows: Sequence[Row], *, min_shared: int = MIN_SHARED) -> Packing:
 
 
 def cut_into_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: int = MIN_SHARED) -> list[list[Row]]:
-    """Consecutive rows of the prefix tree, as many in a pass as fit; a row that is too long alone gets its own pass."""
+    """Cut the prefix tree into runs of consecutive rows, as many in a pass as fit.
+
+    A row that is too long alone gets its own pass.
+    """
     ordered = sorted(rows, key=lambda row: row.tokens)
     if max_tokens is None or not ordered:
         return [ordered] if ordered else []
@@ -129,7 +132,7 @@ def cut_into_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: 
 
 
 def _common_lengths(ordered: Sequence[Row]) -> list[int]:
-    """For each row, how many leading tokens it may share with the row before it (0 for the first)."""
+    """Return how many leading tokens each row may share with the one before it."""
     lengths = [0]
     for before, row in itertools.pairwise(ordered):
         limit = min(before.shareable, row.shareable)

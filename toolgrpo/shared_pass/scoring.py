@@ -44,7 +44,7 @@ class ScoredTokens(NamedTuple):
 
 
 def unsupported(config: Any) -> str | None:
-    """Why models of this config cannot run on packed prefix trees, or None if they can."""
+    """Return why models of this config cannot run on packed prefix trees, or None if they can."""
     text = config.get_text_config()
     if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
         return "it reads images or audio"
@@ -99,7 +99,10 @@ class SharedPass:
         compute_entropy: bool = False,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> ScoredTokens | None:
-        """What TRL's padded pass gives for the last `logits_to_keep` columns, or None where that pass should run."""
+        """Score the last `logits_to_keep` columns as TRL's padded pass does.
+
+        None means that the padded pass should run.
+        """
         scored_mask = torch.zeros_like(attention_mask)
         scored_mask[:, -logits_to_keep:] = 1
         scored = self.score_tokens(
@@ -138,14 +141,14 @@ class SharedPass:
             return None
         reason = _unsupported_model(unwrapped)
         if reason is not None:
-            self.step_aside(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
+            self.fall_back_to_padded(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
             return None
         rows = rows_of_batch(input_ids, attention_mask, scored_mask)
         n_rows, width = input_ids.shape
         at_a_time = min(batch_size or n_rows, n_rows)
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
         packings = [pack(part) for part in cut_into_passes(rows, budget)]
-        plan = _agree(packings, n_rows * width, input_ids.device)
+        plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
         if self.mode == "auto" and fits and plan.packed_tokens > WORTH_IT * plan.padded_tokens:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
@@ -153,8 +156,8 @@ class SharedPass:
         packings += [_idle_pass()] * (plan.n_passes - len(packings))
         return _score(model, unwrapped, packings, input_ids, compute_entropy, autocast or nullcontext())
 
-    def step_aside(self, message: str) -> None:
-        """The padded pass must run: said once, and an error where sharing was asked for."""
+    def fall_back_to_padded(self, message: str) -> None:
+        """Say once why the padded pass must run; raise where sharing was asked for."""
         if self.mode == "off":
             return
         if self.mode == "on":
@@ -176,8 +179,8 @@ class _Plan(NamedTuple):
     n_passes: int  # of every process
 
 
-def _agree(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
-    """What all processes do together: each forward pass is collective under DDP, FSDP and ZeRO-3."""
+def _agree_on_plan(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
+    """Settle the passes of all processes: each is collective under DDP, FSDP and ZeRO-3."""
     totals = torch.tensor([sum(packing.n_tokens for packing in packings), padded_tokens], device=device)
     largest = torch.tensor([padded_tokens, max(1, len(packings))], device=device)
     if _several_processes():
@@ -191,7 +194,7 @@ def _several_processes() -> bool:
 
 
 def _idle_pass() -> Packing:
-    """A pass that scores nothing: the turn of a process that has fewer passes than another, or no token to score."""
+    """Return a pass that scores nothing, for a process that has fewer passes than another."""
     return Packing((0,), (0,), (-100,), (Segment(0, 1, 0, ()),), (), (), ())
 
 
@@ -205,7 +208,7 @@ def _score(
 ) -> ScoredTokens:
     """Run the passes and put every value where the padded pass would have it."""
     n_rows, width = input_ids.shape
-    config = _base(unwrapped).config.get_text_config()
+    config = unwrapped.config.get_text_config()
     # A wrapper's forward must not run again inside a backward pass, so with several processes the activations of all
     # passes stay; gradient checkpointing is what bounds them there.
     again = torch.is_grad_enabled() and len(packings) > 1 and not _several_processes()
@@ -239,7 +242,7 @@ def _score(
 def _forward(
     model: Any, config: Any, packing: Packing, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One forward pass: log-probabilities and entropies of the packing's scored places."""
+    """Run one forward pass; return log-probabilities and entropies of the scored places."""
     with shared_attention(config):
         output = model(
             input_ids=torch.tensor([packing.tokens], device=device),
@@ -258,12 +261,8 @@ def _forward(
     return logps, entropies
 
 
-def _base(unwrapped: Any) -> Any:
-    return unwrapped.get_base_model() if hasattr(unwrapped, "peft_config") else unwrapped
-
-
 def _unsupported_model(unwrapped: Any) -> str | None:
     adapters = getattr(unwrapped, "peft_config", {})
     if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
         return "its adapter puts tokens of its own before every row"
-    return unsupported(_base(unwrapped).config)
+    return unsupported(unwrapped.config)

@@ -32,7 +32,10 @@ class Tile:
 
 
 def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
-    """The squares in packed order, then the rectangles. What is below a segment follows it without a gap."""
+    """Return the squares in packed order, then the rectangles.
+
+    What is below a segment follows it without a gap.
+    """
     below: dict[tuple[int, int], int] = {}
     for segment in segments:
         for ancestor in segment.ancestors:
@@ -43,7 +46,7 @@ def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
 
 
 def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Whether the kernels take these."""
+    """Return whether the kernels take these."""
     return (
         query.device.type == "cpu"
         and query.dtype == key.dtype == value.dtype
@@ -59,7 +62,7 @@ def tree_attention(
     tiles: Sequence[Tile],
     scale: float | None,
 ) -> torch.Tensor:
-    """What each token sees of its row, in the packed order."""
+    """Let each token attend to what it sees of its row, in the packed order."""
     result: torch.Tensor = _TreeAttention.apply(query, key, value, tiles, scale)  # type: ignore[no-untyped-call]
     return result
 

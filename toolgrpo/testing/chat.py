@@ -29,12 +29,12 @@ class ByteChat:
 
     @classmethod
     def say(cls, text: str, *, closed: bool = True) -> list[int]:
-        """The ids of an assistant turn."""
+        """Return the ids of an assistant turn."""
         return [*text.encode(), *([cls.end] if closed else [])]
 
     @classmethod
     def text(cls, ids: Sequence[int]) -> str:
-        """Any ids, readable: `|` ends a turn, `>` opens one."""
+        """Return any ids in readable form: `|` ends a turn, `>` opens one."""
         return bytes({256: ord("|"), 257: ord(">")}.get(i, i) for i in ids).decode(errors="replace")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -85,7 +85,10 @@ def _attempt(line: str) -> CallAttempt:
 def byte_tokenizer(
     template: str, tokens: Iterable[str], *, special: Iterable[str] = (), bos: str | None = None, eos: str | None = None
 ) -> Any:
-    """A fast tokenizer: 256 bytes, and one id for each of `tokens` and `special` (which `skip_special_tokens` skips)."""
+    """Build a fast tokenizer: 256 bytes, and one id per item of `tokens` and `special`.
+
+    Those of `special` are skipped by `skip_special_tokens`.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -157,7 +157,10 @@ _MUSE_GLIMMER: dict[str, Any] = {
 
 
 def trl_tokenizer(name: str) -> Any:
-    """A byte tokenizer with TRL's template `name` and its family's tokens; ChatML's for a family not listed here."""
+    """Build a byte tokenizer with TRL's template `name` and its family's tokens.
+
+    It has ChatML's for a family not listed here.
+    """
     family = next((tokens for start, tokens in _FAMILIES.items() if name.startswith(start)), _FAMILIES["qwen"])
     template = template_text(name)
     tokenizer = byte_tokenizer(template, family.markers, special=family.special, bos=family.bos, eos=family.eos)

@@ -36,7 +36,7 @@ class FakeClock:
         self._now_s += seconds
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """`asyncio.run`, on this clock."""
+        """Run `asyncio.run` on this clock."""
         with asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner:
             return runner.run(main)
 

@@ -40,7 +40,7 @@ Script = Callable[[SampleRequest, int], Reply]
 
 
 def scripted_logprob(token: int) -> float:
-    """The made-up log-probability of a token, always the same and below zero."""
+    """Return the made-up log-probability of a token, always the same and below zero."""
     return -(1 + token % 97) / 100
 
 
@@ -126,7 +126,7 @@ class ScriptedEngine:
         self.is_shut_down = True
 
     def sampling_state(self) -> dict[str, Any]:
-        """How many requests there were: a resumed run goes on in the script where the checkpoint was."""
+        """Return the number of requests so far: a resumed run goes on in the script from there."""
         return {"requests": self._requests_before + len(self.requests)}
 
     def restore_sampling_state(self, state: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ def _from_list(replies: Sequence[Reply]) -> Script:
 
 
 def _cut(reply: ScriptedReply, request: SampleRequest, *, with_logprobs: bool) -> Sample:
-    """What is left of a reply after its first stop token and `max_tokens`."""
+    """Return what is left of a reply after its first stop token and `max_tokens`."""
     ids = [int(token) for token in reply.ids]
     logprobs = [scripted_logprob(token) for token in ids] if reply.logprobs is None else list(reply.logprobs)
     if len(logprobs) != len(ids):

@@ -19,7 +19,7 @@ __all__ = ["allow_fsdp_on_cpu"]
 
 
 def allow_fsdp_on_cpu() -> None:
-    """From now on `ACCELERATE_USE_FSDP=true` means FSDP in this process, over gloo too."""
+    """Let `ACCELERATE_USE_FSDP=true` mean FSDP in this process from now on, over gloo too."""
     start = AcceleratorState.__init__
 
     def start_with_fsdp(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:

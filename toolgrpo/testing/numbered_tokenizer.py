@@ -10,7 +10,10 @@ __all__ = ["numbered_tokenizer"]
 
 
 def numbered_tokenizer(size: int = 320) -> Any:
-    """A fast tokenizer whose tokens are called t0, t1 and so on; `ByteChat.end` ends a text, and 258 is padding."""
+    """Build a fast tokenizer of tokens t0, t1 and so on.
+
+    `ByteChat.end` ends a text, and 258 is padding.
+    """
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

@@ -16,7 +16,7 @@ _TRIES = 100
 
 
 def free_port() -> int:
-    """One that nobody on this machine listens at."""
+    """Return a port that nobody on this machine listens at."""
     for port in random.SystemRandom().sample(_PORTS, _TRIES):
         with socket.socket() as probe:
             try:

@@ -16,12 +16,12 @@ Answer = str | ToolResult
 
 
 def attempt(name: str, **arguments: object) -> CallAttempt:
-    """A well-formed call, as a chat format would have read it."""
+    """Return a well-formed call, as a chat format would have read it."""
     return CallAttempt(AttemptStatus.OK, "", name, arguments)
 
 
 def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
-    """What the tools answer to these calls of one turn, in an episode of its own."""
+    """Return what the tools answer to these calls of one turn, in an episode of its own."""
 
     async def run() -> tuple[ToolResult, ...]:
         async with tools.session({}) as session:

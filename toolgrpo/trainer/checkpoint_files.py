@@ -37,12 +37,12 @@ __all__ = [
     "checkpoint_folder",
     "checkpoint_in",
     "complete_checkpoints",
-    "damage",
-    "flaw",
     "is_foreign",
     "rotate",
     "seal",
     "step_folders",
+    "why_incomplete",
+    "why_unusable",
 ]
 
 _OURS = "toolgrpo_"  # so begins the name of every file that is not Transformers' or the backend's
@@ -72,7 +72,7 @@ class Checkpoint:
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
-    """Where Transformers saves the checkpoint of a step."""
+    """Return where Transformers saves the checkpoint of a step."""
     return output_dir / f"checkpoint-{step}"
 
 
@@ -85,7 +85,7 @@ def step_folders(output_dir: Path) -> list[Path]:
 
 
 def begin(folder: Path) -> None:
-    """An empty folder for a checkpoint; what a killed run left under this name is deleted.
+    """Make an empty folder for a checkpoint, in place of what a killed run left under this name.
 
     What is no folder there is somebody else's, and is set aside as `<name>.previous`.
     """
@@ -114,18 +114,18 @@ def seal(folder: Path, *, step: int, n_processes: int) -> Checkpoint:
 
 
 def checkpoint_in(folder: Path) -> Checkpoint | None:
-    """The complete checkpoint in a folder of any name, or None."""
+    """Return the complete checkpoint in a folder of any name, or None."""
     found = _read(folder)
     return None if isinstance(found, str) else found
 
 
-def flaw(folder: Path) -> str | None:
+def why_incomplete(folder: Path) -> str | None:
     """Return what is wrong with a checkpoint, in words, or None if it is complete. Its files are not read for this."""
     found = _read(folder)
     return found if isinstance(found, str) else None
 
 
-def damage(folder: Path) -> str | None:
+def why_unusable(folder: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None if it is complete and every bit is as it was when it was sealed."""
     found = _read(folder)
     if isinstance(found, str):
@@ -140,14 +140,14 @@ def damage(folder: Path) -> str | None:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether Transformers or TRL alone saved it: nothing of ours was ever in it."""
+    """Return whether Transformers or TRL alone saved it: nothing of ours was ever in it."""
     if not (folder / "trainer_state.json").is_file():
         return False
     return not any(path.name.startswith(_OURS) for path in folder.iterdir())
 
 
 def complete_checkpoints(output_dir: Path) -> list[Checkpoint]:
-    """All complete checkpoints, the one sealed last at the end."""
+    """Return all complete checkpoints, the one sealed last at the end."""
     found = [_read(folder) for folder in step_folders(output_dir)]
     return sorted((one for one in found if isinstance(one, Checkpoint)), key=lambda one: one.sealed_at)
 
@@ -161,7 +161,7 @@ def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> N
         return
     for folder in [path for path in step_folders(output_dir) if not path.is_symlink()]:
         marked = (folder / _UNFINISHED).exists() or not any(folder.iterdir())
-        if marked and flaw(folder) is not None:
+        if marked and why_incomplete(folder) is not None:
             _delete(folder)
     checkpoints = [one for one in complete_checkpoints(output_dir) if not one.path.is_symlink()]
     deletable = [c for c in checkpoints[:-1] if best is None or c.path.resolve() != best.resolve()]
@@ -170,7 +170,10 @@ def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> N
 
 
 def _delete(folder: Path) -> None:
-    """From the seal to the mark: what a kill leaves of it has no seal, and the mark by which the next rotation knows it."""
+    """Delete a checkpoint, its seal first and its mark last.
+
+    What a kill leaves of it has no seal, and the mark by which the next rotation knows it.
+    """
     (folder / _UNFINISHED).touch()
     (folder / _SEAL).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -183,7 +186,7 @@ def _delete(folder: Path) -> None:
 
 
 def _read(folder: Path) -> Checkpoint | str:
-    """The checkpoint in a folder, or what is wrong with it."""
+    """Return the checkpoint in a folder, or what is wrong with it."""
     try:
         checkpoint = _from_seal(folder, (folder / _SEAL).read_text())
         for name, sealed in checkpoint.files.items():
@@ -231,7 +234,10 @@ def _digest_of_json(content: Mapping[str, Any]) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Of what is in a file. No cryptography: it is against accidents, and costs less than reading the file."""
+    """Digest what is in a file.
+
+    No cryptography: it is against accidents, and costs less than reading the file.
+    """
     digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):

@@ -70,7 +70,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._keep = trainer.args.save_total_limit
 
     def to_resume(self, wanted: str | bool | None) -> str | None:
-        """The folder to resume from: the one that is named, the last complete one (`auto`: if there is one), or None."""
+        """Return the folder to resume from, or None to begin anew.
+
+        It is the one that is named, or the last complete one (with `auto`, if there is one).
+        """
         (folder,) = broadcast_object_list([self._choose(wanted) if self._is_main else None])
         self._resumed = None if folder is None else Path(folder)
         return None if folder is None else str(folder)
@@ -126,7 +129,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Transformers pushes the whole output folder; the hub does not take what a `.gitignore` in it names."""
+        """Write a `.gitignore`: Transformers pushes the whole output folder but what that names."""
         ignore = self._output_dir / ".gitignore"
         if self._is_main and not ignore.exists():
             ignore.write_text(_NOT_FOR_THE_HUB)
@@ -144,7 +147,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
                 raise ConfigError(f"there is no complete checkpoint in {self._output_dir} to resume from")
             return None if last is None else str(last)
         folder = Path(str(wanted))
-        reason = files.damage(folder)
+        reason = files.why_unusable(folder)
         if reason is None:
             return str(folder)
         if files.is_foreign(folder):
@@ -161,16 +164,18 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         )
 
     def _last_whole(self, *, say: bool) -> Path | None:
-        """The checkpoint sealed last of which every bit is as it was; what is passed over on the way is said."""
+        """Return the checkpoint sealed last that is as it was; say which are passed over."""
         candidates = files.complete_checkpoints(self._output_dir)
         complete = {one.path for one in candidates}
         passed_over = {
-            folder: files.flaw(folder) for folder in files.step_folders(self._output_dir) if folder not in complete
+            folder: files.why_incomplete(folder)
+            for folder in files.step_folders(self._output_dir)
+            if folder not in complete
         }
         last = None
         while candidates and last is None:
             newest = candidates.pop().path
-            passed_over[newest] = files.damage(newest)
+            passed_over[newest] = files.why_unusable(newest)
             if passed_over[newest] is None:
                 last = newest
         for folder, reason in passed_over.items():
@@ -196,7 +201,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         return [] if lost is None else [f"the recording of episodes is not whole: {lost}"]
 
     def _warn(self, text: str) -> None:
-        """To the person at the terminal, and in the log of a command."""
+        """Warn the person at the terminal, and in the log of a command."""
         if self._is_main:
             self._trainer.progress.say(text)
 
@@ -228,5 +233,5 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         last = f"The last complete one is {complete[-1].path}" if complete else "There is no complete one yet"
         return StorageError(
             f"the checkpoint {folder} could not be written: {reason}. {last}. Free some space, or give another "
-            f"--output_dir, and go on with --resume_from_checkpoint auto."
+            f"output_dir, and go on with resume_from_checkpoint auto."
         )

@@ -145,7 +145,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         self.episode_limits()
 
     def _use_gloo(self) -> None:
-        """Without a GPU, several processes talk over gloo; left alone, each of them would train for itself."""
+        """Choose gloo for several processes without a GPU; else each would train for itself."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
             return
         if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
@@ -154,7 +154,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             self.use_cpu: bool = True
 
     def _check_fields_of_trl(self) -> None:
-        """What TRL and Transformers take without a word, or answer with a division by zero."""
+        """Refuse what TRL and Transformers take without a word, or divide by zero on."""
         defaults = {known.name: known.default for known in fields(self)}
         refuse_without_effect(vars(self), defaults)
         for name, least in (
@@ -239,7 +239,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             raise ConfigError(f"{ways[0]} is given, but engine is {self.engine!r}; use engine vllm_server (or auto)")
 
     def episode_limits(self) -> EpisodeLimits:
-        """The limits of an episode as one value."""
+        """Return the limits of an episode as one value."""
         if self.max_completion_length is None:
             raise ConfigError("max_completion_length must be a number of tokens; got None")
         return EpisodeLimits(
@@ -252,11 +252,11 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         )
 
     def shared_pass(self) -> SharedPass:
-        """The prefix-shared training pass these fields ask for."""
+        """Return the prefix-shared training pass these fields ask for."""
         return SharedPass(mode=self.prefix_sharing, max_tokens=self.max_tokens_per_pass)
 
     def sampling_options(self) -> SamplingOptions:
-        """How tokens are drawn in training."""
+        """Return how tokens are drawn in training."""
         return SamplingOptions(
             temperature=self.temperature,
             top_p=self.top_p,

@@ -20,14 +20,14 @@ import torch.distributed as dist
 
 from toolgrpo.errors import PeerError, ToolGRPOError
 
-__all__ = ["name_the_first_failure"]
+__all__ = ["report_first_failure"]
 
 _NOTE_S = 5.0  # a note is written before its process goes, so it is there almost at once
 
 
 @contextmanager
-def name_the_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]:
-    """Around the collective part of a run."""
+def report_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]:
+    """Run the collective part of a run; if it fails, say which process failed first."""
     if accelerator.num_processes == 1:
         yield
         return
@@ -50,7 +50,7 @@ def name_the_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether a collective call failed, which happens to every process but the one that is to blame."""
+    """Return whether a collective call failed, as it does in every process but the one to blame."""
     if isinstance(error, ToolGRPOError):
         return False
     distributed = isinstance(error, dist.DistError) or (

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a training run well: the step of now is finished and saved, then `train` returns.
+"""SIGTERM and Ctrl-C end a training run well: the current step is finished and saved, then `train` returns.
 
 The first signal only sets a flag. The processes of a run agree on it at the end of every step (one number is gathered),
 so all of them stop after the same step, whichever was signalled. A signal in the last step is remembered too: whoever
@@ -88,5 +88,5 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
         for one in self._handlers:
             signal.signal(one, signal.SIG_DFL)
         self._say(
-            f"{self._received.name}: the step of now is finished and saved first; a second signal ends the run at once"
+            f"{self._received.name}: the current step is finished and saved first; a second signal ends the run at once"
         )

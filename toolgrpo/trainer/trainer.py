@@ -38,7 +38,7 @@ from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.first_failure import name_the_first_failure
+from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 
@@ -116,17 +116,19 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
             self.add_callback(callback)
         log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
-        hearing = Observers([log, self.recorder, tables, self.progress, *observers])
-        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, hearing)
+        all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
+        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """TRL's loop. `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
+        """Run TRL's loop.
+
+        `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
 
         SIGTERM or Ctrl-C ends it after the current step, saved; then `stopped_by` names the signal.
         """
         self._claim_folder()
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        with name_the_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
+        with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
             folder = self._checkpoints.to_resume(wanted)
             if folder is not None:
                 self.progress.say(f"resuming from {folder}")
@@ -266,7 +268,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         )
 
     def _rollout_tables(self) -> RolloutTables:
-        """Trackers that cannot stop a run, and tables of episodes for them: TRL's own table has no tools in it."""
+        """Guard the trackers, so that none can stop a run, and return tables of episodes for them.
+
+        TRL's own table has no tools in it.
+        """
         guard_trackers(self.callback_handler.callbacks, self.args.report_to)
         self.log_completions = False
         return RolloutTables(self.callback_handler.callbacks, with_tables=self.args.log_completions)

@@ -71,7 +71,7 @@ _TRL_TILE, _CPU_TILE = 4096, 256  # tokens
 
 
 def warn_if_untested() -> None:
-    """One sentence if the installed TRL is not one this file was tested with."""
+    """Warn if the installed TRL is not one this file was tested with."""
     if trl.__version__ not in TESTED_VERSIONS:
         warnings.warn(
             f"toolgrpo was tested with TRL {', '.join(TESTED_VERSIONS)}; {trl.__version__} is installed and may not fit.",
@@ -92,7 +92,9 @@ class GenerationOutput:
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_id: int) -> GenerationOutput:
-        """TRL wants at least one token per completion: an empty one gets a pad token that is not trained on.
+        """Collect the columns; an empty completion gets a pad token that is not trained on.
+
+        TRL wants at least one token per completion.
 
         The messages are copies: a reward function that changes them changes no trajectory.
         """
@@ -110,7 +112,11 @@ class GenerationOutput:
         )
 
     def as_trl(self) -> tuple[Any, ...]:
-        """(prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images)"""
+        """Return the tuple of TRL's `_generate`.
+
+        It is (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images,
+        tool_images).
+        """
         return (
             self.prompt_ids,
             self.completion_ids,
@@ -152,7 +158,9 @@ def add_fused_head(model: Any) -> None:
 
 
 def tune_fused_head(device: torch.device) -> None:
-    """On a CPU, let TRL's fused head score only tokens that have a label, and so few at a time that they fit into its caches.
+    """Let TRL's fused head, on a CPU, score only tokens that have a label, and few at a time.
+
+    So few that they fit into the CPU's caches.
 
     It would score prompts and padding as well, 4096 tokens at a time: gigabytes with a vocabulary of 150,000. For this
     process; what it computes stays the same.
@@ -212,7 +220,7 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
 
 
 def count_tokens(trainer: Any, n_tokens: int) -> None:
-    """TRL's running count of tokens, over all processes."""
+    """Add to TRL's running count of tokens, over all processes."""
     total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
     if mode_of(trainer) == "train":
         trainer.state.num_input_tokens_seen += total
@@ -220,7 +228,10 @@ def count_tokens(trainer: Any, n_tokens: int) -> None:
 
 
 def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under their checkpoint names. Every process must walk them to the end: gathering is collective."""
+    """Walk the weights under their checkpoint names.
+
+    Every process must walk them to the end: gathering is collective.
+    """
     from trl.generation.vllm_generation import VLLMGeneration
 
     if not trainer.backend.splits_parameters and merges_exactly(trainer.model):
@@ -238,14 +249,14 @@ def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_wrapped(trainer: Any) -> bool:
-    """Whether FSDP has split the model yet, which it does when the training begins (True without FSDP)."""
+    """Return whether FSDP, if used, has split the model yet: it does when training begins."""
     if not trainer._dist.is_fsdp:
         return True
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
 
 
 def place_in_batch(trainer: Any) -> dict[str, Any]:
-    """Where this process is in its generation batch, with what is left of it."""
+    """Return where this process is in its generation batch, with what is left of it."""
     per_batch = trainer.args.steps_per_generation * trainer.num_iterations
     left_over = trainer._buffered_inputs if trainer._step % per_batch else None
     return {"step": trainer._step, "buffered_inputs": left_over}
@@ -267,7 +278,7 @@ def skip_epochs(trainer: Any, n_epochs: int) -> None:
 
 
 def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-    """TRL's micro-batch of now, after the samples of each group were brought together where prompts may be shared."""
+    """Return TRL's current micro-batch, its groups together where prompts may be shared."""
     before = trainer._buffered_inputs
     inputs = prepare(generation_batch)
     buffered = trainer._buffered_inputs
@@ -289,13 +300,18 @@ def shared_logps(
     compute_aux_loss: bool = False,
     **other_inputs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
-    """(log-probabilities, entropies, no auxiliary loss) as TRL's pass gives them, or None where that pass must run."""
+    """Score as TRL's pass does, or return None where that pass must run.
+
+    Returns (log-probabilities, entropies, no auxiliary loss).
+    """
     if compute_aux_loss:
-        shared_pass.step_aside("the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0")
+        shared_pass.fall_back_to_padded(
+            "the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0"
+        )
         return None
     odd = sorted(name for name, value in other_inputs.items() if value is not None)
     if odd:
-        shared_pass.step_aside(f"the batch holds more than text ({', '.join(odd)})")
+        shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
         return None
     scored = shared_pass.score_completions(
         model,

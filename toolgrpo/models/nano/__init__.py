@@ -10,5 +10,5 @@ __all__ = ["NanoRecipe", "cache_folder", "ensure_nano", "nano_path", "resolve_mo
 
 
 def resolve_model(name_or_path: str) -> str:
-    """`nano` becomes the folder of the built model; every other name is left as it is."""
+    """Return the folder of the built model for `nano`, and every other name as it is."""
     return str(ensure_nano()) if name_or_path == "nano" else name_or_path
