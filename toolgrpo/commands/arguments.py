@@ -1,4 +1,7 @@
-"""What a run is about, as flags and YAML keys: tools, rewards, data. Shared by the training and the evaluation command."""
+"""What a run is about, as flags and YAML keys: tools, rewards, data.
+
+Shared by the training and the evaluation command.
+"""
 
 from __future__ import annotations
 

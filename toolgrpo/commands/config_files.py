@@ -5,10 +5,13 @@
 Every field is a flag and a YAML key. On top of TRL's parser this gives:
 
 * YAML keys may stand under headings (`model:`, `data:`, ...), which are for the reader only;
-* a YAML value is checked against the type of its field, as a flag is; YAML's traps are taken out of the way (a bare
-  `no` stays the text "no" where text is wanted, `1e-5` is a number, a key that stands twice is an error);
-* an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
-* whatever is wrong is a `ConfigError` of one sentence, also where a dataclass itself refuses its values.
+* a YAML value is checked against the type of its field, as a flag is; YAML's traps are taken out of
+  the way (a bare `no` stays the text "no" where text is wanted, `1e-5` is a number, a key that
+  stands twice is an error);
+* an unknown key or flag is an error that names the nearest known one; abbreviated flags are not
+  guessed;
+* whatever is wrong is a `ConfigError` of one sentence, also where a dataclass itself refuses its
+  values.
 
 Not covered: what the values mean; the dataclasses check that.
 """
@@ -235,7 +238,7 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which only true and false are booleans, 1e-5 is a number, and a key stands once."""
+    """Safe YAML: only true and false are booleans, 1e-5 is a number, a key stands once."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

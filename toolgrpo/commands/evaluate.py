@@ -1,9 +1,11 @@
 """One evaluation from arguments to tables and JSON: what `recipes/evaluate.py` does.
 
-The episodes are those of training (same loop, engine, tools, limits and rewards); nothing is learned. With a baseline both
-models answer the same questions, one after the other. Several processes share the questions.
+The episodes are those of training (same loop, engine, tools, limits and rewards); nothing is
+learned. With a baseline both models answer the same questions, one after the other. Several
+processes share the questions.
 
-A model may be a folder, a hub id, a named model, or the folder of a LoRA adapter, which is merged into its base first.
+A model may be a folder, a hub id, a named model, or the folder of a LoRA adapter, which is merged
+into its base first.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ class EvaluationArguments:
 
 
 class EvaluationConfig(ToolGRPOConfig):
-    """What an evaluation reads of the file of a training; greedy episodes (temperature 0) are fine here."""
+    """What an evaluation reads of the file of a training.
+
+    Greedy episodes (temperature 0) are fine here.
+    """
 
     may_be_greedy = True
 
@@ -215,7 +220,10 @@ class _Loaded:
 
 
 def _load(path: Path, init_kwargs: Mapping[str, Any], config: EvaluationConfig) -> _Loaded:
-    """Load the model of this folder or hub id, whole in each process; the folder of an adapter with its base model."""
+    """Load the model of this folder or hub id, whole in each process.
+
+    An adapter's folder is loaded with its base model.
+    """
     check_backend(Accelerator(cpu=config.use_cpu))
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
     is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()

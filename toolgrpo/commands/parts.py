@@ -1,4 +1,6 @@
-"""Load and check the parts of a run: model, tools, rewards, data. Every mistake in them is found here, before step 1.
+"""Load and check the parts of a run: model, tools, rewards, data.
+
+Every mistake in them is found here, before step 1.
 
 Each part says one line about what was loaded. Shared by training and evaluation.
 """
@@ -29,7 +31,8 @@ from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 __all__ = ["LORA_TARGETS", "RunParts"]
 
-# The projections of attention and MLP, as model families call them; PEFT takes those that the model has.
+# The projections of attention and MLP, as model families call them; PEFT takes those that the model
+# has.
 LORA_TARGETS = [
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # most of them
     *("qkv_proj", "gate_up_proj"),  # Phi-3 and GLM-4 keep several in one

@@ -1,7 +1,8 @@
-"""Supervised training of a chat model on conversations, from arguments to a saved model: what `recipes/sft.py` does.
+"""Supervised training of a chat model on conversations, from arguments to a saved model:
+what `recipes/sft.py` does.
 
-Not covered: several processes, LoRA, resuming. It is meant to teach a model the form of tool calls before reinforcement
-learning; for large supervised runs use TRL's SFTTrainer.
+Not covered: several processes, LoRA, resuming. It is meant to teach a model the form of tool calls
+before reinforcement learning; for large supervised runs use TRL's SFTTrainer.
 """
 
 from __future__ import annotations

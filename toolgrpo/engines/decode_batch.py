@@ -1,14 +1,16 @@
-"""A batch of sequences that grow token by token in a transformers model; rows join and leave between any two tokens.
+"""A batch of sequences that grow token by token in a transformers model;
+rows join and leave between any two tokens.
 
 Invariants:
 
-* The last token of every row stands in the last column; what is left of its first token is padding, masked out. So
-  one forward pass adds one token to each row, whatever their lengths.
+* The last token of every row stands in the last column; what is left of its first token is padding,
+  masked out. So one forward pass adds one token to each row, whatever their lengths.
 * A row's log-probabilities do not depend on who else is in the batch, beyond fp32 rounding.
-* The key-value cache holds every token of a row except the last one, which is the next pass's input.
+* The key-value cache holds every token of a row except the last one, which is the next pass's
+  input.
 
-Not covered: models that keep a recurrent state instead of keys and values (refused with `ModelError`), models split over
-processes (refused by the engine), beams, images.
+Not covered: models that keep a recurrent state instead of keys and values (refused with
+`ModelError`), models split over processes (refused by the engine), beams, images.
 """
 
 from __future__ import annotations
@@ -111,7 +113,10 @@ class DecodeBatch:
         return joining
 
     def _forward(self, rows: Sequence[DecodingRow], cache: DynamicCache, *, n_new: int) -> torch.Tensor:
-        """Run the last `n_new` columns through the model; the logits that follow the last one, for each row."""
+        """Run the last `n_new` columns through the model.
+
+        Returns the logits that follow the last one, for each row.
+        """
         lengths_B = torch.tensor([len(row.ids) for row in rows], device=self._device)
         width = cache.get_seq_length() + n_new
         columns_T = torch.arange(width, device=self._device)

@@ -1,8 +1,10 @@
-"""Which of several servers a request goes to: the one that has most of its tokens cached, unless that one is overloaded.
+"""Which of several servers a request goes to: the one that has most of its tokens cached,
+unless that one is overloaded.
 
-Each turn of an episode extends the turn before, and the episodes of a group share their prompt; both should find their
-prefix where it was computed. Prompts that only share a system prompt and tool schemas should spread. So a server is
-preferred if it saw at least half of the request's tokens, and else the least busy one is taken.
+Each turn of an episode extends the turn before, and the episodes of a group share their prompt;
+both should find their prefix where it was computed. Prompts that only share a system prompt and
+tool schemas should spread. So a server is preferred if it saw at least half of the request's
+tokens, and else the least busy one is taken.
 
 Pure bookkeeping: it knows no HTTP and no clock.
 """

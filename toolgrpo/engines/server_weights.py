@@ -1,12 +1,15 @@
 """How the trainer's weights reach a `vllm serve`: three routes, one small protocol.
 
-* `DiskWeights`: written to a folder that the servers can read, then reloaded by them. Works everywhere.
-* `LoraWeights`: only the adapter is written; the servers load it under a new name beside the base model.
-* `NcclWeights`: broadcast from GPU to GPU, through TRL's client. **Never run by this project's tests**: it needs two GPUs.
+* `DiskWeights`: written to a folder that the servers can read, then reloaded by them. Works
+  everywhere.
+* `LoraWeights`: only the adapter is written; the servers load it under a new name beside the base
+  model.
+* `NcclWeights`: broadcast from GPU to GPU, through TRL's client. **Never run by this project's
+  tests**: it needs two GPUs.
 
-Invariants: after `push` every server has the new weights and no cached prefix of the old ones; `holds` tells a server that
-lost them (it was restarted); `restore` gives them back, or says that it cannot. Each version has a name of its own, so an
-old one is never taken for a new one.
+Invariants: after `push` every server has the new weights and no cached prefix of the old ones;
+`holds` tells a server that lost them (it was restarted); `restore` gives them back, or says that it
+cannot. Each version has a name of its own, so an old one is never taken for a new one.
 """
 
 from __future__ import annotations
@@ -107,8 +110,8 @@ class DiskWeights:
 class LoraWeights:
     """A LoRA adapter through a folder; `save_adapter` writes it there in PEFT's format.
 
-    The servers run with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`. `save_adapter` is called in the main
-    process alone, so it must not be collective (no ZeRO-3, no FSDP).
+    The servers run with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`. `save_adapter`
+    is called in the main process alone, so it must not be collective (no ZeRO-3, no FSDP).
     """
 
     def __init__(self, folder: Path, save_adapter: Callable[[Path], Any], run_id: str | None = None) -> None:
@@ -148,11 +151,13 @@ class LoraWeights:
 
 
 class NcclWeights:
-    """Weights from GPU to GPU through TRL's `VLLMClient`, in chunks. The servers run with an NCCL weight-transfer config.
+    """Weights from GPU to GPU through TRL's `VLLMClient`, in chunks.
 
-    Thin on purpose: the rendezvous and the broadcast are TRL's. It needs a GPU for the trainer and one for each server,
-    so it has not been run on the machines this project is tested on. Server number n meets the trainer at port
-    `group_port` + n (TRL's `vllm_group_port`).
+    The servers run with an NCCL weight-transfer config.
+
+    Thin on purpose: the rendezvous and the broadcast are TRL's. It needs a GPU for the trainer and
+    one for each server, so it has not been run on the machines this project is tested on. Server
+    number n meets the trainer at port `group_port` + n (TRL's `vllm_group_port`).
     """
 
     def __init__(self, device: torch.device, *, group_port: int, run_id: str | None = None) -> None:

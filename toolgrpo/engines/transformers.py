@@ -4,8 +4,9 @@ Requests join and leave between any two tokens (`decode_batch.py`), as in vLLM, 
 waits for a slower one. The forward passes run in one thread of their own; the event loop only hands
 rows over between two steps.
 
-Invariants: every `sample` gets a `Sample`, an error or a cancellation; a cancelled row leaves the batch before the next
-step; after `close` there is no row, no cache and no thread, and each module is in the mode (train or eval) it was in.
+Invariants: every `sample` gets a `Sample`, an error or a cancellation; a cancelled row leaves the
+batch before the next step; after `close` there is no row, no cache and no thread, and each module
+is in the mode (train or eval) it was in.
 
 Parameters that are split over processes (DeepSpeed ZeRO-3, FSDP) would have every process take the
 same number of steps, so `TransformersEngine.open` refuses them, and `ReplicaEngine` decodes with a
@@ -45,7 +46,10 @@ class TransformersOptions:
 
 
 class TransformersEngine:
-    """The `transformers` engine. `model` yields the unwrapped model, whose weights are the trainer's own."""
+    """The `transformers` engine.
+
+    `model` yields the unwrapped model, whose weights are the trainer's own.
+    """
 
     name = "transformers"
     gives_logprobs = True
@@ -106,7 +110,7 @@ class TransformersEngine:
 
 
 class ReplicaEngine(TransformersEngine):
-    """The `transformers` engine for parameters that are split over processes (FSDP, DeepSpeed ZeRO-3).
+    """The `transformers` engine where processes split the parameters (FSDP, DeepSpeed ZeRO-3).
 
     Each process keeps a whole copy of the model beside its part, and `load_weights` fills it. So
     every process decodes on its own, and none waits for another inside a rollout. The copy takes

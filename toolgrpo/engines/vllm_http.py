@@ -71,7 +71,10 @@ def completion_bytes(request: SampleRequest) -> int:
 
 
 class ServerControl:
-    """One server, spoken to synchronously. Every failure is an `EngineError` or `ConfigError` that names the server."""
+    """One server, spoken to synchronously.
+
+    Every failure is an `EngineError` or `ConfigError` that names the server.
+    """
 
     def __init__(
         self, url: str, *, api_key: str | None = None, timeout_s: float = 900.0, say_every_s: float = SAY_EVERY_S
@@ -84,7 +87,9 @@ class ServerControl:
         self._config_is_known = False
 
     def wait_ready(self, timeout_s: float, *, may_come: Callable[[], bool] = lambda: True) -> None:
-        """Wait until the server is healthy (while it still may come), saying now and then that it is waited for."""
+        """Wait until the server is healthy (while it still may come),
+        saying now and then that it is waited for.
+        """
         started, say_at = time.monotonic(), 0.0
         while (failure := self._health()) is not None:
             waited_s = time.monotonic() - started
@@ -133,7 +138,9 @@ class ServerControl:
             warn_if_untested(version, f"runs at {self.url}")
 
     def check_logprobs_mode(self) -> None:
-        """Refuse a server whose log-probabilities leave out temperature, top_p and the like, if it lets itself be asked."""
+        """Refuse a server whose log-probabilities leave out temperature, top_p and the like,
+        if it lets itself be asked.
+        """
         config = self._config()
         if config is not None and config.logprobs_mode != "processed_logprobs":
             raise ConfigError(
@@ -170,7 +177,7 @@ class ServerControl:
         return self._known_config
 
     def get(self, path: str, read: Callable[[Any], T], *, or_none: bool = False) -> Any:
-        """Return what `read` makes of an answer; with `or_none` None where there is no such path."""
+        """Return what `read` makes of an answer, or None if `or_none` and no such path."""
         return self._call("GET", path, None, lambda answer: read(decoded(answer.body)), _TRIES, or_none=or_none)
 
     def post(
@@ -181,7 +188,7 @@ class ServerControl:
         *,
         once: bool = False,
     ) -> Any:
-        """Return what `read` makes of the answer (None: any will do). `once`: never send it twice."""
+        """Return what `read` makes of the answer, if given; with `once`, never send twice."""
 
         def result(answer: Answer) -> Any:
             return None if read is None else read(decoded(answer.body))

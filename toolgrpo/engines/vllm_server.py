@@ -171,7 +171,9 @@ class _CutShort(_Lost):
 
 
 class _ServerRun:
-    """What lives between `open` and `close`: the connections, the router, and the requests in flight."""
+    """What lives between `open` and `close`: the connections, the router,
+    and the requests in flight.
+    """
 
     def __init__(
         self,
@@ -329,7 +331,8 @@ class _ServerRun:
 
 
 class _WeightGuard:
-    """Knows whether one server still holds the trained weights, and gives them back when it does not.
+    """Knows whether one server still holds the trained weights,
+    and gives them back when it does not.
 
     A doubt lasts until the server has answered: a question that failed is put again, whatever
     connection is used then.
@@ -348,7 +351,10 @@ class _WeightGuard:
         self._doubted_at_s = time.monotonic()
 
     async def ensure(self) -> None:
-        """Ask the server, unless it was asked after the last doubt; `_Lost` if it cannot be reached."""
+        """Ask the server, unless it was asked after the last doubt.
+
+        Raises `_Lost` if it cannot be reached.
+        """
         if self._weights is None or self._held_at_s > self._doubted_at_s:
             return
         async with self._lock:

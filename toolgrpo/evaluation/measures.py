@@ -2,10 +2,11 @@
 
 Pure functions and values; `run.py` makes the episodes, `report.py` shows them.
 
-Intervals are Wilson's at 95 %, with the number of *questions* as n, however many episodes each question had: episodes of one
-question are not independent. A per-question value between 0 and 1 varies at most as a coin of the same mean does, so the
-interval is rather too wide than too narrow. The interval of a difference is Newcombe's, for independent samples; the
-questions are the same for both models, so it too errs on the wide side.
+Intervals are Wilson's at 95 %, with the number of *questions* as n, however many episodes each
+question had: episodes of one question are not independent. A per-question value between 0 and 1
+varies at most as a coin of the same mean does, so the interval is rather too wide than too narrow.
+The interval of a difference is Newcombe's, for independent samples; the questions are the same for
+both models, so it too errs on the wide side.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What is voted with in maj@k: an episode's final answer (None: it gave none), and whether the episode succeeded."""
+    """What is voted with in maj@k: an episode's final answer (None: it gave none),
+    and whether the episode succeeded.
+    """
 
     answer: str | None
     success: bool
@@ -104,8 +107,8 @@ def majority_at_k(episodes: Sequence[Answered], k: int) -> float:
 
     It is the mean over as many disjoint sets of k as there are.
 
-    The winning answer is worth the share of successes among the episodes that gave it (all winners together, on a tie).
-    Episodes without an answer do not vote; where none votes, the value is 0.
+    The winning answer is worth the share of successes among the episodes that gave it (all winners
+    together, on a tie). Episodes without an answer do not vote; where none votes, the value is 0.
     """
     if not 1 <= k <= len(episodes):
         raise ValueError(f"maj@k needs k from 1 to the number of episodes; got k={k}, n={len(episodes)}")

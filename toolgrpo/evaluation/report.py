@@ -1,4 +1,6 @@
-"""What an evaluation found, as JSON and as a table: one model, or two side by side on the same questions."""
+"""What an evaluation found, as JSON and as a table: one model,
+or two side by side on the same questions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ __all__ = ["Comparison", "EpisodeFacts", "ModelReport"]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFacts:
-    """One episode, as far as statistics want it; small, because processes send these to each other."""
+    """One episode as statistics want it; small, because processes send these to each other."""
 
     question: int
     reward: float

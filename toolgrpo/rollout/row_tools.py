@@ -1,7 +1,9 @@
-"""The tools of one row: a row whose column `tools` names some of the tools is shown only these, and can call only these.
+"""The tools of one row:
+a row whose column `tools` names some of the tools is shown only these, and can call only these.
 
-Invariants: a row without names gets all tools; the tools keep the order of the toolbox; a call of a tool that was not
-offered is answered like a call of a tool that does not exist, and never reaches it.
+Invariants: a row without names gets all tools; the tools keep the order of the toolbox; a call of a
+tool that was not offered is answered like a call of a tool that does not exist, and never reaches
+it.
 
 Not covered: tools that a row would bring itself; names only choose among those that were loaded.
 """

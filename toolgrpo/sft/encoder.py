@@ -1,14 +1,17 @@
 """Encode conversations with tool calls as tokens, with a mask on what the assistant says.
 
-A conversation becomes the ledger that reinforcement learning would have made of it: the prompt of the chat format, what
-the assistant says in each turn up to and with its end-of-turn token, and the format's bridge for tool results between.
-So a family whose template prints no calls is taught the words in which its calls are read later, and a token that the
-model is taught to say is one that it would have sampled.
+A conversation becomes the ledger that reinforcement learning would have made of it: the prompt of
+the chat format, what the assistant says in each turn up to and with its end-of-turn token, and the
+format's bridge for tool results between. So a family whose template prints no calls is taught the
+words in which its calls are read later, and a token that the model is taught to say is one that it
+would have sampled.
 
-A row is `{"messages": [...]}` or `{"prompt": [...], "completion": [...]}` in the OpenAI form; `tools` may hold schemas of
-its own. With prompt and completion, too, every assistant turn is trained on.
+A row is `{"messages": [...]}` or `{"prompt": [...], "completion": [...]}` in the OpenAI form;
+`tools` may hold schemas of its own. With prompt and completion, too, every assistant turn is
+trained on.
 
-Not covered: templates that print a turn differently from what their own header begins; they are refused.
+Not covered: templates that print a turn differently from what their own header begins; they are
+refused.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ _OPENED, _CLOSED = "<think>", "\n</think>\n\n"  # of templates that open the thi
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One assistant turn: what the model says, and the thinking switch under which its header begins so."""
+    """One assistant turn: what the model says,
+    and the thinking switch under which its header begins so.
+    """
 
     said: list[int]
     enable_thinking: bool | None
@@ -88,7 +93,10 @@ class ConversationEncoder:
         self._chat = found
 
     def __call__(self, messages: Sequence[Message], schemas: Schemas | None = None) -> Example:
-        """Return the tokens of a conversation; `ChatFormatError` where its template cannot print it."""
+        """Return the tokens of a conversation.
+
+        Raises `ChatFormatError` where its template cannot print it.
+        """
         tools = list(schemas or ())
         messages = [self._taken_apart(message) for message in messages]
         ids: list[int] = []
@@ -110,7 +118,8 @@ class ConversationEncoder:
     def _turn(self, messages: Sequence[Message], index: int, tools: list[Any]) -> _Turn:
         """Return one assistant turn as it is said in a short conversation.
 
-        In the whole one a template may print the turns before it otherwise once it is there, and hide its thinking.
+        In the whole one a template may print the turns before it otherwise once it is there, and
+        hide its thinking.
         """
         asked = [message for message in messages[:1] if message["role"] == "system"] + [_QUESTION]
         results = index + 1
@@ -147,9 +156,10 @@ class ConversationEncoder:
         return after[1:] if after and after[0] == ids[-1] else after
 
     def _taken_apart(self, message: Message) -> Message:
-        """Read calls and thinking that stand in the text of an assistant turn in the model's own markers.
+        """Read calls and thinking out of an assistant turn's text, in the model's own markers.
 
-        Markers in a text would otherwise be printed as letters, which is right for everybody else's messages.
+        Markers in a text would otherwise be printed as letters, which is right for everybody else's
+        messages.
         """
         content = message.get("content")
         if message["role"] != "assistant" or not isinstance(content, str) or message.get("tool_calls"):

@@ -1,17 +1,19 @@
 """Attention over a packed prefix tree, as an attention function of transformers.
 
-The function is registered with `transformers.AttentionInterface` under `NAME`; the model is not touched. The layout of
-the packed sequence travels as the keyword `prefix_layout` through the model's forward down to every attention layer,
-so it is there again when gradient checkpointing runs a layer a second time. transformers builds no mask for a name that
-is not in its table of mask functions, so none is built.
+The function is registered with `transformers.AttentionInterface` under `NAME`; the model is not
+touched. The layout of the packed sequence travels as the keyword `prefix_layout` through the
+model's forward down to every attention layer, so it is there again when gradient checkpointing runs
+a layer a second time. transformers builds no mask for a name that is not in its table of mask
+functions, so none is built.
 
-Which attention runs is decided by the model's config, which generation reads too. So `shared_attention(model)` switches
-it for the forward pass only, and `keep_for_backward` switches it again while the backward pass of that forward runs.
+Which attention runs is decided by the model's config, which generation reads too. So
+`shared_attention(config)` switches it for the forward pass only, and `keep_for_backward` switches it
+again while the backward pass of that forward runs.
 
-Exact: every token sees precisely the tokens it would see in its padded row. On the CPU `tree_attention` computes each pair
-once; elsewhere, and where a sliding window cuts rows, it is one SDPA call per segment, whose keys a window crops and
-masks by position. Not covered: attention sinks, soft-capped scores, biases; models that have
-them are refused in `prefix_sharing`.
+Exact: every token sees precisely the tokens it would see in its padded row. On the CPU
+`tree_attention` computes each pair once; elsewhere, and where a sliding window cuts rows, it is one
+SDPA call per segment, whose keys a window crops and masks by position. Not covered: attention
+sinks, soft-capped scores, biases; models that have them are refused in `scoring.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ NAME = "toolgrpo_prefix_shared"
 
 
 class PrefixLayout:
-    """The segments of one packed sequence, and the masks their attention needs (built once, used by every layer)."""
+    """The segments of one packed sequence,
+    and the masks their attention needs (built once, used by every layer).
+    """
 
     def __init__(self, segments: tuple[Segment, ...]) -> None:
         self.segments = segments
@@ -99,8 +103,9 @@ def _attend_segment(
 
     Causal attention skips the half that a mask computes and throws away.
 
-    So a segment longer than what stands before it brings its ancestors' queries along (computed again, and dropped),
-    which makes it a plain causal row; a shorter one is masked; a windowed one always is, unless the window holds it all.
+    So a segment longer than what stands before it brings its ancestors' queries along (computed
+    again, and dropped), which makes it a plain causal row; a shorter one is masked; a windowed one
+    always is, unless the window holds it all.
     """
     first = 0 if window is None else max(0, segment.position - window + 1)
     keys, values = _visible(key, segment, first), _visible(value, segment, first)
@@ -146,7 +151,9 @@ def shared_attention(config: Any) -> Iterator[None]:
 
 
 def keep_for_backward(config: Any, output: torch.Tensor) -> None:
-    """Let the layers that gradient checkpointing computes again, in the backward pass of `output`, find our attention."""
+    """Let the layers that gradient checkpointing computes again,
+    in the backward pass of `output`, find our attention.
+    """
 
     def switch(grad: torch.Tensor) -> torch.Tensor:
         before = attention_name(config)

@@ -1,11 +1,14 @@
-"""Which samples of a generation batch go into one micro-batch: those of one group, where the sizes allow.
+"""Which samples of a generation batch go into one micro-batch:
+those of one group, where the sizes allow.
 
-TRL shuffles the samples of a generation batch and cuts it into micro-batches, `gradient_accumulation_steps` of which
-make one optimizer step. `keep_groups_together` moves samples between micro-batches of one and the same optimizer step
-only, so every optimizer step still takes exactly the samples that TRL's shuffle gave it.
+TRL shuffles the samples of a generation batch and cuts it into micro-batches,
+`gradient_accumulation_steps` of which make one optimizer step. `keep_groups_together` moves samples
+between micro-batches of one and the same optimizer step only, so every optimizer step still takes
+exactly the samples that TRL's shuffle gave it.
 
-Not covered: losses that TRL normalises per micro-batch (`bnpo`, and the entropy bonus) depend on which samples stand
-together, under TRL's shuffle as under this order. The others sum to the same gradient.
+Not covered: losses that TRL normalises per micro-batch (`bnpo`, and the entropy bonus) depend on
+which samples stand together, under TRL's shuffle as under this order. The others sum to the same
+gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import torch
 __all__ = ["keep_groups_together", "order_by_group"]
 
 MicroBatch = dict[str, Any]
-"""What TRL's `split_tensor_dict` gives: tensors and lists with a first dimension of samples, scalars, None."""
+"""What TRL's `split_tensor_dict` gives:
+tensors and lists with a first dimension of samples, scalars, None.
+"""
 
 
 def keep_groups_together(micro_batches: Sequence[MicroBatch], accumulation_steps: int) -> list[MicroBatch]:

@@ -1,16 +1,20 @@
-"""The training pass that reads a shared prompt once: TRL's per-token log-probabilities and entropies, for less.
+"""The training pass that reads a shared prompt once:
+TRL's per-token log-probabilities and entropies, for less.
 
-`SharedPass.score_completions` takes what TRL's padded forward pass takes (left-padded prompts, right-padded completions) and
-gives its log-probabilities and entropies in TRL's shape, computed on packed prefix trees (`packing`,
-`shared_attention`). It goes through the model's own forward, wrappers (DDP, FSDP, DeepSpeed, PEFT) and TRL's fused LM
-head included, so the policy, the old policy and the reference all use it and every loss of TRL stays TRL's.
+`SharedPass.score_completions` takes what TRL's padded forward pass takes (left-padded prompts,
+right-padded completions) and gives its log-probabilities and entropies in TRL's shape, computed on
+packed prefix trees (`packing.py`, `attention.py`). It goes through the model's own forward,
+wrappers (DDP, FSDP, DeepSpeed, PEFT) and TRL's fused LM head included, so the policy, the old
+policy and the reference all use it and every loss of TRL stays TRL's.
 
-It answers None where the padded pass must or should be used: the architecture has something packed attention cannot
-express (`unsupported`), inputs that are not text, or rows with so little in common that nothing is gained. Each reason
-is logged once. With `mode="on"` an unsupported model is an error instead.
+It answers None where the padded pass must or should be used: the architecture has something packed
+attention cannot express (`unsupported`), inputs that are not text, or rows with so little in common
+that nothing is gained. Each reason is logged once. With `mode="on"` an unsupported model is an
+error instead.
 
-Not covered: the load-balancing loss of mixture-of-experts models (it counts tokens, and a shared token stands for
-several), for which TRL's pass runs; prompt tuning, which puts tokens of its own before every row.
+Not covered: the load-balancing loss of mixture-of-experts models (it counts tokens, and a shared
+token stands for several), for which TRL's pass runs; prompt tuning, which puts tokens of its own
+before every row.
 """
 
 from __future__ import annotations
@@ -33,11 +37,16 @@ logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
 WORTH_IT = 0.9
-"""`auto` shares where the packed sequence has at most this part of the padded tokens (see benchmarks/training_pass.py)."""
+"""`auto` shares where the packed sequence has at most this part of the padded tokens (see
+benchmarks/training_pass.py).
+"""
 
 
 class ScoredTokens(NamedTuple):
-    """Log-probabilities and entropies of the kept tokens, both (B, logits_to_keep); 0 where nothing is scored."""
+    """Log-probabilities and entropies of the kept tokens, both (B, logits_to_keep).
+
+    0 where nothing is scored.
+    """
 
     logps: torch.Tensor
     entropies: torch.Tensor | None
@@ -74,9 +83,9 @@ _REFUSED = {"gpt_oss": "it has attention sinks"}
 class SharedPass:
     """Decides, pass by pass, whether to share prompts, and does it.
 
-    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What does not fit is cut
-    into several; where gradients are wanted, each of them is computed again in the backward pass, so that only one is in
-    memory at a time.
+    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What
+    does not fit is cut into several; where gradients are wanted, each of them is computed again in
+    the backward pass, so that only one is in memory at a time.
     """
 
     def __init__(self, *, mode: str = "auto", max_tokens: int | None = None) -> None:
@@ -132,10 +141,12 @@ class SharedPass:
         compute_entropy: bool = False,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> ScoredTokens | None:
-        """Score the tokens under `scored_mask`: each one's log-probability stands at its own place of (B, T).
+        """Score the tokens under `scored_mask`:
+        each one's log-probability stands at its own place of (B, T).
 
-        `model` is what to call, wrapped as it is, with TRL's fused LM head; `unwrapped` is the transformers or PEFT
-        model inside. `batch_size` is the number of rows the padded pass would take at a time.
+        `model` is what to call, wrapped as it is, with TRL's fused LM head; `unwrapped` is the
+        transformers or PEFT model inside. `batch_size` is the number of rows the padded pass would
+        take at a time.
         """
         if self.mode == "off":
             return None
@@ -209,8 +220,8 @@ def _score(
     """Run the passes and put every value where the padded pass would have it."""
     n_rows, width = input_ids.shape
     config = unwrapped.config.get_text_config()
-    # A wrapper's forward must not run again inside a backward pass, so with several processes the activations of all
-    # passes stay; gradient checkpointing is what bounds them there.
+    # A wrapper's forward must not run again inside a backward pass, so with several processes the
+    # activations of all passes stay; gradient checkpointing is what bounds them there.
     again = torch.is_grad_enabled() and len(packings) > 1 and not _several_processes()
     outputs = []
     with autocast:

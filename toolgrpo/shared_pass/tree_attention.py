@@ -1,11 +1,13 @@
 """Exact attention over a packed prefix tree on the CPU, every pair of tokens computed once.
 
-The tree is cut into tiles without a mask. Each segment sees itself: a causal square. All that lies below a segment sees
-it whole: one rectangle, however many rows that is. A query's partial outputs are joined by their log-sum-exps; backward,
-each tile needs the joined output and log-sum-exp only, and gives its share of the gradients.
+The tree is cut into tiles without a mask. Each segment sees itself: a causal square. All that lies
+below a segment sees it whole: one rectangle, however many rows that is. A query's partial outputs
+are joined by their log-sum-exps; backward, each tile needs the joined output and log-sum-exp only,
+and gives its share of the gradients.
 
-It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`). Not covered: masks, windows that cut a row, dropout, mixed dtypes and
-other devices; `fits` says so, and `shared_attention` has another way for these.
+It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`). Not covered: masks,
+windows that cut a row, dropout, mixed dtypes and other devices; `fits` says so, and
+`attention.py` has another way for these.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ __all__ = ["Tile", "fits", "tiles_of", "tree_attention"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries and keys of the packed sequence that see each other; `causal` where they are the same tokens."""
+    """Queries and keys of the packed sequence that see each other.
+
+    `causal` where they are the same tokens.
+    """
 
     queries: slice
     keys: slice

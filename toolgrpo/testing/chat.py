@@ -1,10 +1,12 @@
-"""A chat format over plain bytes, for tests that want whole episodes and no tokenizer; and a tokenizer over bytes.
+"""A chat format over plain bytes, for tests that want whole episodes and no tokenizer;
+and a tokenizer over bytes.
 
-In `ByteChat`, which is its own tokenizer, a token is a byte; 256 ends a turn, 257 opens one. The model calls a tool with a line `call NAME JSON`; a
-line that starts with `call` and cannot be read is a malformed attempt.
+In `ByteChat`, which is its own tokenizer, a token is a byte; 256 ends a turn, 257 opens one. The
+model calls a tool with a line `call NAME JSON`; a line that starts with `call` and cannot be read
+is a malformed attempt.
 
-`byte_tokenizer` makes a real Hugging Face tokenizer out of bytes and the special tokens of any family, to test a chat
-template whose own tokenizer is not at hand.
+`byte_tokenizer` makes a real Hugging Face tokenizer out of bytes and the special tokens of any
+family, to test a chat template whose own tokenizer is not at hand.
 """
 
 from __future__ import annotations

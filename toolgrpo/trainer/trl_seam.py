@@ -1,25 +1,32 @@
 """The one file that touches what is private in TRL. Tested with TRL 1.16.0.
 
-What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these changes):
+What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
+changes):
 
 * `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built by `GenerationOutput.as_trl`;
-* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows of a rollout;
-* `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says whether TRL shall
-  correct for the difference between the engine's and the trainer's log-probabilities;
+* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows
+  of a rollout;
+* `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says
+  whether TRL shall correct for the difference between the engine's and the trainer's
+  log-probabilities;
 * `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
-* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs` and counts in
-  `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
-* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes its arguments and
-  gives its three results;
-* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order of every epoch, so a
-  run that is resumed in a later epoch has to draw the orders before it (`skip_epochs`);
-* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint keeps;
+* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs`
+  and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
+* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
+  its arguments and gives its three results;
+* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
+  of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
+  (`skip_epochs`);
+* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint
+  keeps;
 * `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
-* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for supervised training;
-* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE`, the tokens of a tile, and `trl.trainer.utils._use_triton`, which there only
-  says whether tokens without a label are left out: made for GPUs, both cost a CPU memory and time (`tune_fused_head`);
-* `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names, gathered and merged
-  under DeepSpeed, FSDP and PEFT.
+* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for
+  supervised training;
+* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE`, the tokens of a tile, and
+  `trl.trainer.utils._use_triton`, which there only says whether tokens without a label are left
+  out: made for GPUs, both cost a CPU memory and time (`tune_fused_head`);
+* `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names,
+  gathered and merged under DeepSpeed, FSDP and PEFT.
 """
 
 from __future__ import annotations
@@ -140,15 +147,19 @@ def no_engine_of_trl(args: Any) -> Iterator[None]:
 
 
 def correct_for_engine(trainer: Any, engine_differs: bool) -> None:
-    """Turn TRL's importance-sampling correction on where tokens come from another implementation than the trainer's."""
+    """Turn TRL's importance-sampling correction on where tokens come from another implementation
+    than the trainer's.
+    """
     trainer.use_vllm = engine_differs
 
 
 def add_fused_head(model: Any) -> None:
-    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels; TRL's trainer does this itself.
+    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels;
+    TRL's trainer does this itself.
 
-    With TRL's own tiles, also after `tune_fused_head`: other tiles round otherwise, and of two builds of nano that differ by
-    rounding one may be well above the success that its training is to start from.
+    With TRL's own tiles, also after `tune_fused_head`: other tiles round otherwise, and of two
+    builds of nano that differ by rounding one may be well above the success that its training is to
+    start from.
     """
     from trl.kernels import chunked_logprob
     from trl.trainer import utils
@@ -162,8 +173,8 @@ def tune_fused_head(device: torch.device) -> None:
 
     So few that they fit into the CPU's caches.
 
-    It would score prompts and padding as well, 4096 tokens at a time: gigabytes with a vocabulary of 150,000. For this
-    process; what it computes stays the same.
+    It would score prompts and padding as well, 4096 tokens at a time: gigabytes with a vocabulary
+    of 150,000. For this process; what it computes stays the same.
     """
     from trl.kernels import chunked_logprob
     from trl.trainer import utils
@@ -192,7 +203,9 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
 
 
 def own_grades(trainer: Any, rewards_per_func: torch.Tensor, n_own: int) -> list[Grade]:
-    """Return what this process's episodes are worth, of the rewards that TRL has gathered from all processes."""
+    """Return what this process's episodes are worth,
+    of the rewards that TRL has gathered from all processes.
+    """
     start = trainer.accelerator.process_index * n_own
     own = rewards_per_func[start : start + n_own]
     totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
@@ -270,7 +283,9 @@ def restore_place_in_batch(trainer: Any, place: Mapping[str, Any]) -> None:
 
 
 def skip_epochs(trainer: Any, n_epochs: int) -> None:
-    """Draw the orders of the epochs before a resumed one: TRL's sampler has one generator for all of them."""
+    """Draw the orders of the epochs before a resumed one:
+    TRL's sampler has one generator for all of them.
+    """
     sampler = trainer.train_sampler
     if sampler is not None and getattr(sampler, "shuffle", False):
         for _ in range(n_epochs):

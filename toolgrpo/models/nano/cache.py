@@ -2,8 +2,10 @@
 
 Invariants:
 
-* A folder named after a recipe's fingerprint is complete: it is built beside its place and moved there in one step.
-* Two processes that want it at once build it once: the second waits for a lock that dies with its holder.
+* A folder named after a recipe's fingerprint is complete: it is built beside its place and moved
+  there in one step.
+* Two processes that want it at once build it once: the second waits for a lock that dies with its
+  holder.
 * What a killed build left is removed by the next one.
 """
 
