@@ -209,7 +209,7 @@ def test_engine_warnings_reach_the_terminal_once():
 )
 @pytest.mark.parametrize("engine", ["auto", "vllm_server"])
 def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(engine, given, urls, tmp_path):
-    from toolgrpo.engines.choose import choose_engine
+    from toolgrpo.engines.build import choose_engine
 
     config = ToolGRPOConfig(str(tmp_path), engine=engine, report_to="none", use_cpu=True, **given)
     assert config.server_urls() == urls

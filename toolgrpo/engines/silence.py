@@ -10,7 +10,7 @@ __all__ = ["Silence"]
 
 
 class Silence:
-    """Of one server. Times are seconds of one clock."""
+    """The silence of one server. Times are seconds of one clock."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url

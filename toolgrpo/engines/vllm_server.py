@@ -308,14 +308,14 @@ class _ServerRun:
                 most_bytes=completion_bytes(request),
                 json=completion_payload(request, asked.model),
                 headers={"X-Request-Id": asked.request_id},
-                on_connect=guard.doubt,
+                on_connect=guard.check_again,
             )
         except NoAnswer as error:
             raise _Lost(str(error)) from error
         if answer.status >= 500 or answer.status in _MAY_PASS:
             raise _Lost(f"HTTP {answer.status}: {answer.excerpt}")
         if answer.status == 404:  # an adapter that it has no longer
-            guard.doubt()
+            guard.check_again()
         await guard.ensure()
         if guard.restores != restores_before:
             raise _Lost("it was restarted and has been given the trained weights again")
@@ -334,31 +334,31 @@ class _WeightGuard:
     """Knows whether one server still holds the trained weights,
     and gives them back when it does not.
 
-    A doubt lasts until the server has answered: a question that failed is put again, whatever
-    connection is used then.
+    A question that failed is put again until the server has answered, whatever connection is used
+    then.
     """
 
     def __init__(self, server: ServerControl, weights: ServerWeights | None) -> None:
         self._server = server
         self._weights = weights
-        self._doubted_at_s = 0.0
+        self._check_since_s = 0.0
         self._held_at_s = -1.0
         self._lock = asyncio.Lock()
         self.restores = 0
 
-    def doubt(self) -> None:
-        """Note a new connection: the server may be another one than before."""
-        self._doubted_at_s = time.monotonic()
+    def check_again(self) -> None:
+        """Let the next `ensure` ask the server again: it may be another one than before."""
+        self._check_since_s = time.monotonic()
 
     async def ensure(self) -> None:
-        """Ask the server, unless it was asked after the last doubt.
+        """Ask the server, unless it was asked after the last `check_again`.
 
         Raises `_Lost` if it cannot be reached.
         """
-        if self._weights is None or self._held_at_s > self._doubted_at_s:
+        if self._weights is None or self._held_at_s > self._check_since_s:
             return
         async with self._lock:
-            if self._held_at_s > self._doubted_at_s:
+            if self._held_at_s > self._check_since_s:
                 return
             asked_s = time.monotonic()
             try:

@@ -240,14 +240,14 @@ def _score(
         device=input_ids.device,
     )
 
-    def spread(parts: list[torch.Tensor]) -> torch.Tensor:
+    def scatter(parts: list[torch.Tensor]) -> torch.Tensor:
         values = torch.cat(parts)
         return values.new_zeros(n_rows * width).index_put((places.to(values.device),), values).view(n_rows, width)
 
-    logps = spread([logps for logps, _ in outputs])
+    logps = scatter([logps for logps, _ in outputs])
     if not compute_entropy:
         return ScoredTokens(logps, None)
-    return ScoredTokens(logps, spread([entropies for _, entropies in outputs if entropies is not None]))
+    return ScoredTokens(logps, scatter([entropies for _, entropies in outputs if entropies is not None]))
 
 
 def _forward(
