@@ -7,8 +7,10 @@ behind other trajectories' decoding.
 Invariants: every `sample` gets a `Sample`, an `EngineError` or a cancellation; a cancelled request
 is aborted inside vLLM before the next step; after `close` the engine has no open request. A step
 that fails costs the requests that are open; the next request finds the engine empty, without what
-that step may have left half computed in the prefix cache. Not covered: tensor parallelism over
-several processes (refused at start; use the server engine for that).
+that step may have left half computed in the prefix cache.
+
+Not covered: tensor parallelism over several processes (refused at start; use the server engine for
+that).
 """
 
 from __future__ import annotations

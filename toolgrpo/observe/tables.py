@@ -1,8 +1,9 @@
 """A readable table of the episodes of one rollout: what was asked, which tools ran,
 how it ended, what it was worth.
 
-Pure functions; `trackers.py` sends the table to where a person looks at it. Not covered: tokens and
-log-probabilities, which the recording has.
+Pure functions; `trackers.py` sends the table to where a person looks at it.
+
+Not covered: tokens and log-probabilities, which the recording has.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ again while the backward pass of that forward runs.
 
 Exact: every token sees precisely the tokens it would see in its padded row. On the CPU
 `tree_attention` computes each pair once; elsewhere, and where a sliding window cuts rows, it is one
-SDPA call per segment, whose keys a window crops and masks by position. Not covered: attention
-sinks, soft-capped scores, biases; models that have them are refused in `scoring.py`.
+SDPA call per segment, whose keys a window crops and masks by position.
+
+Not covered: attention sinks, soft-capped scores, biases; models that have them are refused in
+`scoring.py`.
 """
 
 from __future__ import annotations

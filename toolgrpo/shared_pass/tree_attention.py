@@ -5,9 +5,10 @@ below a segment sees it whole: one rectangle, however many rows that is. A query
 are joined by their log-sum-exps; backward, each tile needs the joined output and log-sum-exp only,
 and gives its share of the gradients.
 
-It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`). Not covered: masks,
-windows that cut a row, dropout, mixed dtypes and other devices; `fits` says so, and
-`attention.py` has another way for these.
+It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`).
+
+Not covered: masks, windows that cut a row, dropout, mixed dtypes and other devices; `fits` says so,
+and `attention.py` has another way for these.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ incomplete one has a mark, by which `rotate` knows it as ours; nothing else in t
 deleted, whatever it is called.
 
 "Last" is the one sealed last, not the one with the highest step: a folder may hold checkpoints of
-an older, longer run. Not covered: somebody who changes a checkpoint and its seal on purpose.
+an older, longer run.
+
+Not covered: somebody who changes a checkpoint and its seal on purpose.
 """
 
 from __future__ import annotations
