@@ -102,7 +102,7 @@ def overhead_ms(toolbox: Toolbox, name: str, calls: int) -> dict[str, float]:
 
 
 def throughput(toolbox: Toolbox, calls: int) -> float:
-    """Instant calls a second, 64 in flight."""
+    """Instant calls per second, 64 in flight."""
 
     async def work(session: Any) -> float:
         started = time.perf_counter()
@@ -182,7 +182,7 @@ def show(results: dict[str, Any]) -> None:
     asynchronous = results["async_call_ms"]
     table.add_row("the same, an async function", f"{asynchronous['p50']:.2f} / {asynchronous['p95']:.2f} ms", "")
     table.add_row("the same, isolate=True", f"{isolated['p50']:.2f} / {isolated['p95']:.2f} ms", "")
-    table.add_row("calls a second, 64 in flight", f"{results['calls_per_s']:.0f}", "")
+    table.add_row("calls per second, 64 in flight", f"{results['calls_per_s']:.0f}", "")
     table.add_row("256 simultaneous sleeps of 1 s", f"{results['naps_256_s']:.2f} s", "< 2 s")
     table.add_row("the same one by one in this thread", f"{results['naps_256_one_by_one_s']:.0f} s", "(extrapolated)")
     table.add_row("worker lost to a hang, replaced after", f"{lost['replaced_after_s'] * 1000:.0f} ms", "< 1 s")

@@ -8,8 +8,7 @@ import torch
 from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
-from toolgrpo.engines.split_parameters import ReplicaEngine
-from toolgrpo.engines.transformers import TransformersEngine, TransformersOptions
+from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine, TransformersOptions
 from toolgrpo.engines.vllm_seam import vllm_available
 from toolgrpo.errors import ConfigError
 

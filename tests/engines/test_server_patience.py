@@ -12,7 +12,7 @@ import pytest
 
 from toolgrpo.engines import http_exchange, vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_weights import DiskWeights, NcclWeights, choose_road
+from toolgrpo.engines.server_weights import DiskWeights, NcclWeights, choose_weight_route
 from toolgrpo.engines.silence import Silence
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
@@ -209,7 +209,7 @@ def test_engine_warnings_reach_the_terminal_once():
 )
 @pytest.mark.parametrize("engine", ["auto", "vllm_server"])
 def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(engine, given, urls, tmp_path):
-    from toolgrpo.engines.choose import choose_engine
+    from toolgrpo.engines.build import choose_engine
 
     config = ToolGRPOConfig(str(tmp_path), engine=engine, report_to="none", use_cpu=True, **given)
     assert config.server_urls() == urls
@@ -239,7 +239,7 @@ def test_nccl_meets_the_servers_at_the_port_that_was_given(server, tmp_path):
     import torch
 
     server.weight_transfer = {"backend": "nccl"}
-    road = choose_road(
+    route = choose_weight_route(
         [server.url],
         device=torch.device("cuda"),
         folder=tmp_path,
@@ -248,7 +248,7 @@ def test_nccl_meets_the_servers_at_the_port_that_was_given(server, tmp_path):
         timeout_s=20.0,
         group_port=40_123,
     )
-    assert isinstance(road, NcclWeights) and road._group_port == 40_123
+    assert isinstance(route, NcclWeights) and route._group_port == 40_123
 
 
 def test_a_blocking_call_works_where_an_event_loop_runs_already():

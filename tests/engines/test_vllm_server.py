@@ -141,8 +141,8 @@ def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3, tmp_path)
         base, max_model_len=128, ready_timeout_s=900, extra_args=["--enable-lora", "--max-lora-rank", "8"]
     ) as server:
         model = get_peft_model(tiny_qwen3(0), LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
-        road = LoraWeights(tmp_path / "adapters", model.save_pretrained)
-        engine = VLLMServerEngine([server.url], vocabulary=320, weights=road)
+        route = LoraWeights(tmp_path / "adapters", model.save_pretrained)
+        engine = VLLMServerEngine([server.url], vocabulary=320, weights=route)
         drawn: list[tuple[int, ...]] = []
         for step in range(3):
             torch.manual_seed(step)

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from toolgrpo.engines import vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, NcclWeights, choose_road
+from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, NcclWeights, choose_weight_route
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, HANG, Body, StandInVLLM
@@ -192,7 +192,7 @@ def test_only_the_main_process_pushes_and_all_meet_afterwards(server, tmp_path):
 
 
 def test_an_engine_without_a_road_for_weights_says_so(server):
-    with pytest.raises(ConfigError, match="no road for weights"):
+    with pytest.raises(ConfigError, match="no route for weights"):
         engine_of(server).load_weights(iter(weights()))
 
 
@@ -268,8 +268,8 @@ def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(start, tmp
     options = {"device": torch.device(device), "folder": tmp_path, "run_id": "run", "ready_timeout_s": 60.0}
     options |= {"timeout_s": 60.0, "group_port": 51216}
     urls = [first.url, second.url]
-    assert type(choose_road(urls, **options)) is expected
-    assert type(choose_road(urls, **options, save_adapter=lambda folder: None)) is LoraWeights
+    assert type(choose_weight_route(urls, **options)) is expected
+    assert type(choose_weight_route(urls, **options, save_adapter=lambda folder: None)) is LoraWeights
 
 
 def test_a_server_of_another_version_is_said_in_one_sentence(server):

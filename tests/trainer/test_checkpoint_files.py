@@ -14,10 +14,10 @@ from toolgrpo.trainer.checkpoint_files import (
     begin,
     checkpoint_folder,
     complete_checkpoints,
-    flaw,
     is_foreign,
     rotate,
     seal,
+    why_incomplete,
 )
 
 
@@ -39,7 +39,7 @@ def steps(output: Path) -> list[int]:
 
 def test_a_sealed_checkpoint_is_complete(tmp_path: Path) -> None:
     folder = saved(tmp_path, 3)
-    assert flaw(folder) is None and not is_foreign(folder)
+    assert why_incomplete(folder) is None and not is_foreign(folder)
     (found,) = complete_checkpoints(tmp_path)
     assert (found.path, found.step, found.n_processes) == (folder, 3, 2)
 
@@ -57,7 +57,7 @@ def test_a_damaged_checkpoint_does_not_count(tmp_path: Path, damage: object, sai
     saved(tmp_path, 1)
     folder = saved(tmp_path, 2)
     damage(folder)  # type: ignore[operator]
-    assert said in str(flaw(folder))
+    assert said in str(why_incomplete(folder))
     assert steps(tmp_path) == [1]
 
 
@@ -150,7 +150,7 @@ def test_a_deletion_that_was_killed_leaves_nothing_that_counts(
             rotate(output, keep=2)
             assert not half.exists()
         else:
-            assert flaw(saved(output, 1)) is None
+            assert why_incomplete(saved(output, 1)) is None
             assert steps(output) == [2, 3, 1]
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from toolgrpo.errors import ConfigError, PeerError
-from toolgrpo.trainer.first_failure import name_the_first_failure
+from toolgrpo.trainer.first_failure import report_first_failure
 
 
 def process(index: int, of: int = 2) -> SimpleNamespace:
@@ -23,27 +23,27 @@ def process(index: int, of: int = 2) -> SimpleNamespace:
 def test_a_process_that_lost_its_peer_names_the_one_that_failed(tmp_path: Path, lost: str) -> None:
     with (
         pytest.raises(PeerError, match="process 1 failed first, so this one cannot go on: ValueError: a broken tool"),
-        name_the_first_failure(tmp_path, process(0)),
+        report_first_failure(tmp_path, process(0)),
     ):
-        with pytest.raises(ValueError, match="a broken tool"), name_the_first_failure(tmp_path, process(1)):
+        with pytest.raises(ValueError, match="a broken tool"), report_first_failure(tmp_path, process(1)):
             raise ValueError("a broken tool")
         raise RuntimeError(lost)
 
 
 def test_an_error_of_ones_own_stays_what_it_is_and_the_first_note_stays(tmp_path: Path) -> None:
     for index, error in ((1, ConfigError("the first")), (2, ValueError("the second"))):
-        with pytest.raises(type(error)), name_the_first_failure(tmp_path, process(index, of=3)):
+        with pytest.raises(type(error)), report_first_failure(tmp_path, process(index, of=3)):
             raise error
     assert json.loads((tmp_path / "failure.json").read_text()) == {"process": 1, "error": "ConfigError: the first"}
 
 
 def test_a_note_of_the_run_before_blames_nobody(tmp_path: Path) -> None:
     (tmp_path / "failure.json").write_text(json.dumps({"process": 1, "error": "of yesterday"}))
-    with name_the_first_failure(tmp_path, process(0)):
+    with report_first_failure(tmp_path, process(0)):
         assert not (tmp_path / "failure.json").exists()
 
 
 def test_a_process_alone_leaves_no_note(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), name_the_first_failure(tmp_path, process(0, of=1)):
+    with pytest.raises(ValueError), report_first_failure(tmp_path, process(0, of=1)):
         raise ValueError("mine")
     assert list(tmp_path.iterdir()) == []

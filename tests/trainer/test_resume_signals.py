@@ -83,7 +83,7 @@ def test_the_train_command_stops_and_goes_on(tmp_path: Path) -> None:
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 0, run.seen[-3000:]
     shown = " ".join(run.seen.split())
-    assert "SIGTERM: the step of now is finished and saved first" in shown and "stopped by SIGTERM after step" in shown
+    assert "SIGTERM: the current step is finished and saved first" in shown and "stopped by SIGTERM after step" in shown
     (saved,) = complete_checkpoints(out)
     again = Process([*command, "--max_steps", str(saved.step + 2), "--resume_from_checkpoint", "auto"])
     assert again.end() == 0, again.seen[-3000:]

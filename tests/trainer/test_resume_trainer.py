@@ -163,7 +163,7 @@ def test_the_first_signal_finishes_the_step_saves_and_leaves(
     assert trainer.stopped_by == number.name and trainer.state.global_step == 2
     assert [c.step for c in complete_checkpoints(tmp_path)] == [2], "saved although nothing else is"
     shown = " ".join(capsys.readouterr().err.split())
-    assert f"{number.name}: the step of now is finished and saved first" in shown
+    assert f"{number.name}: the current step is finished and saved first" in shown
     assert f"stopped by {number.name} after step 2" in shown and "--resume_from_checkpoint auto" in shown
     assert signal.getsignal(number) == before, "outside of training the signal does what it did"
 

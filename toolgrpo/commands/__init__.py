@@ -1,1 +1,3 @@
-"""What people launch: arguments, files of settings, what a terminal shows, and the commands themselves."""
+"""What people launch: arguments, files of settings, what a terminal shows,
+and the commands themselves.
+"""

@@ -1,4 +1,7 @@
-"""What a run is about, as flags and YAML keys: tools, rewards, data. Shared by the training and the evaluation command."""
+"""What a run is about, as flags and YAML keys: tools, rewards, data.
+
+Shared by the training and the evaluation command.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +74,14 @@ class ScriptArguments:
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
-    """The command line over the YAML file over the defaults."""
+    """Read the command line over the YAML file over the defaults."""
     script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv))
     check_arguments(script, config, model)
     return script, config, model
 
 
 def check_arguments(script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig) -> None:
-    """What must be given is given, once, and the output folder can be written."""
+    """Check that what must be given is given, once, and that the output folder can be written."""
     _check_paths(script)
     lora = [f.name for f in fields(model) if f.name.startswith("lora_") and getattr(model, f.name) != f.default]
     if lora and not model.use_peft:
@@ -102,7 +105,7 @@ def check_arguments(script: ScriptArguments, config: ToolGRPOConfig, model: Mode
 
 
 def _check_paths(script: ScriptArguments) -> None:
-    """Mistakes that are the same for every file flag: nothing after it (an unset variable of a shell), or a folder."""
+    """Refuse a file flag with nothing after it (an unset variable of a shell), and a folder."""
     for name in ("tools_script", "tool_functions_module", "environment", "mcp_config", "reward_fn"):
         given = getattr(script, name)
         for value in given if isinstance(given, list) else [] if given is None else [given]:

@@ -5,10 +5,13 @@
 Every field is a flag and a YAML key. On top of TRL's parser this gives:
 
 * YAML keys may stand under headings (`model:`, `data:`, ...), which are for the reader only;
-* a YAML value is checked against the type of its field, as a flag is; YAML's traps are taken out of the way (a bare
-  `no` stays the text "no" where text is wanted, `1e-5` is a number, a key that stands twice is an error);
-* an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
-* whatever is wrong is a `ConfigError` of one sentence, also where a dataclass itself refuses its values.
+* a YAML value is checked against the type of its field, as a flag is; YAML's traps are taken out of
+  the way (a bare `no` stays the text "no" where text is wanted, `1e-5` is a number, a key that
+  stands twice is an error);
+* an unknown key or flag is an error that names the nearest known one; abbreviated flags are not
+  guessed;
+* whatever is wrong is a `ConfigError` of one sentence, also where a dataclass itself refuses its
+  values.
 
 Not covered: what the values mean; the dataclasses check that.
 """
@@ -67,7 +70,7 @@ class _Known:
     choices: tuple[Any, ...] | None
 
     def check(self, value: Any) -> Any:
-        """The value as the field wants it, or a ValueError that says what is wrong."""
+        """Return the value as the field wants it; raise ValueError that says what is wrong."""
         adapter: TypeAdapter[Any] = TypeAdapter(self.type, config=ConfigDict(arbitrary_types_allowed=True))
         if isinstance(value, str) and _takes_texts_only(self.type):
             value = [value]  # one of what may be several
@@ -91,7 +94,7 @@ def parse_args(
     dataclass_types: tuple[type[A], type[B], type[C], type[D]], argv: Sequence[str]
 ) -> tuple[A, B, C, D]: ...
 def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> tuple[Any, ...]:
-    """One instance of each dataclass, from `--config FILE.yaml` and the flags after it."""
+    """Return one instance per dataclass, from `--config FILE.yaml` and the flags after it."""
     known = _known_keys(dataclass_types)
     parser = _Parser(dataclass_types, known)
     path, flags = _take_config([_without_alias(argument) for argument in argv])
@@ -101,7 +104,7 @@ def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> t
 
 
 def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:
-    """The checked values of a YAML file, without its headings."""
+    """Return the checked values of a YAML file, without its headings."""
     by_name = {key.name: key for key in known}
     values: dict[str, Any] = {}
     for name, value in _flatten(_load_yaml(Path(path)), path, by_name):
@@ -184,7 +187,7 @@ def _without_alias(argument: str) -> str:
 
 
 def _take_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The path behind `--config`, and the other arguments."""
+    """Split off the path behind `--config` from the other arguments."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", action="append", nargs="?", default=[])
     namespace, rest = parser.parse_known_args(list(argv))
@@ -197,7 +200,7 @@ def _take_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _flatten(content: Mapping[str, Any], path: str | Path, known: Mapping[str, _Known]) -> Iterable[tuple[str, Any]]:
-    """(key, value) pairs with the headings taken away."""
+    """Yield (key, value) pairs with the headings taken away."""
     for name, value in content.items():
         if isinstance(value, Mapping) and name in HEADINGS:
             yield from ((str(key), inner) for key, inner in value.items())
@@ -235,7 +238,7 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which only true and false are booleans, 1e-5 is a number, and a key stands once."""
+    """Safe YAML: only true and false are booleans, 1e-5 is a number, a key stands once."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -258,13 +261,13 @@ _Loader.add_implicit_resolver(
 
 
 def _takes_none(hint: Any) -> bool:
-    """Whether None can be told from text: an optional field that is not text."""
+    """Return whether None can be told from text: an optional field that is not text."""
     arguments = typing.get_args(hint)
     return type(None) in arguments and str not in arguments
 
 
 def _takes_texts_only(hint: Any) -> bool:
-    """Whether a field is a list of texts, and never a single one."""
+    """Return whether a field is a list of texts, and never a single one."""
     arguments = typing.get_args(hint)
     return (hint == list[str] or list[str] in arguments) and str not in arguments
 

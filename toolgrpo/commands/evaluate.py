@@ -1,9 +1,11 @@
 """One evaluation from arguments to tables and JSON: what `recipes/evaluate.py` does.
 
-The episodes are those of training (same loop, engine, tools, limits and rewards); nothing is learned. With a baseline both
-models answer the same questions, one after the other. Several processes share the questions.
+The episodes are those of training (same loop, engine, tools, limits and rewards); nothing is
+learned. With a baseline both models answer the same questions, one after the other. Several
+processes share the questions.
 
-A model may be a folder, a hub id, a named model, or the folder of a LoRA adapter, which is merged into its base first.
+A model may be a folder, a hub id, a named model, or the folder of a LoRA adapter, which is merged
+into its base first.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ class EvaluationArguments:
 
 
 class EvaluationConfig(ToolGRPOConfig):
-    """What an evaluation reads of the file of a training; greedy episodes (temperature 0) are fine here."""
+    """What an evaluation reads of the file of a training.
+
+    Greedy episodes (temperature 0) are fine here.
+    """
 
     may_be_greedy = True
 
@@ -111,7 +116,7 @@ class EvaluationRun:
         return rows
 
     def _measure(self, name: str, rows: Dataset, label: str) -> ModelReport | None:
-        """One model on all questions; None in a dry run."""
+        """Measure one model on all questions; None in a dry run."""
         folder = Path(self.config.output_dir) / label
         for old in folder.glob("episodes*.jsonl"):
             old.unlink(missing_ok=True)
@@ -188,7 +193,10 @@ class EvaluationRun:
 def parse_evaluation_arguments(
     argv: Sequence[str],
 ) -> tuple[EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig]:
-    """The command line over the YAML file over the defaults; the YAML file may be the one of the training."""
+    """Read the command line over the YAML file over the defaults.
+
+    The YAML file may be the one of the training.
+    """
     evaluation, script, config, model = parse_args(
         (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig), list(argv)
     )
@@ -197,7 +205,7 @@ def parse_evaluation_arguments(
 
 
 def _check_report(path: Path) -> None:
-    """Before hours of episodes, not after them."""
+    """Check that the report can be written before hours of episodes, not after them."""
     if path.is_dir():
         raise ConfigError(f"--report {path} is a folder; give the file to write, e.g. {path / 'evaluation.json'}")
     try:
@@ -213,7 +221,10 @@ class _Loaded:
 
 
 def _load(path: Path, init_kwargs: Mapping[str, Any], config: EvaluationConfig) -> _Loaded:
-    """Load the model of this folder or hub id, whole in each process; the folder of an adapter with its base model."""
+    """Load the model of this folder or hub id, whole in each process.
+
+    An adapter's folder is loaded with its base model.
+    """
     check_backend(Accelerator(cpu=config.use_cpu))
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
     is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()

@@ -1,4 +1,6 @@
-"""Load and check the parts of a run: model, tools, rewards, data. Every mistake in them is found here, before step 1.
+"""Load and check the parts of a run: model, tools, rewards, data.
+
+Every mistake in them is found here, before step 1.
 
 Each part says one line about what was loaded. Shared by training and evaluation.
 """
@@ -29,7 +31,8 @@ from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 __all__ = ["LORA_TARGETS", "RunParts"]
 
-# The projections of attention and MLP, as model families call them; PEFT takes those that the model has.
+# The projections of attention and MLP, as model families call them; PEFT takes those that the model
+# has.
 LORA_TARGETS = [
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # most of them
     *("qkv_proj", "gate_up_proj"),  # Phi-3 and GLM-4 keep several in one
@@ -51,7 +54,7 @@ class RunParts:
         return str(self.script.dataset_id_or_path)
 
     def training_rows(self) -> Dataset:
-        """The rows to train on; at least as many as one step takes."""
+        """Return the rows to train on; at least as many as one step takes."""
         dataset = self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
         group, batch = self.config.num_generations, self.config.generation_batch_size
         if len(dataset) < batch // group:
@@ -63,7 +66,7 @@ class RunParts:
         return dataset
 
     def heldout_rows(self, default: int = 0) -> Dataset | None:
-        """The rows to measure success on, None if none are asked for (and there is no default number)."""
+        """Return the rows to measure success on, or None where none are asked for."""
         n_questions = self.script.eval_questions or default
         if n_questions < 1:
             return None
@@ -92,7 +95,7 @@ class RunParts:
         return toolbox
 
     def rewards(self) -> list[Reward]:
-        """The built-in ones, then those of files, in the order that weights have."""
+        """Return the built-in rewards, then those of files, in the order that weights have."""
         rewards = [get_reward(name) for name in self.script.reward or ()]
         files = [load_reward(path, self.script.reward_function_name) for path in self.script.reward_fn or ()]
         if len(files) > 1:  # each is logged under its own name
@@ -119,7 +122,7 @@ class RunParts:
     def check(
         self, rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward], heldout: Dataset | None = None
     ) -> None:
-        """That the parts fit together: the tools that rows name, the columns that rewards ask for, and the gold answers."""
+        """Check that tools of rows, columns of rewards and gold answers fit together."""
         _check_columns(rows, tools, rewards)
         if heldout is not None:
             try:
@@ -132,7 +135,7 @@ class RunParts:
             self.terminal.say(f"reward    {reward.name}: {reward.source}{gold}")
 
     def model_path(self, name: str) -> str:
-        """Where the model lies; the named models are built or unpacked first."""
+        """Return where the model lies; the named models are built or unpacked first."""
         path = self._place_of(name)
         self.terminal.say(f"model     {name}" + (f" ({path})" if path != name else ""))
         return path
@@ -149,7 +152,10 @@ class RunParts:
         return {key: value for key, value in kwargs.items() if value is not None}
 
     def trainer(self, model: Any, **arguments: Any) -> ToolGRPOTrainer:
-        """The trainer; what a library says against the settings meanwhile is shown as the user's mistake it is."""
+        """Build the trainer.
+
+        What a library says against the settings meanwhile is shown as the user's mistake it is.
+        """
         config = self.config.changed(disable_tqdm=True, model_init_kwargs=self.model_init_kwargs())
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         show_engine_lines(self.terminal.say)
@@ -170,7 +176,7 @@ class RunParts:
         return trainer
 
     def peft_config(self) -> Any:
-        """LoRA on the attention and MLP projections, unless the user names other modules."""
+        """Return LoRA on the attention and MLP projections, unless the user names other modules."""
         model = self.model
         if model.use_peft and not model.lora_target_modules:
             model = replace(model, lora_target_modules=LORA_TARGETS)

@@ -1,11 +1,12 @@
-"""The log of a command: where the standard output and error of this process go, C++ libraries included.
+"""The log of a command:
+where the standard output and error of this process go, C++ libraries included.
 
-Invariants: writing to it raises nothing, whatever the disk does; it never takes much more than twice its limit, because at
-the limit the file is set aside as `NAME.log.1`, in place of the one that was set aside before, and a new one is begun. So
-the end of a run is always in it.
+Invariants: writing to it raises nothing, whatever the disk does; it never takes much more than
+twice its limit, because at the limit the file is set aside as `NAME.log.1`, in place of the one
+that was set aside before, and a new one is begun. So the end of a run is always in it.
 
-Not covered: what is written within one second goes beyond the limit; other programs that were started with this output go
-on writing to the file that they got.
+Not covered: what is written within one second goes beyond the limit; other programs that were
+started with this output go on writing to the file that they got.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ class RunLog:
         self._descriptor = _open(path)
 
     def take_standard_output(self) -> None:
-        """Let everything that this process prints from now on go to the log, and keep the log within its limit."""
+        """Let everything that this process prints from now on go to the log,
+        and keep the log within its limit.
+        """
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be closed, full, or None
                 stream.flush()
         for number in (1, 2):
             os.dup2(self._descriptor, number)
-        # On a descriptor of their own: a plugin that closes 1 and 2 gets these numbers for the files it opens next.
+        # On a descriptor of their own: a plugin that closes 1 and 2 gets these numbers for the
+        # files it opens next.
         streams = unfailing_stream(self._descriptor, "utf-8"), unfailing_stream(self._descriptor, "utf-8")
         sys.stdout, sys.stderr = streams
         atexit.register(_put_back, *streams)
@@ -54,7 +58,10 @@ class RunLog:
         return write_all(self._descriptor, text.encode("utf-8", "backslashreplace"))
 
     def move(self, path: Path) -> None:
-        """Go on in another file, with what was logged so far at its head. Raises OSError if it cannot be opened."""
+        """Go on in another file, with what was logged so far at its head.
+
+        Raises OSError if it cannot be opened.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._moving:
             so_far = self.path
@@ -92,7 +99,7 @@ class RunLog:
 
 
 def _put_back(stdout: TextIO, stderr: TextIO) -> None:
-    """Python flushes both at its end, and exits with 120 if what a plugin left there cannot be."""
+    """Put the streams back: Python flushes both at its end, and exits with 120 if it cannot."""
     sys.stdout, sys.stderr = stdout, stderr
 
 

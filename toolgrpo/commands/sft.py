@@ -1,7 +1,8 @@
-"""Supervised training of a chat model on conversations, from arguments to a saved model: what `recipes/sft.py` does.
+"""Supervised training of a chat model on conversations, from arguments to a saved model:
+what `recipes/sft.py` does.
 
-Not covered: several processes, LoRA, resuming. It is meant to teach a model the form of tool calls before reinforcement
-learning; for large supervised runs use TRL's SFTTrainer.
+Not covered: several processes, LoRA, resuming. It is meant to teach a model the form of tool calls
+before reinforcement learning; for large supervised runs use TRL's SFTTrainer.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def _run(arguments: SFTArguments, console: Console) -> SFTResult:
 
 
 def _build_nano(arguments: SFTArguments, console: Console) -> SFTResult:
-    """nano itself, from nothing but its demonstrations."""
+    """Build nano itself, from nothing but its demonstrations."""
     if arguments.model_name_or_path != "nano":
         raise ConfigError(
             f"the data set `nano` teaches the model `nano` from scratch; got --model_name_or_path "
@@ -172,7 +173,10 @@ def _examples(arguments: SFTArguments, tokenizer: Any, max_length: int) -> list[
 def _steps(
     examples: Sequence[Example], arguments: SFTArguments, steps: int, pad_id: int, device: str
 ) -> Iterator[list[Batch]]:
-    """`steps` optimizer steps, in as many shuffled passes as that takes; conversations of similar length share a batch."""
+    """Yield the micro-batches of `steps` optimizer steps, in as many shuffled passes as that takes.
+
+    Conversations of similar length share a batch.
+    """
     rng = random.Random(arguments.seed)
     queue: list[Example] = []
     for _ in range(steps):

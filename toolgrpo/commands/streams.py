@@ -1,7 +1,9 @@
-"""Text streams on which nothing raises: a full disk, a closed terminal or a plugin that closes them ends no run.
+"""Text streams on which nothing raises: a full disk,
+a closed terminal or a plugin that closes them ends no run.
 
-What cannot be written is dropped. Nothing is buffered, so that a signal handler may write too and a killed process loses
-nothing that it wrote; characters that the encoding has not are written as escapes.
+What cannot be written is dropped. Nothing is buffered, so that a signal handler may write too and a
+killed process loses nothing that it wrote; characters that the encoding has not are written as
+escapes.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """What a person sees of a run: our own lines, and nothing of the libraries' chatter.
 
-`Terminal.of_command(name)` is what a recipe opens, before anything heavy is imported. `Terminal.open(log_file)` sends the
-process's standard output and error to a log file (`RunLog`), C++ libraries included, and keeps the real terminal for
-`Terminal.console`. Errors are never hidden: an exception that ends the program is shown on the real terminal (one clear
-paragraph for an error of ours, the whole traceback for any other), and so is a crash of the interpreter.
+`Terminal.of_command(name)` is what a recipe opens, before anything heavy is imported.
+`Terminal.open(log_file)` sends the process's standard output and error to a log file (`RunLog`),
+C++ libraries included, and keeps the real terminal for `Terminal.console`. Errors are never hidden:
+an exception that ends the program is shown on the real terminal (one clear paragraph for an error
+of ours, the whole traceback for any other), and so is a crash of the interpreter.
 
-Invariants: the terminal is told before the log; neither ever ends the run (a full disk, a terminal that went away, a plugin
-that closes or replaces standard output); what others wrote into an error steers no terminal.
+Invariants: the terminal is told before the log; neither ever ends the run (a full disk, a terminal
+that went away, a plugin that closes or replaces standard output); what others wrote into an error
+steers no terminal.
 
-Not covered: subprocesses that were started before; processes of other ranks (each opens its own log file and shows nothing
-but its errors).
+Not covered: subprocesses that were started before; processes of other ranks (each opens its own log
+file and shows nothing but its errors).
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ def describe_error(error: BaseException) -> str:
 
 
 class Terminal:
-    """The real terminal of this process, while everything else goes to the log file; without a log it is only shown."""
+    """The real terminal of this process, while everything else goes to the log file.
+
+    Without a log it is only shown.
+    """
 
     def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
         self._log = log
@@ -64,7 +69,10 @@ class Terminal:
 
     @classmethod
     def of_command(cls, name: str) -> Terminal:
-        """The terminal of the command `name`, which logs into a temporary file until `log_into` knows better."""
+        """Open the terminal of the command `name`.
+
+        It logs into a temporary file until `log_into` knows better.
+        """
         folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
         terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process())
         terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
@@ -76,7 +84,7 @@ class Terminal:
 
     @staticmethod
     def rank() -> int:
-        """This process's number, as launchers set it."""
+        """Return this process's number, as launchers set it."""
         return int(os.environ.get("RANK", "0"))
 
     @classmethod
@@ -86,7 +94,8 @@ class Terminal:
     def log_into(self, output_dir: Path) -> None:
         """Claim the output folder for this run, and go on logging there.
 
-        Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError if another run has it.
+        Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
+        if another run has it.
         """
         assert self._log is not None
         claim = claim_folder(output_dir, self.rank())
@@ -110,7 +119,7 @@ class Terminal:
         self._log.move(log_file)
 
     def say(self, text: str) -> None:
-        """One line of our own, on the terminal and in the log."""
+        """Print one line of our own, on the terminal and in the log."""
         text = plain(text)
         self.console.print(text, markup=False)
         if self._log is not None:
@@ -129,7 +138,7 @@ class Terminal:
 
 
 def _duplicate(descriptor: int) -> int:
-    """The same place to write to under another number; nowhere, if the process was started without one."""
+    """Return another number for the same place to write to; nowhere, if the process has none."""
     try:
         return os.dup(descriptor)
     except OSError:

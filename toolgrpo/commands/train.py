@@ -52,7 +52,7 @@ class TrainingRun:
         self.parts = RunParts(script, config, model, terminal)
 
     def run(self) -> dict[str, Any] | None:
-        """All stages; the summary that the table shows, or None after a dry run."""
+        """Run all stages; return the summary that the table shows, or None after a dry run."""
         trainer, heldout = self._load()
         try:
             if self.script.dry_run:

@@ -1,1 +1,4 @@
-"""Engines: token ids in, token ids and log-probabilities out. One file per engine; `build.py` picks one."""
+"""Engines: token ids in, token ids and log-probabilities out.
+
+One file per engine; `build.py` picks one.
+"""

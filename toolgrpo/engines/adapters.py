@@ -1,13 +1,16 @@
-"""LoRA policies and the engine: what is sent when only the adapter is (`vllm_lora_sync: adapter`), and when it may be.
+"""LoRA policies and the engine:
+what is sent when only the adapter is (`vllm_lora_sync: adapter`), and when it may be.
 
-`merge` sends the whole model, with the adapter added into it, after every step. `adapter` sends a few megabytes; vLLM
-adds the adapter's product to the base model's at every token, so the engine is a little slower and its sums are rounded
-in another order.
+`merge` sends the whole model, with the adapter added into it, after every step. `adapter` sends a
+few megabytes; vLLM adds the adapter's product to the base model's at every token, so the engine is
+a little slower and its sums are rounded in another order.
 
-Merging here leaves the base model as it is. (Adding the adapter into it and subtracting it again, as PEFT's own merge and
-unmerge do, moves the base weights by rounding errors at every step; in bf16 that adds up.)
+Merging here leaves the base model as it is. (Adding the adapter into it and subtracting it again,
+as PEFT's own merge and unmerge do, moves the base weights by rounding errors at every step; in bf16
+that adds up.)
 
-Not covered: adapters with trained biases, whole trained modules or DoRA, which vLLM does not serve: refused with a sentence.
+Not covered: adapters with trained biases, whole trained modules or DoRA, which vLLM does not serve:
+refused with a sentence.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ def adapter_config(model: Any) -> Any:
 
 
 def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
-    """Return what writes the adapter into a folder, in PEFT's format; `ConfigError` where it cannot be sent alone."""
+    """Return what writes the adapter into a folder, in PEFT's format.
+
+    Raises `ConfigError` where it cannot be sent alone.
+    """
     model = policy.model
     if not hasattr(model, "peft_config"):
         raise ConfigError("vllm_lora_sync is adapter, but no adapter is trained; add --use_peft, or set it to merge")
@@ -53,7 +59,7 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
 
 
 def base_weights(base: Any) -> dict[str, torch.Tensor]:
-    """The weights under the adapter, by their checkpoint names; tied ones once."""
+    """Return the weights under the adapter by their checkpoint names, tied ones once."""
     return {
         name.replace(".base_layer", ""): parameter
         for name, parameter in base.named_parameters()
@@ -62,7 +68,7 @@ def base_weights(base: Any) -> dict[str, torch.Tensor]:
 
 
 def merges_exactly(model: Any) -> bool:
-    """Whether `merged_parameters` can be used: plain LoRA over plain weights."""
+    """Return whether `merged_parameters` can be used: plain LoRA over plain weights."""
     if not hasattr(model, "peft_config"):
         return False
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
@@ -72,7 +78,7 @@ def merges_exactly(model: Any) -> bool:
 
 @torch.no_grad()
 def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of base model and adapter together, one at a time, under the base model's names."""
+    """Yield the weights of base model and adapter together, under the base model's names."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     for name, parameter in model.named_parameters():
         if model.prefix in name or "original_module" in name:

@@ -1,7 +1,8 @@
 """What an engine is: token ids in, token ids and log-probabilities out.
 
-Requests join and leave at any time. An engine knows no tokenizer, chat format or tool.
-Every `sample` call ends: with a `Sample`, with `EngineError`, or by cancellation (which drops the request inside the engine too).
+Requests join and leave at any time. An engine knows no tokenizer, chat format or tool. Every
+`sample` call ends: with a `Sample`, with `EngineError`, or by cancellation (which drops the request
+inside the engine too).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the engine drew. `logprobs` are those of the distribution drawn from, or None if the engine gives none."""
+    """What the engine drew.
+
+    `logprobs` are those of the distribution drawn from, or None if the engine gives none.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
@@ -52,7 +56,10 @@ class Sample:
 
 
 class Engine(Protocol):
-    """One generation engine. `open` and `close` bracket a rollout; `shutdown` ends the engine for good."""
+    """One generation engine.
+
+    `open` and `close` bracket a rollout; `shutdown` ends the engine for good.
+    """
 
     @property
     def name(self) -> str: ...
@@ -67,7 +74,9 @@ class Engine(Protocol):
 
     @property
     def same_numbers_as_trainer(self) -> bool:
-        """Whether its log-probabilities come from the trainer's own forward pass, so that none need be corrected."""
+        """Whether its log-probabilities come from the trainer's own forward pass,
+        so that none need be corrected.
+        """
         ...
 
     async def open(self) -> None: ...
@@ -85,7 +94,8 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """An engine that draws with random numbers of its own: a checkpoint keeps them, so that a resumed run draws the same.
+    """An engine that draws with random numbers of its own: a checkpoint keeps them,
+    so that a resumed run draws the same.
 
     The state is made of tensors, numbers, strings, lists and dicts.
     """

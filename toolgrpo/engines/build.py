@@ -65,7 +65,7 @@ def choose_engine(engine: str, *, server_urls: list[str] | None) -> EngineChoice
     if engine == "vllm_colocate" and not vllm_available():
         raise ConfigError(
             "engine vllm_colocate needs vLLM, which is not installed: `pip install toolgrpo[cpu]` on a CPU, "
-            "`pip install toolgrpo[cuda]` with CUDA, or use --engine transformers."
+            "`pip install toolgrpo[cuda]` with CUDA, or use engine transformers."
         )
     if engine == "vllm_server" and not server_urls:
         raise ConfigError("engine vllm_server needs --vllm_server_urls, e.g. http://localhost:8000")
@@ -81,7 +81,7 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
         raise ConfigError(
             f"vllm_tensor_parallel_size is {asked.tensor_parallel_size}, but colocated vLLM runs one copy per "
             f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
-            f"{asked.tensor_parallel_size}` and use --engine vllm_server --vllm_server_urls URL."
+            f"{asked.tensor_parallel_size}` and use engine vllm_server with its URL in vllm_server_urls."
         )
     if asked.vllm.enable_sleep_mode and not torch.cuda.is_available():
         raise ConfigError(
@@ -98,7 +98,7 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
 
 
 def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
-    from toolgrpo.engines.server_weights import choose_road
+    from toolgrpo.engines.server_weights import choose_weight_route
     from toolgrpo.engines.vllm_server import VLLMServerEngine
 
     asked = options.vllm_server
@@ -106,7 +106,7 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
     return VLLMServerEngine(
         asked.urls,
         vocabulary=policy.base_model.config.get_text_config().vocab_size,
-        weights=choose_road(
+        weights=choose_weight_route(
             asked.urls,
             device=policy.device,
             folder=asked.weights_folder,
@@ -125,8 +125,7 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
 
 
 def _transformers(policy: Policy, options: EngineOptions) -> Engine:
-    from toolgrpo.engines.split_parameters import ReplicaEngine
-    from toolgrpo.engines.transformers import TransformersEngine
+    from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
 
     asked = replace(options.transformers, seed=options.transformers.seed + policy.process_index)
     if policy.backend.splits_parameters:

@@ -55,7 +55,9 @@ MISSING = Said("missing")
 
 
 def check_request(request: SampleRequest, max_model_len: int) -> None:
-    """Refuse a request that has nothing to continue, asks for nothing, or does not fit the context window."""
+    """Refuse a request that has nothing to continue, asks for nothing,
+    or does not fit the context window.
+    """
     if not request.ids:
         raise FinalEngineError("a request needs at least one token to continue; got none")
     if request.max_tokens < 1:

@@ -1,14 +1,16 @@
-"""A batch of sequences that grow token by token in a transformers model; rows join and leave between any two tokens.
+"""A batch of sequences that grow token by token in a transformers model;
+rows join and leave between any two tokens.
 
 Invariants:
 
-* The last token of every row stands in the last column; what is left of its first token is padding, masked out. So
-  one forward pass adds one token to each row, whatever their lengths.
+* The last token of every row stands in the last column; what is left of its first token is padding,
+  masked out. So one forward pass adds one token to each row, whatever their lengths.
 * A row's log-probabilities do not depend on who else is in the batch, beyond fp32 rounding.
-* The key-value cache holds every token of a row except the last one, which is the next pass's input.
+* The key-value cache holds every token of a row except the last one, which is the next pass's
+  input.
 
-Not covered: models that keep a recurrent state instead of keys and values (refused with `ModelError`), models split over
-processes (refused by the engine), beams, images.
+Not covered: models that keep a recurrent state instead of keys and values (refused with
+`ModelError`), models split over processes (refused by the engine), beams, images.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingO
 from toolgrpo.engines.sampling import draw
 from toolgrpo.errors import ModelError
 
-__all__ = ["Row", "Wave"]
+__all__ = ["DecodeBatch", "DecodingRow"]
 
 _PREFILL_TOKENS = 16_384  # most tokens, padding included, that one pass over joining rows may have
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class DecodingRow:
     """One request on its way: all its ids so far, and what was drawn."""
 
     request: SampleRequest
@@ -60,33 +62,33 @@ class Row:
         return Sample(self.sampled, tuple(self.logprobs), self.finish_reason)
 
 
-class Wave:
+class DecodeBatch:
     """The rows that decode now, and their key-value cache."""
 
     def __init__(self, model: Any, *, max_rows: int) -> None:
         self._model = model
         self._max_rows = max_rows
         self._device = next(model.parameters()).device
-        self._rows: list[Row] = []
-        self._joining: list[Row] = []
+        self._rows: list[DecodingRow] = []
+        self._joining: list[DecodingRow] = []
         self._cache = DynamicCache()
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._joining)
 
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, rows: Sequence[DecodingRow]) -> None:
         """Let rows decode from the next step on, or as soon as there is room."""
         self._joining.extend(rows)
 
-    def leave(self, rows: Sequence[Row]) -> None:
+    def leave(self, rows: Sequence[DecodingRow]) -> None:
         """Forget rows, wherever they are."""
         gone = set(rows)
         self._joining = [row for row in self._joining if row not in gone]
         self._keep([row for row in self._rows if row not in gone])
 
     @torch.no_grad()
-    def step(self) -> list[Row]:
-        """One token for every row that decodes, and the first one for those that join; the rows that are done."""
+    def step(self) -> list[DecodingRow]:
+        """Draw one token for every row, the joining ones too, and return the rows that are done."""
         if self._rows:
             self._draw(self._rows, self._forward(self._rows, self._cache, n_new=1))
         finished = self._take_finished()
@@ -99,8 +101,8 @@ class Wave:
             finished += self._take_finished()
         return finished
 
-    def _next_joining(self) -> list[Row]:
-        """Those that join in this step: first come first served, within the room there is."""
+    def _next_joining(self) -> list[DecodingRow]:
+        """Take those that join in this step: first come first served, within the room there is."""
         n_rows, longest = 0, 0
         for row in self._joining[: self._max_rows - len(self._rows)]:
             longest = max(longest, len(row.ids))
@@ -110,8 +112,11 @@ class Wave:
         joining, self._joining = self._joining[:n_rows], self._joining[n_rows:]
         return joining
 
-    def _forward(self, rows: Sequence[Row], cache: DynamicCache, *, n_new: int) -> torch.Tensor:
-        """Run the last `n_new` columns through the model; the logits that follow the last one, for each row."""
+    def _forward(self, rows: Sequence[DecodingRow], cache: DynamicCache, *, n_new: int) -> torch.Tensor:
+        """Run the last `n_new` columns through the model.
+
+        Returns the logits that follow the last one, for each row.
+        """
         lengths_B = torch.tensor([len(row.ids) for row in rows], device=self._device)
         width = cache.get_seq_length() + n_new
         columns_T = torch.arange(width, device=self._device)
@@ -128,7 +133,7 @@ class Wave:
         logits_BV: torch.Tensor = outputs.logits[:, -1]
         return logits_BV
 
-    def _draw(self, rows: Sequence[Row], logits_BV: torch.Tensor) -> None:
+    def _draw(self, rows: Sequence[DecodingRow], logits_BV: torch.Tensor) -> None:
         by_options: dict[SamplingOptions, list[int]] = {}
         for index, row in enumerate(rows):
             by_options.setdefault(row.request.options, []).append(index)
@@ -144,13 +149,13 @@ class Wave:
                 row.ids.append(token)
                 row.logprobs.append(logprob)
 
-    def _take_finished(self) -> list[Row]:
+    def _take_finished(self) -> list[DecodingRow]:
         finished = [row for row in self._rows if row.finish_reason is not None]
         if finished:
             self._keep([row for row in self._rows if row.finish_reason is None])
         return finished
 
-    def _keep(self, rows: list[Row]) -> None:
+    def _keep(self, rows: list[DecodingRow]) -> None:
         """Drop all other rows from the cache, and the columns that are padding in all that stay."""
         if len(rows) == len(self._rows):
             return
@@ -165,7 +170,7 @@ class Wave:
             layer.values = layer.values[indices, :, -width:]
         self._rows = rows
 
-    def _merge(self, rows: list[Row], cache: DynamicCache) -> None:
+    def _merge(self, rows: list[DecodingRow], cache: DynamicCache) -> None:
         """Put freshly read rows under those that decode, aligned at the last column."""
         if self._rows:
             for layer, fresh in zip(self._cache.layers, cache.layers, strict=True):
@@ -177,7 +182,10 @@ class Wave:
 
 
 def _stacked(upper_BHTD: torch.Tensor, lower_BHTD: torch.Tensor) -> torch.Tensor:
-    """Two batches as one; the narrower one is padded with zeros on the left, where the mask hides them."""
+    """Join two batches.
+
+    The narrower one is padded with zeros on the left, where the mask hides them.
+    """
     width = max(upper_BHTD.shape[2], lower_BHTD.shape[2])
     return torch.cat(
         [torch.nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (upper_BHTD, lower_BHTD)]
@@ -189,5 +197,5 @@ def _refuse_other_caches(cache: DynamicCache, model: Any) -> None:
     if other or not cache.layers or not cache.get_seq_length():
         raise ModelError(
             f"engine transformers decodes with a key-value cache, which {type(model).__name__} does not keep "
-            f"(found: {', '.join(sorted(other)) or 'none'}). Use --engine vllm_colocate or vllm_server."
+            f"(found: {', '.join(sorted(other)) or 'none'}). Use engine vllm_colocate or vllm_server."
         )

@@ -110,7 +110,7 @@ async def _bounded_body(response: httpx.Response, most_bytes: int) -> bytes:
 
 
 def decoded(body: bytes) -> Any:
-    """Return what a body says in JSON; `BadAnswer` if it is none, or too deep, or has huge numbers."""
+    """Return what a body says in JSON; `BadAnswer` if it is not JSON, too deep, or too big."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:  # broken UTF-8 and JSON are ValueErrors

@@ -1,6 +1,8 @@
-"""`Policy`: the model that is sampled from, as engines need to know it; and the backend that spreads it over processes.
+"""`Policy`: the model that is sampled from, as engines need to know it;
+and the backend that spreads it over processes.
 
-Who has a model (a trainer, an evaluation) describes it by this value; no engine knows where it came from.
+Who has a model (a trainer, an evaluation) describes it by this value; no engine knows where it came
+from.
 """
 
 from __future__ import annotations
@@ -53,9 +55,9 @@ class Backend:
 class Policy:
     """One model in one process.
 
-    `get_model` gives the model without wrappers, with its adapter if it has one; it is asked anew each time, because a
-    trainer may wrap the model later. `weights` walks all parameters under their checkpoint names, gathered and merged; each
-    process must walk them to the end.
+    `get_model` gives the model without wrappers, with its adapter if it has one; it is asked anew
+    each time, because a trainer may wrap the model later. `weights` walks all parameters under
+    their checkpoint names, gathered and merged; each process must walk them to the end.
     """
 
     get_model: Callable[[], Any]
@@ -82,7 +84,9 @@ class Policy:
 
 
 def compute_dtype(model: Any, *, bf16: bool | None, fp16: bool | None) -> torch.dtype:
-    """Return the dtype that a forward pass runs in: that of mixed precision, else that of the weights."""
+    """Return the dtype that a forward pass runs in: that of mixed precision,
+    else that of the weights.
+    """
     if bf16:
         return torch.bfloat16
     if fp16:

@@ -1,8 +1,10 @@
-"""Which of several servers a request goes to: the one that has most of its tokens cached, unless that one is overloaded.
+"""Which of several servers a request goes to: the one that has most of its tokens cached,
+unless that one is overloaded.
 
-Each turn of an episode extends the turn before, and the episodes of a group share their prompt; both should find their
-prefix where it was computed. Prompts that only share a system prompt and tool schemas should spread. So a server is
-preferred if it saw at least half of the request's tokens, and else the least busy one is taken.
+Each turn of an episode extends the turn before, and the episodes of a group share their prompt;
+both should find their prefix where it was computed. Prompts that only share a system prompt and
+tool schemas should spread. So a server is preferred if it saw at least half of the request's
+tokens, and else the least busy one is taken.
 
 Pure bookkeeping: it knows no HTTP and no clock.
 """
@@ -25,7 +27,10 @@ class PrefixRouter:
         self._seen_at: dict[int, int] = {}  # the hash of a prefix, to the server that saw it last
 
     def choose(self, ids: Sequence[int], avoid: Collection[int] = ()) -> int:
-        """The server for a request; `avoid` holds those that are down (all of them: none is avoided)."""
+        """Return the server for a request.
+
+        `avoid` holds those that are down (if all are, none is avoided).
+        """
         if len(self.open_requests) == 1:
             return 0
         candidates = [n for n in range(len(self.open_requests)) if n not in avoid] or range(len(self.open_requests))
@@ -48,7 +53,7 @@ class PrefixRouter:
 
 
 def _prefix_hashes(ids: Sequence[int]) -> list[int]:
-    """One hash for each whole block, of everything up to its end."""
+    """Return one hash per whole block, of everything up to its end."""
     hashes, so_far = [], 0
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         so_far = hash((so_far, *ids[end - _BLOCK : end]))

@@ -1,8 +1,9 @@
 """Draw the next token from logits, and say how likely it was.
 
-The log-probability is that of the distribution drawn from, after penalty, temperature, min_p, top_k and top_p, in this
-order: what vLLM calls processed log-probabilities, and what TRL's importance-sampling correction compares with its own
-log-softmax(logits / temperature). Greedy drawing (temperature 0) is not scaled by a temperature.
+The log-probability is that of the distribution drawn from, after penalty, temperature, min_p, top_k
+and top_p, in this order: what vLLM calls processed log-probabilities, and what TRL's
+importance-sampling correction compares with its own log-softmax(logits / temperature). Greedy
+drawing (temperature 0) is not scaled by a temperature.
 
 Pure functions of tensors; everything is computed in fp32.
 """
@@ -33,7 +34,10 @@ def draw(
     seen_ids: Sequence[Sequence[int]],
     generators: Sequence[torch.Generator],
 ) -> Drawn:
-    """One token for each row. `seen_ids` (all ids of a row so far) matter for the repetition penalty only."""
+    """Draw one token per row.
+
+    `seen_ids` (all ids of a row so far) matter for the repetition penalty only.
+    """
     logprobs_BV = processed_logprobs(logits_BV.float(), options, seen_ids)
     if options.temperature < _GREEDY_BELOW:
         tokens_B = logprobs_BV.argmax(dim=-1)
@@ -46,7 +50,10 @@ def draw(
 def processed_logprobs(
     logits_BV: torch.Tensor, options: SamplingOptions, seen_ids: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """Log-probabilities of the distribution that `options` describe; tokens that cannot be drawn have -inf."""
+    """Return log-probabilities of the distribution that `options` describe.
+
+    Tokens that cannot be drawn have -inf.
+    """
     if options.repetition_penalty != 1.0:
         logits_BV = _penalised(logits_BV, seen_ids, options.repetition_penalty)
     if options.temperature < _GREEDY_BELOW:
@@ -73,7 +80,9 @@ def _nucleus(logits_BV: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _penalised(logits_BV: torch.Tensor, seen_ids: Sequence[Sequence[int]], penalty: float) -> torch.Tensor:
-    """Make every token that was seen less likely: positive logits divided, negative ones multiplied."""
+    """Make every token that was seen less likely: positive logits divided,
+    negative ones multiplied.
+    """
     seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     for row, ids in enumerate(seen_ids):
         seen_BV[row, torch.tensor(list(ids), dtype=torch.long, device=logits_BV.device)] = True
@@ -82,7 +91,9 @@ def _penalised(logits_BV: torch.Tensor, seen_ids: Sequence[Sequence[int]], penal
 
 
 def _exponential_race(logprobs_BV: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-    """Draw from each row with its own generator: of waiting times with rates p the shortest is token i with p_i."""
+    """Draw from each row with its own generator:
+    of waiting times with rates p the shortest is token i with p_i.
+    """
     times_BV = torch.empty_like(logprobs_BV)
     for times_V, generator in zip(times_BV, generators, strict=True):
         times_V.exponential_(generator=generator)

@@ -1,12 +1,15 @@
-"""How the trainer's weights reach a `vllm serve`: three roads, one small protocol.
+"""How the trainer's weights reach a `vllm serve`: three routes, one small protocol.
 
-* `DiskWeights`: written to a folder that the servers can read, then reloaded by them. Works everywhere.
-* `LoraWeights`: only the adapter is written; the servers load it under a new name beside the base model.
-* `NcclWeights`: broadcast from GPU to GPU, through TRL's client. **Never run by this project's tests**: it needs two GPUs.
+* `DiskWeights`: written to a folder that the servers can read, then reloaded by them. Works
+  everywhere.
+* `LoraWeights`: only the adapter is written; the servers load it under a new name beside the base
+  model.
+* `NcclWeights`: broadcast from GPU to GPU, through TRL's client. **Never run by this project's
+  tests**: it needs two GPUs.
 
-Invariants: after `push` every server has the new weights and no cached prefix of the old ones; `holds` tells a server that
-lost them (it was restarted); `restore` gives them back, or says that it cannot. Each version has a name of its own, so an
-old one is never taken for a new one.
+Invariants: after `push` every server has the new weights and no cached prefix of the old ones;
+`holds` tells a server that lost them (it was restarted); `restore` gives them back, or says that it
+cannot. Each version has a name of its own, so an old one is never taken for a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import EngineError
 from toolgrpo.trl_parts import nccl_client
 
-__all__ = ["DiskWeights", "LoraWeights", "NcclWeights", "ServerWeights", "choose_road"]
+__all__ = ["DiskWeights", "LoraWeights", "NcclWeights", "ServerWeights", "choose_weight_route"]
 
 _CHUNK_BYTES = 1 << 30
 _CACHE_RESET_TRIES = 50
@@ -38,10 +41,10 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 class ServerWeights(Protocol):
-    """One road for weights."""
+    """One route for weights."""
 
     def model(self, served: str) -> str:
-        """The model name that requests ask for."""
+        """Return the model name that requests ask for."""
         ...
 
     def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None: ...
@@ -51,7 +54,7 @@ class ServerWeights(Protocol):
         ...
 
     def holds(self, server: ServerControl) -> bool:
-        """Whether the server still has the last version."""
+        """Return whether the server still has the last version."""
         ...
 
     def restore(self, server: ServerControl) -> None:
@@ -107,8 +110,8 @@ class DiskWeights:
 class LoraWeights:
     """A LoRA adapter through a folder; `save_adapter` writes it there in PEFT's format.
 
-    The servers run with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`. `save_adapter` is called in the main
-    process alone, so it must not be collective (no ZeRO-3, no FSDP).
+    The servers run with `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`. `save_adapter`
+    is called in the main process alone, so it must not be collective (no ZeRO-3, no FSDP).
     """
 
     def __init__(self, folder: Path, save_adapter: Callable[[Path], Any], run_id: str | None = None) -> None:
@@ -121,7 +124,7 @@ class LoraWeights:
         return self._name(self._version) if self._version else served
 
     def push(self, weights: Weights, servers: Sequence[ServerControl]) -> None:
-        """The adapter is saved by `save_adapter`; `weights`, the merged ones, are not even walked."""
+        """Send what `save_adapter` writes; `weights`, the merged ones, are not even walked."""
         self._version += 1
         self._save_adapter(self._folder / self._name(self._version))
         _for_each(servers, self.restore)
@@ -148,11 +151,13 @@ class LoraWeights:
 
 
 class NcclWeights:
-    """Weights from GPU to GPU through TRL's `VLLMClient`, in chunks. The servers run with an NCCL weight-transfer config.
+    """Weights from GPU to GPU through TRL's `VLLMClient`, in chunks.
 
-    Thin on purpose: the rendezvous and the broadcast are TRL's. It needs a GPU for the trainer and one for each server,
-    so it has not been run on the machines this project is tested on. Server number n meets the trainer at port
-    `group_port` + n (TRL's `--vllm_group_port`).
+    The servers run with an NCCL weight-transfer config.
+
+    Thin on purpose: the rendezvous and the broadcast are TRL's. It needs a GPU for the trainer and
+    one for each server, so it has not been run on the machines this project is tested on. Server
+    number n meets the trainer at port `group_port` + n (TRL's `vllm_group_port`).
     """
 
     def __init__(self, device: torch.device, *, group_port: int, run_id: str | None = None) -> None:
@@ -204,7 +209,7 @@ class NcclWeights:
         return self._clients[server.url]
 
 
-def choose_road(
+def choose_weight_route(
     urls: Sequence[str],
     *,
     device: torch.device,
@@ -215,9 +220,11 @@ def choose_road(
     timeout_s: float,
     group_port: int,
 ) -> ServerWeights:
-    """The adapter alone if there is one to save; NCCL from a GPU to servers that were started for it; else a folder.
+    """Choose the adapter alone if there is one to save, NCCL if both sides can, else a folder.
 
-    Every training process asks the same servers, and so takes the same road.
+    NCCL needs a GPU here, and servers that were started for it.
+
+    Every training process asks the same servers, and so takes the same route.
     """
     if save_adapter is not None:
         return LoraWeights(folder, save_adapter, run_id)
@@ -233,7 +240,10 @@ def _takes_nccl(url: str, ready_timeout_s: float, timeout_s: float) -> bool:
 
 
 def _chunks(weights: Weights) -> Iterator[dict[str, torch.Tensor]]:
-    """Copies of the tensors, about a GiB at a time: a gathered tensor lives only until the next one is asked for."""
+    """Yield copies of the tensors, about a GiB at a time.
+
+    A gathered tensor lives only until the next one is asked for.
+    """
     chunk: dict[str, torch.Tensor] = {}
     n_bytes = 0
     for name, tensor in weights:

@@ -10,7 +10,7 @@ __all__ = ["Silence"]
 
 
 class Silence:
-    """Of one server. Times are seconds of one clock."""
+    """The silence of one server. Times are seconds of one clock."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
@@ -20,26 +20,26 @@ class Silence:
         self._problem: str | None = None
 
     def asked(self, now_s: float) -> None:
-        """A request was sent; its answer is owed from now on, if none was before."""
+        """Note a request that was sent; its answer is owed from now on, if none was before."""
         if self._since_s is None:
             self._since_s = now_s
 
     def left(self, still_open: int) -> None:
-        """A request was cancelled: nothing is owed for it."""
+        """Note a cancelled request, for which nothing is owed."""
         if not still_open and self._problem is None:
             self._since_s = None
 
     def failed(self, problem: str) -> None:
-        """A request failed: its answer is still owed."""
+        """Note a failed request, whose answer is still owed."""
         self._problem = problem
 
     def answered(self, now_s: float, still_open: int) -> None:
-        """A good answer came; what is still open is owed from now on."""
+        """Note a good answer; what is still open is owed from now on."""
         self._since_s = now_s if still_open else None
         self._said, self._problem = 0, None
 
     def due(self, now_s: float, every_s: float) -> str | None:
-        """The line to say now, if another `every_s` of silence have passed."""
+        """Return the line to say now, or None until another `every_s` of silence have passed."""
         if self._since_s is None or now_s - self._since_s < (self._said + 1) * every_s:
             return None
         silent_s = now_s - self._since_s

@@ -1,13 +1,19 @@
 """Generation on the trainer's own model: no vLLM needed, and no weights to copy.
 
-Requests join and leave between any two tokens (`wave.py`), as in vLLM, so no trajectory waits for a slower one. The forward
-passes run in one thread of their own; the event loop only hands rows over between two steps.
+Requests join and leave between any two tokens (`decode_batch.py`), as in vLLM, so no trajectory
+waits for a slower one. The forward passes run in one thread of their own; the event loop only hands
+rows over between two steps.
 
-Invariants: every `sample` gets a `Sample`, an error or a cancellation; a cancelled row leaves the batch before the next
-step; after `close` there is no row, no cache and no thread, and each module is in the mode (train or eval) it was in.
+Invariants: every `sample` gets a `Sample`, an error or a cancellation; a cancelled row leaves the
+batch before the next step; after `close` there is no row, no cache and no thread, and each module
+is in the mode (train or eval) it was in.
 
-Not covered: parameters split over processes (DeepSpeed ZeRO-3, FSDP): every process would have to take the same number of
-steps, so `open` refuses them, and the trainer uses `ReplicaEngine`. Prefixes are not cached: each turn reads its whole prompt again.
+Parameters that are split over processes (DeepSpeed ZeRO-3, FSDP) would have every process take the
+same number of steps, so `TransformersEngine.open` refuses them, and `ReplicaEngine` decodes with a
+whole copy.
+
+Not covered: prefixes are not cached, so each turn reads its whole prompt again; in the copy,
+buffers that training changes (none of the decoder models has such) and quantised models.
 """
 
 from __future__ import annotations
@@ -24,10 +30,10 @@ from torch.distributed.tensor import DTensor
 
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
-from toolgrpo.engines.decode_batch import Row, Wave
+from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 
-__all__ = ["TransformersEngine", "TransformersOptions"]
+__all__ = ["ReplicaEngine", "TransformersEngine", "TransformersOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,10 @@ class TransformersOptions:
 
 
 class TransformersEngine:
-    """The `transformers` engine. `model` yields the unwrapped model, whose weights are the trainer's own."""
+    """The `transformers` engine.
+
+    `model` yields the unwrapped model, whose weights are the trainer's own.
+    """
 
     name = "transformers"
     gives_logprobs = True
@@ -54,35 +63,35 @@ class TransformersEngine:
         self._max_rows = max_rows
         self._seed = seed
         self._generator: torch.Generator | None = None
-        self._run: _Run | None = None
+        self._loop: _DecodeLoop | None = None
 
     async def open(self) -> None:
-        if self._run is not None:
+        if self._loop is not None:
             raise EngineError("the engine is already open; close the rollout that uses it first")
         model = self._get_model()
         _refuse_split_parameters(model)
         self._own_generator(model)
-        self._run = _Run(model, self._max_rows, _vocabulary(model))
+        self._loop = _DecodeLoop(model, self._max_rows, _vocabulary(model))
 
     async def sample(self, request: SampleRequest) -> Sample:
-        if self._run is None:
+        if self._loop is None:
             raise EngineError("the transformers engine is not open")
         check_request(request, self.max_model_len)
-        return await self._run.sample(Row(request, self._generator_for(request)))
+        return await self._loop.sample(DecodingRow(request, self._generator_for(request)))
 
     async def close(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            await run.end()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            await loop.end()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Nothing to copy: the engine decodes with the trainer's own parameters."""
+        """Do nothing: the engine decodes with the trainer's own parameters."""
 
     def shutdown(self) -> None:
-        """Nothing outlives `close`."""
+        """Do nothing: no resource outlives `close`."""
 
     def sampling_state(self) -> dict[str, Any]:
-        """The random numbers to come, for a checkpoint."""
+        """Return the state of the random numbers to come, for a checkpoint."""
         return {"generator": self._own_generator(self._get_model()).get_state()}
 
     def restore_sampling_state(self, state: dict[str, Any]) -> None:
@@ -100,24 +109,56 @@ class TransformersEngine:
         return torch.Generator(self._generator.device).manual_seed(request.seed)
 
 
-class _Run:
-    """What lives between `open` and `close`: the wave, its thread, and the task that steps it."""
+class ReplicaEngine(TransformersEngine):
+    """The `transformers` engine where processes split the parameters (FSDP, DeepSpeed ZeRO-3).
+
+    Each process keeps a whole copy of the model beside its part, and `load_weights` fills it. So
+    every process decodes on its own, and none waits for another inside a rollout. The copy takes
+    the memory of one whole model in each process: where that is too much, `vllm serve` on other
+    devices is the engine to use.
+    """
+
+    name = "replica"
+    same_numbers_as_trainer = False
+
+    def __init__(self, replica: Any, *, max_model_len: int | None = None, max_rows: int = 64, seed: int = 0) -> None:
+        super().__init__(lambda: replica, max_model_len=max_model_len, max_rows=max_rows, seed=seed)
+        self._replica = replica.eval()
+
+    @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy every parameter, walking `weights` to the end: gathering them is collective."""
+        own = dict(self._replica.named_parameters())
+        missing = set(own)
+        for name, tensor in weights:
+            if name in own:
+                own[name].copy_(tensor)
+                missing.discard(name)
+        if missing:
+            raise EngineError(
+                f"the trainer gave no weights for {len(missing)} of the model's parameters, e.g. {min(missing)!r}; its "
+                f"copy for generation would be stale. Use engine vllm_server, and report this."
+            )
+
+
+class _DecodeLoop:
+    """What lives between `open` and `close`: the batch, its thread, and the task that steps it."""
 
     def __init__(self, model: Any, max_rows: int, vocabulary: int) -> None:
         self._vocabulary = vocabulary
         self._modes = [(module, module.training) for module in model.modules()]
         model.eval()
-        self._new_wave = partial(Wave, model, max_rows=max_rows)
-        self._wave = self._new_wave()
-        self._answers: dict[Row, asyncio.Future[Sample]] = {}
-        self._joining: list[Row] = []
-        self._leaving: list[Row] = []
+        self._new_batch = partial(DecodeBatch, model, max_rows=max_rows)
+        self._batch = self._new_batch()
+        self._answers: dict[DecodingRow, asyncio.Future[Sample]] = {}
+        self._joining: list[DecodingRow] = []
+        self._leaving: list[DecodingRow] = []
         self._work = asyncio.Event()
         self._ending = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="toolgrpo-transformers")
         self._pump = asyncio.get_running_loop().create_task(self._step_on(), name="transformers-pump")
 
-    async def sample(self, row: Row) -> Sample:
+    async def sample(self, row: DecodingRow) -> Sample:
         answer: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
         self._answers[row] = answer
         self._joining.append(row)
@@ -143,17 +184,17 @@ class _Run:
     async def _step_on(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._ending:
-            self._wave.join(self._joining)
-            self._wave.leave(self._leaving)
+            self._batch.join(self._joining)
+            self._batch.leave(self._leaving)
             self._joining, self._leaving = [], []
-            if not len(self._wave):
+            if not len(self._batch):
                 self._work.clear()
                 await self._work.wait()
                 continue
             try:
-                finished = await loop.run_in_executor(self._thread, self._wave.step)
+                finished = await loop.run_in_executor(self._thread, self._batch.step)
             except Exception as error:  # a model can raise anything; every open request must hear of it
-                self._wave, self._joining, self._leaving = self._new_wave(), [], []
+                self._batch, self._joining, self._leaving = self._new_batch(), [], []
                 self._fail(_as_failure(error))
                 continue
             for row in finished:
@@ -161,7 +202,7 @@ class _Run:
                 if answer is not None and not answer.done():
                     self._settle(answer, row)
 
-    def _settle(self, answer: asyncio.Future[Sample], row: Row) -> None:
+    def _settle(self, answer: asyncio.Future[Sample], row: DecodingRow) -> None:
         try:
             sample = row.sample()
             assert sample.logprobs is not None
@@ -184,7 +225,10 @@ class _Run:
 
 
 def _as_failure(error: Exception) -> Exception:
-    """Torch's runtime errors (out of memory, a lost device) are the world's; anything else is a bug and stays itself."""
+    """Return Torch's runtime errors (out of memory, a lost device) as `EngineError`.
+
+    Anything else is a bug and is returned as it is.
+    """
     if not isinstance(error, RuntimeError):
         return error
     failure = EngineError(f"a forward pass of the transformers engine failed: {type(error).__name__}: {error}")
@@ -214,5 +258,5 @@ def _refuse_split_parameters(model: Any) -> None:
         if hasattr(parameter, "ds_id") or isinstance(parameter, DTensor):
             raise ConfigError(
                 f"engine transformers decodes with the trainer's own parameters, but {name!r} is split over processes "
-                f"(DeepSpeed ZeRO-3 or FSDP). Use --engine vllm_colocate or vllm_server."
+                f"(DeepSpeed ZeRO-3 or FSDP). Use engine vllm_colocate or vllm_server."
             )

@@ -1,12 +1,16 @@
 """vLLM in the trainer's own process, stepped while any request is open.
 
-One pump task per rollout calls `StepEngine.step` and hands results to the waiting episodes; between two steps the event
-loop runs whatever is ready (tool results, new requests), so a slow tool hides behind other trajectories' decoding.
+One pump task per rollout calls `StepEngine.step` and hands results to the waiting episodes; between
+two steps the event loop runs whatever is ready (tool results, new requests), so a slow tool hides
+behind other trajectories' decoding.
 
-Invariants: every `sample` gets a `Sample`, an `EngineError` or a cancellation; a cancelled request is aborted inside
-vLLM before the next step; after `close` the engine has no open request. A step that fails costs the requests that are
-open; the next request finds the engine empty, without what that step may have left half computed in the prefix cache.
-Not covered: tensor parallelism over several processes (refused at start; use the server engine for that).
+Invariants: every `sample` gets a `Sample`, an `EngineError` or a cancellation; a cancelled request
+is aborted inside vLLM before the next step; after `close` the engine has no open request. A step
+that fails costs the requests that are open; the next request finds the engine empty, without what
+that step may have left half computed in the prefix cache.
+
+Not covered: tensor parallelism over several processes (refused at start; use the server engine for
+that).
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ _PAUSE_S, _MOST_PAUSES = 0.001, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocateOptions:
-    """What a user can ask of this engine. The policy gives the dtype, and each process adds its number to the seed."""
+    """What a user can ask of this engine.
+
+    The policy gives the dtype, and each process adds its number to the seed.
+    """
 
     vllm: VLLMOptions = field(default_factory=VLLMOptions)
     tensor_parallel_size: int = 1  # more is refused
@@ -51,7 +58,8 @@ class _Waiting(NamedTuple):
 class VLLMColocateEngine:
     """The `vllm_colocate` engine.
 
-    With `save_adapter` only a LoRA adapter is handed over in each step: it is called with a folder to save it in.
+    With `save_adapter` only a LoRA adapter is handed over in each step: it is called with a folder
+    to save it in.
     """
 
     name = "vllm_colocate"
@@ -106,7 +114,10 @@ class VLLMColocateEngine:
         self._vllm.sleep()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """With adapters alone, `weights`, the merged ones, are not even walked."""
+        """Replace the weights.
+
+        With adapters alone, `weights`, the merged ones, are not even walked.
+        """
         if self._save_adapter is None:
             self._vllm.load_weights(weights)
             return
@@ -156,10 +167,12 @@ class VLLMColocateEngine:
             waiting.future.set_exception(EngineError(f"vLLM drew what cannot be trained on: {error}"))
 
     async def _gather(self) -> None:
-        """Let those that ended together go on together: after a pause, hold the first step while requests keep coming.
+        """Let those that ended together go on together: after a pause,
+        hold the first step while requests keep coming.
 
-        An engine with nothing to do has mostly just ended a turn of many episodes, whose quick tools answer one after the
-        other. Steps for the first few of them would take as long as one for all.
+        An engine with nothing to do has mostly just ended a turn of many episodes, whose quick
+        tools answer one after the other. Steps for the first few of them would take as long as one
+        for all.
         """
         for _ in range(_MOST_PAUSES):
             before = len(self._waiting)

@@ -7,7 +7,7 @@ weights, made while no rollout runs.
 Invariants of a control call: it ends within `timeout_s`, tries and answer included; a lost
 connection, a 5xx and an answer that `server_answers` does not believe are tried again a few times
 where the call may be made twice; what is left is an `EngineError` (or a `ConfigError`, where the
-server was started wrongly) that names the server. While it waits, a line a minute says so.
+server was started wrongly) that names the server. While it waits, one line per minute says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = getLogger(__name__)
 
 
 def completion_payload(request: SampleRequest, model: str) -> dict[str, Any]:
-    """The body of a completion request; nothing is left to the server's defaults."""
+    """Return the body of a completion request; nothing is left to the server's defaults."""
     options = request.options
     return {
         "model": model,
@@ -71,7 +71,10 @@ def completion_bytes(request: SampleRequest) -> int:
 
 
 class ServerControl:
-    """One server, spoken to synchronously. Every failure is an `EngineError` or `ConfigError` that names the server."""
+    """One server, spoken to synchronously.
+
+    Every failure is an `EngineError` or `ConfigError` that names the server.
+    """
 
     def __init__(
         self, url: str, *, api_key: str | None = None, timeout_s: float = 900.0, say_every_s: float = SAY_EVERY_S
@@ -84,7 +87,9 @@ class ServerControl:
         self._config_is_known = False
 
     def wait_ready(self, timeout_s: float, *, may_come: Callable[[], bool] = lambda: True) -> None:
-        """Wait until the server is healthy (while it still may come), saying now and then that it is waited for."""
+        """Wait until the server is healthy (while it still may come),
+        saying now and then that it is waited for.
+        """
         started, say_at = time.monotonic(), 0.0
         while (failure := self._health()) is not None:
             waited_s = time.monotonic() - started
@@ -100,7 +105,7 @@ class ServerControl:
             time.sleep(min(_POLL_S, timeout_s))
 
     def _health(self) -> str | None:
-        """None if the server is up, else what is wrong."""
+        """Return None if the server is up, else what is wrong."""
 
         async def ask() -> Answer:
             async with asyncio.timeout(_HEALTH_TIMEOUT_S), new_client(self.url, self.headers) as client:
@@ -115,7 +120,7 @@ class ServerControl:
         return None if 200 <= answer.status < 300 else f"HTTP {answer.status}"
 
     def served_model(self) -> tuple[str, int]:
-        """The name of the base model, and its honest context window."""
+        """Return the name of the base model, and its honest context window."""
         cards = self.get("/v1/models", server_answers.model_cards)
         card = next((card for card in cards if card.parent is None), None)
         if card is None or card.max_model_len is None:
@@ -127,13 +132,15 @@ class ServerControl:
         return {card.name for card in self.get("/v1/models", server_answers.model_cards)}
 
     def warn_if_untested(self) -> None:
-        """One sentence if the server is not of a tested version, where it tells its version."""
+        """Warn if the server tells its version and it is not a tested one."""
         version = self.get("/version", server_answers.version_of_server, or_none=True)
         if version is not None:
             warn_if_untested(version, f"runs at {self.url}")
 
     def check_logprobs_mode(self) -> None:
-        """Refuse a server whose log-probabilities leave out temperature, top_p and the like, if it lets itself be asked."""
+        """Refuse a server whose log-probabilities leave out temperature, top_p and the like,
+        if it lets itself be asked.
+        """
         config = self._config()
         if config is not None and config.logprobs_mode != "processed_logprobs":
             raise ConfigError(
@@ -162,7 +169,7 @@ class ServerControl:
             )
 
     def _config(self) -> ServerConfig | None:
-        """The server's configuration, asked for once; None if it is not in development mode."""
+        """Return the server's configuration, asked for once; None outside development mode."""
         if not self._config_is_known:
             path = "/server_info?config_format=json"
             self._known_config = self.get(path, server_answers.server_config, or_none=True)
@@ -170,7 +177,7 @@ class ServerControl:
         return self._known_config
 
     def get(self, path: str, read: Callable[[Any], T], *, or_none: bool = False) -> Any:
-        """Return what `read` makes of an answer; with `or_none` None where there is no such path."""
+        """Return what `read` makes of an answer, or None if `or_none` and no such path."""
         return self._call("GET", path, None, lambda answer: read(decoded(answer.body)), _TRIES, or_none=or_none)
 
     def post(
@@ -181,7 +188,7 @@ class ServerControl:
         *,
         once: bool = False,
     ) -> Any:
-        """Return what `read` makes of the answer (None: any will do). `once`: never send it twice."""
+        """Return what `read` makes of the answer, if given; with `once`, never send twice."""
 
         def result(answer: Answer) -> Any:
             return None if read is None else read(decoded(answer.body))
@@ -219,7 +226,7 @@ class ServerControl:
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _exchange(self, method: str, path: str, body: Any, left_s: float) -> Answer:
-        """Try once, within the seconds that are left, logging a line a minute."""
+        """Try once, within the seconds that are left, logging one line per minute."""
         waiting = asyncio.create_task(self._say_waiting(path.partition("?")[0]))
         try:
             async with asyncio.timeout(max(0.0, left_s)), new_client(self.url, self.headers) as client:

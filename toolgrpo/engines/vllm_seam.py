@@ -1,19 +1,23 @@
 """The one file that touches what is not public in vLLM. Tested with vLLM 0.31.0.
 
-What is used, and why (`tests/engines/test_vllm_seam.py` fails with a sentence when one of these changes):
+What is used, and why (`tests/engines/test_vllm_seam.py` fails with a sentence when one of these
+changes):
 
-* environment variables read when `vllm` is first imported: `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps the engine in this
-  process, so that it can be stepped; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and `VLLM_CPU_KVCACHE_SPACE`;
-* `LLMEngine.add_request/step/abort_request/has_unfinished_requests`: the engine, one step at a time;
-* `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform (loading parameter by
-  parameter crashes on the CPU, where vLLM has repacked them);
-* `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the base model, a new one each step;
-* `vllm.v1.engine.core.cleanup_dist_env_and_memory`: vLLM ends the process's default group when it shuts down; where that is
-  the trainer's, only vLLM's own groups are ended;
-* on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with: it is packed again
-  after every reload;
-* on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function that does nothing:
-  both are put back, because the training pass runs in the same process.
+* environment variables read when `vllm` is first imported: `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps
+  the engine in this process, so that it can be stepped; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and
+  `VLLM_CPU_KVCACHE_SPACE`;
+* `LLMEngine.add_request/step/abort_request/has_unfinished_requests`: the engine, one step at a
+  time;
+* `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform
+  (loading parameter by parameter crashes on the CPU, where vLLM has repacked them);
+* `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the
+  base model, a new one each step;
+* `vllm.v1.engine.core.cleanup_dist_env_and_memory`: vLLM ends the process's default group when it
+  shuts down; where that is the trainer's, only vLLM's own groups are ended;
+* on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with:
+  it is packed again after every reload;
+* on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function
+  that does nothing: both are put back, because the training pass runs in the same process.
 """
 
 from __future__ import annotations
@@ -52,18 +56,18 @@ __all__ = [
 
 TESTED_VERSIONS = ("0.31.0",)
 CPU_BLOCK_SIZE = 32
-"""Tokens of a block of the cache on a CPU. A prefix is found again in whole blocks, and vLLM's own 128 there would read up to
-127 tokens again in every turn."""
+"""Tokens of a block of the cache on a CPU. A prefix is found again in whole blocks, and vLLM's own
+128 there would read up to 127 tokens again in every turn."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def vllm_available() -> bool:
-    """Whether `import vllm` can work, without importing it."""
+    """Return whether `import vllm` can work, without importing it."""
     return importlib.util.find_spec("vllm") is not None
 
 
 def vllm_version() -> str | None:
-    """The installed version, under whichever distribution name it came."""
+    """Return the installed version, under whichever distribution name it came."""
     for name in _DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name)
@@ -73,7 +77,7 @@ def vllm_version() -> str | None:
 
 
 def warn_if_untested(version: str | None, where: str) -> None:
-    """One sentence if this vLLM is not one this file was tested with."""
+    """Warn if this vLLM is not one this file was tested with."""
     if version is not None and version.partition("+")[0] not in TESTED_VERSIONS:
         warnings.warn(
             f"toolgrpo was tested with vLLM {', '.join(TESTED_VERSIONS)}; {version} {where} and may not fit.",
@@ -121,9 +125,12 @@ def _prepare_environment(options: VLLMOptions) -> None:
 def start_vllm(
     config: PretrainedConfig, options: VLLMOptions, weights: Mapping[str, torch.Tensor] | None = None
 ) -> StepEngine:
-    """Start vLLM in this process. `config.architectures` must name the model class. No tokenizer is loaded.
+    """Start vLLM in this process.
 
-    Without `weights` the model starts with random ones, and `load_weights` has to come before the first request.
+    `config.architectures` must name the model class. No tokenizer is loaded.
+
+    Without `weights` the model starts with random ones, and `load_weights` has to come before the
+    first request.
     """
     _prepare_environment(options)
     warn_if_untested(vllm_version(), "is installed")
@@ -167,8 +174,8 @@ def start_vllm(
             engine = LLMEngine.from_engine_args(arguments)
         except (ValueError, RuntimeError, ImportError, NotImplementedError) as error:
             raise EngineError(
-                f"vLLM could not start in this process: {error}. Choose another engine (--engine transformers, or "
-                f"--engine vllm_server with a running `vllm serve`), or change the vllm_* options."
+                f"vLLM could not start in this process: {error}. Choose another engine (engine transformers, or "
+                f"vllm_server with a running `vllm serve`), or change the vllm_* options."
             ) from error
         finally:
             folder.cleanup()
@@ -176,7 +183,7 @@ def start_vllm(
 
 
 def _served_rank(rank: int) -> int:
-    """The smallest rank vLLM has that an adapter of this rank fits into."""
+    """Return the smallest rank vLLM has that an adapter of this rank fits into."""
     return next((served for served in (8, 16, 32, 64, 128, 256, 320, 512) if served >= rank), rank)
 
 
@@ -230,7 +237,7 @@ class StepEngine:
         return request_id
 
     def step(self) -> list[tuple[str, Sample]]:
-        """One forward pass; the requests that it finished."""
+        """Run one forward pass, and return the requests that it finished."""
         return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -251,7 +258,7 @@ class StepEngine:
             self.forget_prefixes()
 
     def load_adapter(self, folder: Path) -> None:
-        """Use the LoRA adapter in `folder` (PEFT's format) from now on, and forget the one before."""
+        """Use the LoRA adapter in `folder` (PEFT's format) in place of the one before."""
         from vllm.lora.request import LoRARequest
 
         self.wake()
@@ -291,7 +298,9 @@ class StepEngine:
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
-    """Pack the output head again: a tied head gets no weights of its own in a reload, so its packed copy would be stale."""
+    """Pack the output head again: a tied head gets no weights of its own in a reload,
+    so its packed copy would be stale.
+    """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     for module in model.modules():

@@ -13,7 +13,7 @@ Invariants:
   not: it is our bug.
 * When one request is given up, so are all: a rollout with a hole is not trained on. So a run ends
   at the time its first request is given up, not one such time after the other.
-* Whoever waits is told: a line a minute for each server that has not answered for so long.
+* Whoever waits is told: one line per minute for each server that has not answered for so long.
 
 Not covered: a load balancer between trainer and servers (it hides restarts, and weights must reach
 every server): give the URL of each server. Anyone who can reach a server in development mode can
@@ -61,7 +61,7 @@ _log = getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Patience:
+class _RequestLimits:
     """How long a request is tried."""
 
     timeout_s: float  # for one server to answer
@@ -86,7 +86,7 @@ class VLLMServerEngine:
     """The `vllm_server` engine. The constructor waits until every server is ready.
 
     `vocabulary` is the number of ids the model has; an answer with others is not believed.
-    `weights` is the road that `load_weights` takes (None: the servers' weights stay as they are).
+    `weights` is the route that `load_weights` takes (None: the servers' weights stay as they are).
     With several training processes only the main one pushes; the others walk the weights and meet
     it in `wait_for_everyone`.
     """
@@ -117,10 +117,10 @@ class VLLMServerEngine:
         _refuse_repeated([server.url for server in self._servers])
         self._vocabulary = vocabulary
         self._weights = weights
-        self._patience = _Patience(timeout_s, retries, say_every_s)
+        self._limits = _RequestLimits(timeout_s, retries, say_every_s)
         self._is_main_process = is_main_process
         self._wait_for_everyone = wait_for_everyone
-        self._run: _Run | None = None
+        self._run: _ServerRun | None = None
         for server in self._servers:
             server.wait_ready(ready_timeout_s)
             server.warn_if_untested()
@@ -133,7 +133,7 @@ class VLLMServerEngine:
         if self._run is not None:
             raise EngineError("the engine is already open; close the rollout that uses it first")
         models = [name if self._weights is None else self._weights.model(name) for name in self._served_names]
-        self._run = _Run(self._servers, models, self._vocabulary, self._weights, self._patience)
+        self._run = _ServerRun(self._servers, models, self._vocabulary, self._weights, self._limits)
 
     async def sample(self, request: SampleRequest) -> Sample:
         run = self._run
@@ -149,17 +149,17 @@ class VLLMServerEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._weights is None:
-            raise ConfigError("this vllm_server engine was given no road for weights; pass `weights=DiskWeights(...)`")
+            raise ConfigError("this vllm_server engine was given no route for weights; pass `weights=DiskWeights(...)`")
         if self._is_main_process:
             for server in self._servers:
-                server.wait_ready(self._patience.timeout_s)
+                server.wait_ready(self._limits.timeout_s)
             self._weights.push(weights, self._servers)
         else:
             self._weights.follow(weights)
         self._wait_for_everyone()
 
     def shutdown(self) -> None:
-        """Nothing outlives `close`; the servers were started by someone else and go on."""
+        """Do nothing: no resource outlives `close`, and the servers are someone else's."""
 
 
 class _Lost(Exception):
@@ -170,8 +170,10 @@ class _CutShort(_Lost):
     """The request's own time ended in the middle of an attempt, which says little of the server."""
 
 
-class _Run:
-    """What lives between `open` and `close`: the connections, the router, and the requests in flight."""
+class _ServerRun:
+    """What lives between `open` and `close`: the connections, the router,
+    and the requests in flight.
+    """
 
     def __init__(
         self,
@@ -179,19 +181,19 @@ class _Run:
         models: Sequence[str],
         vocabulary: int,
         weights: ServerWeights | None,
-        patience: _Patience,
+        limits: _RequestLimits,
     ) -> None:
         self._servers = servers
         self._models = models
         self._vocabulary = vocabulary
-        self._patience = patience
+        self._limits = limits
         self._router = PrefixRouter(len(servers))
         self._down_until = [0.0] * len(servers)
         self._guards = [_WeightGuard(server, weights) for server in servers]
         self._clients = [new_client(server.url, server.headers, keepalive_s=_KEEPALIVE_S) for server in servers]
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._given_up: EngineError | None = None
-        self._silence = [Silence(server.url, patience.timeout_s) for server in servers]
+        self._silence = [Silence(server.url, limits.timeout_s) for server in servers]
         self._saying = asyncio.get_running_loop().create_task(self._say_silence(), name="vllm-server-silence")
 
     async def sample(self, request: SampleRequest) -> Sample:
@@ -223,7 +225,7 @@ class _Run:
 
     async def _say_silence(self) -> None:
         """Log a line for each silent server, each time another `say_every_s` have passed."""
-        every_s = self._patience.say_every_s
+        every_s = self._limits.say_every_s
         while True:
             await asyncio.sleep(min(1.0, every_s / 4))
             for silence in self._silence:
@@ -233,7 +235,7 @@ class _Run:
     async def _retrying(self, request: SampleRequest) -> Sample:
         """Try, with pauses, until there is a sample, or too many bad answers, or no more time."""
         servers_asked = min(2, len(self._servers))
-        give_up_s = time.monotonic() + self._patience.timeout_s * servers_asked
+        give_up_s = time.monotonic() + self._limits.timeout_s * servers_asked
         pause_s, bad_answers, why = _FIRST_PAUSE_S, 0, ""
         while True:
             number = self._router.choose(request.ids, self._down())
@@ -243,11 +245,11 @@ class _Run:
                 bad_answers += isinstance(problem, BadAnswer)
                 why = why if why and isinstance(problem, _CutShort) else str(problem)
                 self._note_failure(number, problem)
-                if bad_answers > self._patience.retries:
+                if bad_answers > self._limits.retries:
                     so_many = f"{bad_answers} in all" if bad_answers > 1 else "the first"
                     self._give_up(number, f"gave an answer that cannot be used ({so_many}): {why}", request)
                 if time.monotonic() + pause_s >= give_up_s:
-                    waited_s = self._patience.timeout_s * servers_asked
+                    waited_s = self._limits.timeout_s * servers_asked
                     self._give_up(number, f"gave no answer within {waited_s:g} s (--engine_timeout): {why}", request)
             else:
                 self._silence[number].answered(time.monotonic(), self._router.open_requests[number])
@@ -280,7 +282,7 @@ class _Run:
 
     async def _attempt_within(self, number: int, request: SampleRequest, give_up_s: float) -> Sample:
         """Try once, for as long as one server may take, and count the request there."""
-        limit_s = min(self._patience.timeout_s, give_up_s - time.monotonic())
+        limit_s = min(self._limits.timeout_s, give_up_s - time.monotonic())
         self._router.open_requests[number] += 1
         self._silence[number].asked(time.monotonic())
         try:
@@ -306,14 +308,14 @@ class _Run:
                 most_bytes=completion_bytes(request),
                 json=completion_payload(request, asked.model),
                 headers={"X-Request-Id": asked.request_id},
-                on_connect=guard.doubt,
+                on_connect=guard.check_again,
             )
         except NoAnswer as error:
             raise _Lost(str(error)) from error
         if answer.status >= 500 or answer.status in _MAY_PASS:
             raise _Lost(f"HTTP {answer.status}: {answer.excerpt}")
         if answer.status == 404:  # an adapter that it has no longer
-            guard.doubt()
+            guard.check_again()
         await guard.ensure()
         if guard.restores != restores_before:
             raise _Lost("it was restarted and has been given the trained weights again")
@@ -329,30 +331,34 @@ class _Run:
 
 
 class _WeightGuard:
-    """Knows whether one server still holds the trained weights, and gives them back when it does not.
+    """Knows whether one server still holds the trained weights,
+    and gives them back when it does not.
 
-    A doubt lasts until the server has answered: a question that failed is put again, whatever
-    connection is used then.
+    A question that failed is put again until the server has answered, whatever connection is used
+    then.
     """
 
     def __init__(self, server: ServerControl, weights: ServerWeights | None) -> None:
         self._server = server
         self._weights = weights
-        self._doubted_at_s = 0.0
+        self._check_since_s = 0.0
         self._held_at_s = -1.0
         self._lock = asyncio.Lock()
         self.restores = 0
 
-    def doubt(self) -> None:
-        """A new connection: the server may be another one than before."""
-        self._doubted_at_s = time.monotonic()
+    def check_again(self) -> None:
+        """Let the next `ensure` ask the server again: it may be another one than before."""
+        self._check_since_s = time.monotonic()
 
     async def ensure(self) -> None:
-        """Ask the server, unless it was asked after the last doubt; `_Lost` if it cannot be reached."""
-        if self._weights is None or self._held_at_s > self._doubted_at_s:
+        """Ask the server, unless it was asked after the last `check_again`.
+
+        Raises `_Lost` if it cannot be reached.
+        """
+        if self._weights is None or self._held_at_s > self._check_since_s:
             return
         async with self._lock:
-            if self._held_at_s > self._doubted_at_s:
+            if self._held_at_s > self._check_since_s:
                 return
             asked_s = time.monotonic()
             try:

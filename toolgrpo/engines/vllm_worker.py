@@ -1,8 +1,10 @@
-"""What a `vllm serve` on the CPU must know besides vLLM: `--worker-extension-cls toolgrpo.engines.vllm_worker.ToolGRPOWorker`.
+"""What a `vllm serve` on the CPU must know besides vLLM:
+`--worker-extension-cls toolgrpo.engines.vllm_worker.ToolGRPOWorker`.
 
-vLLM adds the methods of this class to its workers and lets them be called over `/collective_rpc`. On the CPU a head tied to
-the embeddings is a packed copy, which vLLM's reload leaves as it was; without the call below the server would go on
-drawing from the old head. On GPUs nothing is packed and no extension is needed.
+vLLM adds the methods of this class to its workers and lets them be called over `/collective_rpc`.
+On the CPU a head tied to the embeddings is a packed copy, which vLLM's reload leaves as it was;
+without the call below the server would go on drawing from the old head. On GPUs nothing is packed
+and no extension is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Ask rewards about a batch outside of training, and say which episodes succeeded.
 
-Rewards get what TRL gives them in training: `prompts`, copies of the `completions`, `completion_ids`, `trajectories`, every
-column as a list, `trainer_state`, `log_metric` and `log_extra`.
+Rewards get what TRL gives them in training: `prompts`, copies of the `completions`,
+`completion_ids`, `trajectories`, every column as a list, `trainer_state`, `log_metric` and
+`log_extra`.
 
 Not covered: reward models (modules of torch), which TRL runs itself in training.
 """
@@ -23,14 +24,18 @@ from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored, Success
 __all__ = ["Grader", "grade", "success_at"]
 
 Grader = Callable[..., Any]
-"""A reward in TRL's form: `grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`."""
+"""A reward in TRL's form:
+`grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`.
+"""
 
 _ROUNDING = 1e-6  # rewards are added up in fp32 in training
 _NO_COLUMNS = ("prompt", "completion", "completion_ids", "trajectories")
 
 
 def success_at(threshold: float) -> Success:
-    """Return the one meaning of success: the measure that the row brings, else a reward of at least `threshold`."""
+    """Return the one meaning of success: the measure that the row brings,
+    else a reward of at least `threshold`.
+    """
 
     def succeeded(episode: Scored) -> bool:
         measure = measure_of(episode.row)
@@ -51,7 +56,9 @@ def grade(
     log_metric: Callable[[str, float], None] = lambda name, value: None,
     log_extra: Callable[[str, list[Any]], None] = lambda column, values: None,
 ) -> RolloutBatch:
-    """Return the batch with the rewards of each episode, their weighted sum, and whether it succeeded."""
+    """Return the batch with the rewards of each episode, their weighted sum,
+    and whether it succeeded.
+    """
     rows = [episode.row for episode in batch.episodes]
     if not rows:  # a process without a question: rewards need not bear an empty batch
         return batch

@@ -2,10 +2,11 @@
 
 Pure functions and values; `run.py` makes the episodes, `report.py` shows them.
 
-Intervals are Wilson's at 95 %, with the number of *questions* as n, however many episodes each question had: episodes of one
-question are not independent. A per-question value between 0 and 1 varies at most as a coin of the same mean does, so the
-interval is rather too wide than too narrow. The interval of a difference is Newcombe's, for independent samples; the
-questions are the same for both models, so it too errs on the wide side.
+Intervals are Wilson's at 95 %, with the number of *questions* as n, however many episodes each
+question had: episodes of one question are not independent. A per-question value between 0 and 1
+varies at most as a coin of the same mean does, so the interval is rather too wide than too narrow.
+The interval of a difference is Newcombe's, for independent samples; the questions are the same for
+both models, so it too errs on the wide side.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
 
 
 def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a proportion; sound also near 0 and 1."""
+    """Return the 95 % Wilson score interval of a proportion; sound also near 0 and 1."""
     if n == 0:
         return 0.0, 1.0
     p = successes / n
@@ -86,24 +87,28 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What is voted with in maj@k: an episode's final answer (None: it gave none), and whether the episode succeeded."""
+    """What is voted with in maj@k: an episode's final answer (None: it gave none),
+    and whether the episode succeeded.
+    """
 
     answer: str | None
     success: bool
 
 
 def pass_at_k(successes: int, n: int, k: int) -> float:
-    """The chance that at least one of k episodes succeeds, estimated without bias from n of which some succeeded."""
+    """Return the chance that one of k episodes succeeds, estimated without bias from n of them."""
     if not 1 <= k <= n:
         raise ValueError(f"pass@k needs k from 1 to the number of episodes; got k={k}, n={n}")
     return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
 
 
 def majority_at_k(episodes: Sequence[Answered], k: int) -> float:
-    """How good the most frequent answer of k episodes is; the mean over as many disjoint sets of k as there are.
+    """Return how good the most frequent answer of k episodes is.
 
-    The winning answer is worth the share of successes among the episodes that gave it (all winners together, on a tie).
-    Episodes without an answer do not vote; where none votes, the value is 0.
+    It is the mean over as many disjoint sets of k as there are.
+
+    The winning answer is worth the share of successes among the episodes that gave it (all winners
+    together, on a tie). Episodes without an answer do not vote; where none votes, the value is 0.
     """
     if not 1 <= k <= len(episodes):
         raise ValueError(f"maj@k needs k from 1 to the number of episodes; got k={k}, n={len(episodes)}")
@@ -124,7 +129,10 @@ def _majority(episodes: Sequence[Answered]) -> float:
 
 
 def given_answer(completion: Sequence[Message]) -> str | None:
-    """The final answer in a form that can be compared: its last number, or else its text; None if there is none."""
+    """Return the final answer in a form that can be compared, or None if there is none.
+
+    That is its last number, or else its text.
+    """
     marked = marked_answer(final_answer(completion))
     number = last_number(marked)
     if number is not None:

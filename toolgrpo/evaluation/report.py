@@ -1,4 +1,6 @@
-"""What an evaluation found, as JSON and as a table: one model, or two side by side on the same questions."""
+"""What an evaluation found, as JSON and as a table: one model,
+or two side by side on the same questions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ __all__ = ["Comparison", "EpisodeFacts", "ModelReport"]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFacts:
-    """One episode, as far as statistics want it; small, because processes send these to each other."""
+    """One episode as statistics want it; small, because processes send these to each other."""
 
     question: int
     reward: float
@@ -45,7 +47,10 @@ class ModelReport:
         return len(self._by_question())
 
     def shares(self) -> dict[str, Share]:
-        """pass@k and maj@k, by name. maj@1 is pass@1, and left out; so is maj@2, where a tie is all there can be."""
+        """Return pass@k and maj@k, by name.
+
+        maj@1 is pass@1, and left out; so is maj@2, where a tie is all there can be.
+        """
         questions = self._by_question()
         shares = {
             f"pass@{k}": Share.of([pass_at_k(sum(e.success for e in group), len(group), k) for group in questions])
@@ -58,7 +63,10 @@ class ModelReport:
         return shares
 
     def tools(self) -> dict[str, dict[str, Any]]:
-        """Per tool, by how often it was called: calls, failures by cause, and how many episodes used it."""
+        """Return, per tool, its calls, failures by cause, and how many episodes used it.
+
+        They stand by how often they were called.
+        """
         found = {}
         for tool, count in Counter(_tool(call) for episode in self.episodes for call in episode.calls).most_common():
             calls = [[call for call in episode.calls if _tool(call) == tool] for episode in self.episodes]
@@ -125,7 +133,7 @@ class Comparison:
         }
 
     def tables(self) -> list[Table]:
-        """Success, and the tools."""
+        """Return two tables, of success and of the tools."""
         reports = [report for report in (self.baseline, self.model) if report is not None]
         names = [report.model for report in reports]
         title = f"{self.model.n_questions} questions, {self.model.samples} episodes each; 95 % intervals"
@@ -140,7 +148,7 @@ class Comparison:
         return [success, self._tool_table([report["tools"] for report in found], names)]
 
     def _tool_table(self, tools: Sequence[Mapping[str, Mapping[str, Any]]], names: Sequence[str]) -> Table:
-        table = _table("calls an episode (share that failed)", "tool", *names)
+        table = _table("calls per episode (share that failed)", "tool", *names)
         for tool in dict.fromkeys(name for of_model in tools for name in of_model):
             cells = [
                 f"{of[tool]['calls_per_episode']:.2f} ({of[tool]['failures'] / of[tool]['calls']:.2f})"

@@ -1,7 +1,10 @@
-"""Measure a model: some episodes of each question, graded, and made into a report. No trainer is in it.
+"""Measure a model: some episodes of each question, graded, and made into a report.
 
-The episodes are those of training: same loop, engine, tools, limits and rewards. Several processes share the questions; each
-has the whole model, however the launcher would have spread it for a training.
+No trainer is in it.
+
+The episodes are those of training: same loop, engine, tools, limits and rewards. Several processes
+share the questions; each has the whole model, however the launcher would have spread it for a
+training.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ def evaluate(
     label: str = "episodes",
     clock: Callable[[], float] = time.monotonic,
 ) -> ModelReport:
-    """Run and grade the episodes of all questions, in all processes, and return what was found, in each of them."""
+    """Run and grade the episodes of all questions, in all processes,
+    and return what was found, in each of them.
+    """
     started = clock()
     # 1. the questions of this process
     own = range(policy.process_index, len(evaluation.rows), policy.backend.n_processes)

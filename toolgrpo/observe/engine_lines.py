@@ -1,4 +1,6 @@
-"""What engines log as a warning, on the terminal too: that a server is waited for, or gave an answer that cannot be used."""
+"""What engines log as a warning, on the terminal too: that a server is waited for,
+or gave an answer that cannot be used.
+"""
 
 from __future__ import annotations
 

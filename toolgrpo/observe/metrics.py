@@ -1,13 +1,17 @@
-"""Numbers for the log, derived from a batch. Nothing reads them back: the trajectories are the source of truth.
+"""Numbers for the log, derived from a batch.
 
-Each process runs episodes of its own, and TRL logs the main one's numbers. So each metric says how the values of several
-processes become one: counts are added up, bounds and the time taken are those of the extreme process, and shares and means
-(of equally many episodes in each process) are averaged over the processes that have them. Not exact, but near: the latency
-percentiles, `tools/failure_frequency` and `completions/mean_terminated_length`, which are averages of averages.
+Nothing reads them back: the trajectories are the source of truth.
 
-`reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing to learn from: the smallest
-and largest reward, and the share of groups whose rewards are all alike. Alike means within 1e-6, because the standard
-deviation of equal fp32 rewards is seldom exactly 0 (TRL's `frac_reward_zero_std` misses most such groups).
+Each process runs episodes of its own, and TRL logs the main one's numbers. So each metric says how
+the values of several processes become one: counts are added up, bounds and the time taken are those
+of the extreme process, and shares and means (of equally many episodes in each process) are averaged
+over the processes that have them. Not exact, but near: the latency percentiles,
+`tools/failure_frequency` and `completions/mean_terminated_length`, which are averages of averages.
+
+`reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
+to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
+Alike means within 1e-6, because the standard deviation of equal fp32 rewards is seldom exactly 0
+(TRL's `frac_reward_zero_std` misses most such groups).
 """
 
 from __future__ import annotations
@@ -52,7 +56,9 @@ Metrics = dict[str, Metric]
 
 
 class MetricsLog(Observer):
-    """Logs the metrics of each batch that is trained on or evaluated, over all processes: each of them must hear of it."""
+    """Logs the metrics of each batch that is trained on or evaluated, over all processes:
+    each of them must hear of it.
+    """
 
     def __init__(self, log: Callable[[Mapping[str, float]], None]) -> None:
         self._log = log
@@ -142,7 +148,10 @@ def reward_metrics(batch: RolloutBatch) -> Metrics:
 
 
 def groups_without_spread(totals: Sequence[float], group_size: int) -> float:
-    """Return the share of groups whose rewards are all alike; the rewards of a group stand together."""
+    """Return the share of groups whose rewards are all alike.
+
+    The rewards of a group stand together.
+    """
     groups = [totals[start : start + group_size] for start in range(0, len(totals), group_size)]
     return sum(max(group) - min(group) < _ALIKE for group in groups) / len(groups)
 

@@ -1,6 +1,8 @@
-"""One progress display: the training steps with reward, success and time left, and under it the rollout of the moment.
+"""One progress display: the training steps with reward, success and time left,
+and under it the current rollout.
 
-On a terminal it is a live bar. Elsewhere (a pipe, a CI log) it is one line for about every twentieth of the steps.
+On a terminal it is a live bar. Elsewhere (a pipe, a CI log) it is one line for about every
+twentieth of the steps.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ _ROLLOUT_SHOWN_AFTER_S = 2.0
 class RunProgress(Observer):
     """The progress display of one process. A quiet console shows nothing.
 
-    The bar over the episodes of a rollout appears only if the rollout takes a while, and goes away with it.
+    The bar over the episodes of a rollout appears only if the rollout takes a while, and goes away
+    with it.
 
-    With a `say` of its own (a `Terminal`'s), lines above the bars go there, and what libraries print goes to the log.
+    With a `say` of its own (a `Terminal`'s), lines above the bars go there, and what libraries
+    print goes to the log.
     """
 
     def __init__(self, console: Console, say: Callable[[str], None] | None = None) -> None:
@@ -64,7 +68,7 @@ class RunProgress(Observer):
             self._console.print(f"step {done}/{total}  {note}  {seconds:.0f} s", markup=False)
 
     def say(self, text: str) -> None:
-        """One line above the bars."""
+        """Print one line above the bars."""
         if self._say is not None:
             self._say(text)
         else:

@@ -1,11 +1,13 @@
 """Write every trajectory as one JSON line, as it was trained on.
 
-A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so that a run can be
-read, searched and replayed without the trainer: `Trajectory.from_record` takes what `read_episodes` gives. Each process writes its own file (`episodes_path`). A checkpoint remembers
-how long the file was, and a resumed run cuts it there, so no episode stands in it twice; a run that starts from the
-beginning sets an older recording aside.
+A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so
+that a run can be read, searched and replayed without the trainer: `Trajectory.from_record` takes
+what `read_episodes` gives. Each process writes its own file (`episodes_path`). A checkpoint
+remembers how long the file was, and a resumed run cuts it there, so no episode stands in it twice;
+a run that starts from the beginning sets an older recording aside.
 
-A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those stand there as escapes.
+A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
+stand there as escapes.
 
 Not covered: rotation; a long run writes a large file, and `record_episodes: false` turns it off.
 """
@@ -27,7 +29,7 @@ __all__ = ["EpisodeRecorder", "episodes_path", "read_episodes"]
 
 
 def episodes_path(output_dir: Path, process_index: int) -> Path:
-    """The recording of one process: `episodes.jsonl`, and `episodes.rank1.jsonl` and so on for the others."""
+    """Return the recording of one process: `episodes.jsonl`, `episodes.rank1.jsonl` and so on."""
     return output_dir / ("episodes.jsonl" if process_index == 0 else f"episodes.rank{process_index}.jsonl")
 
 
@@ -61,7 +63,7 @@ class EpisodeRecorder(Observer):
             raise _not_written(self.path, error) from error
 
     def sync(self) -> int:
-        """Bring everything to the disk; how many bytes the recording has."""
+        """Bring everything to the disk, and return how many bytes the recording has."""
         if self.path is None or self._file is None:
             return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
         try:
@@ -73,7 +75,7 @@ class EpisodeRecorder(Observer):
         return os.fstat(self._file.fileno()).st_size
 
     def start_anew(self) -> None:
-        """A run begins: what an earlier one recorded under this name is set aside, as `<name>.previous`."""
+        """Set aside, as `<name>.previous`, what an earlier run recorded under this name."""
         if self.path is None or self._file is not None or not self.path.is_file():
             return
         try:
@@ -82,9 +84,11 @@ class EpisodeRecorder(Observer):
             raise _not_written(self.path, error) from error
 
     def cut(self, n_bytes: int) -> str | None:
-        """Forget what was recorded after the first `n_bytes`: the resumed run records those episodes again.
+        """Forget what was recorded after the first `n_bytes`:
+        the resumed run records those episodes again.
 
-        Returns what is wrong with the recording up to there, or None. A line that was torn there is given up.
+        Returns what is wrong with the recording up to there, or None. A line that was torn there is
+        given up.
         """
         self.close()
         if self.path is None:
@@ -107,7 +111,7 @@ class EpisodeRecorder(Observer):
         return self._file
 
     def _drop(self) -> None:
-        """Forget the file after a failure; closing it would try to write the rest, and fail again."""
+        """Forget the file after a failure; closing it would write the rest and fail again."""
         with contextlib.suppress(OSError):
             self.close()
         self._file = None
@@ -127,7 +131,7 @@ def _cut(path: Path, n_bytes: int) -> str | None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """A killed run may have left half a line at the end; what is appended must not be joined to it."""
+    """Cut off the half line that a killed run may have left: nothing may be appended to it."""
     if not path.is_file():
         return
     with path.open("rb+") as file:
@@ -146,12 +150,12 @@ def _cut_torn_line(path: Path) -> None:
 def _not_written(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"the episodes could not be recorded in {path}: {error.strerror or error}. Free some space and go on with "
-        f"--resume_from_checkpoint auto, or turn the recording off with --record_episodes false."
+        f"resume_from_checkpoint auto, or turn the recording off with record_episodes false."
     )
 
 
 def read_episodes(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a recording; a last line that was torn by a kill is left out."""
+    """Read all complete lines of a recording; a last line that was torn by a kill is left out."""
     records: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:
         for line in lines:

@@ -1,7 +1,9 @@
-"""A readable table of the episodes of one rollout: what was asked, which tools ran, how it ended, what it was worth.
+"""A readable table of the episodes of one rollout: what was asked, which tools ran,
+how it ended, what it was worth.
 
-Pure functions; `trackers.py` sends the table to where a person looks at it. Not covered: tokens and log-probabilities,
-which the recording has.
+Pure functions; `trackers.py` sends the table to where a person looks at it.
+
+Not covered: tokens and log-probabilities, which the recording has.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
 
 
 def as_markdown(rows: Sequence[EpisodeRow]) -> str:
-    """For trackers that know text only."""
+    """Render the table for trackers that know text only."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(_cell(value) for value in row.values()) + " |" for row in rows]
     return "\n".join(lines)

@@ -1,11 +1,14 @@
-"""W&B, TensorBoard, trackio and the others of `report_to`: Transformers' own callbacks, which may fail and stop nothing.
+"""W&B, TensorBoard, trackio and the others of `report_to`: Transformers' own callbacks,
+which may fail and stop nothing.
 
 * A tracker that is not installed is left out, with one warning.
-* A tracker that raises (no network, no key, a full disk) is switched off for the rest of the run, with one warning.
-* With `log_completions`, the episodes of the last rollout go to the trackers as a table with every log (the main process's
-  own; the recording has all); the versions of what runs go there once.
+* A tracker that raises (no network, no key, a full disk) is switched off for the rest of the run,
+  with one warning.
+* With `log_completions`, the episodes of the last rollout go to the trackers as a table with every
+  log (the main process's own; the recording has all); the versions of what runs go there once.
 
-Not covered: a tracker that hangs inside its own code. W&B has deadlines of its own (`WANDB_INIT_TIMEOUT`).
+Not covered: a tracker that hangs inside its own code. W&B has deadlines of its own
+(`WANDB_INIT_TIMEOUT`).
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _PACKAGES = ("toolgrpo", "trl", "transformers", "torch", "accelerate", "vllm", "
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide what a run does."""
+    """Return the versions of the packages that decide what a run does."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -50,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def installed_trackers(report_to: Sequence[str]) -> list[str]:
-    """The trackers of `report_to` that can be used here; a warning says which cannot."""
+    """Return the trackers of `report_to` that can be used here; warn of those that cannot."""
     usable = []
     for name in report_to:
         try:
@@ -65,10 +68,10 @@ def installed_trackers(report_to: Sequence[str]) -> list[str]:
 def guard_trackers(callbacks: list[Any], report_to: Sequence[str]) -> None:
     """Put a guard around each tracker's callback, in place."""
     kinds = tuple(kind for name in report_to for kind in get_reporting_integration_callbacks([name]))
-    callbacks[:] = [Guard(callback) if isinstance(callback, kinds) else callback for callback in callbacks]
+    callbacks[:] = [TrackerGuard(callback) if isinstance(callback, kinds) else callback for callback in callbacks]
 
 
-class Guard(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+class TrackerGuard(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """A tracker's callback that is switched off when it raises."""
 
     def __init__(self, inner: Any) -> None:
@@ -97,10 +100,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers ships no typ
 
 
 class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Sends what Transformers' callbacks do not: the versions, and the episodes of the last batch as a table."""
+    """Sends what Transformers' callbacks do not: the versions,
+    and the episodes of the last batch as a table.
+    """
 
     def __init__(self, callbacks: list[Any], *, with_tables: bool) -> None:
-        self._guards = [callback for callback in callbacks if isinstance(callback, Guard)]
+        self._guards = [callback for callback in callbacks if isinstance(callback, TrackerGuard)]
         self._wanted = with_tables and bool(self._guards)
         self._rows: list[EpisodeRow] = []
 
@@ -122,7 +127,7 @@ class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transfo
         for guard, sink in self._sinks(state):
             guard.attempt(partial(sink.table, guard.inner, rows, state.global_step))
 
-    def _sinks(self, state: TrainerState) -> list[tuple[Guard, _Sink]]:
+    def _sinks(self, state: TrainerState) -> list[tuple[TrackerGuard, _Sink]]:
         if not state.is_world_process_zero:
             return []
         return [(guard, _SINKS[type(guard.inner)]) for guard in self._guards if type(guard.inner) in _SINKS]

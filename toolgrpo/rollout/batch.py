@@ -1,10 +1,10 @@
 """`RolloutBatch`: the episodes of one rollout, in groups, each with what it was worth.
 
-This is the value that everything after a rollout takes: grading, metrics, the recording, tables, evaluation. It is made by
-`Rollouts.run` without rewards and completed once, by `graded`.
+This is the value that everything after a rollout takes: grading, metrics, the recording, tables,
+evaluation. It is made by `Rollouts.run` without rewards and completed once, by `graded`.
 
-Invariants: episodes stand in the order of the rows that were asked; those of one question stand together; a batch never
-changes: `numbered` and `graded` give new ones.
+Invariants: episodes stand in the order of the rows that were asked; those of one question stand
+together; a batch never changes: `numbered` and `graded` give new ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Row = Mapping[str, Any]
 """One row of the data: `prompt`, and every other column."""
 
 Mode = Literal["train", "eval", "heldout"]
-"""What a rollout is for: training, an evaluation, or held-out questions before and after a training."""
+"""What a rollout is for: training, an evaluation,
+or held-out questions before and after a training.
+"""
 
 Success = Callable[["Scored"], bool]
 """Says of a graded episode whether it succeeded."""
@@ -39,7 +41,9 @@ class RolloutTimes:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What one episode is worth: each reward by its name (None: it does not score this episode), and their weighted sum."""
+    """What one episode is worth:
+    each reward by its name (None: it does not score this episode), and their weighted sum.
+    """
 
     rewards: Mapping[str, float | None]
     total: float
@@ -47,7 +51,9 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One episode: the row it came from, what happened, and what it was worth (None: not graded yet)."""
+    """One episode: the row it came from, what happened,
+    and what it was worth (None: not graded yet).
+    """
 
     row: Row
     trajectory: Trajectory
@@ -60,7 +66,8 @@ class Scored:
 class RolloutBatch:
     """The episodes of one rollout of one process.
 
-    `offset` is the place of the first one among the episodes of all processes: a group may be shared by two processes.
+    `offset` is the place of the first one among the episodes of all processes: a group may be
+    shared by two processes.
     """
 
     episodes: tuple[Scored, ...]
@@ -92,13 +99,18 @@ class RolloutBatch:
         return tuple(_given(episode.success) for episode in self.episodes)
 
     def groups(self) -> tuple[tuple[Scored, ...], ...]:
-        """Return the episodes of each question; of a group that is shared with other processes, this process's part."""
+        """Return the episodes of each question.
+
+        A group that is shared with other processes has this process's part only.
+        """
         bounds = [0, *range(self.group_size - self.offset % self.group_size, len(self.episodes), self.group_size)]
         ends = [*bounds[1:], len(self.episodes)]
         return tuple(self.episodes[start:end] for start, end in zip(bounds, ends, strict=True) if start < end)
 
     def numbered(self, first: int) -> RolloutBatch:
-        """Return the batch with a number for each episode, from `first` on, in the metadata of its trajectory."""
+        """Return the batch with a number for each episode, from `first` on,
+        in the metadata of its trajectory.
+        """
         return replace(
             self,
             episodes=tuple(
@@ -108,7 +120,10 @@ class RolloutBatch:
         )
 
     def graded(self, grades: Sequence[Grade], succeeded: Success) -> RolloutBatch:
-        """Return the batch with what each episode is worth; `succeeded` is asked about each of them."""
+        """Return the batch with what each episode is worth.
+
+        `succeeded` is asked about each of them.
+        """
         return replace(
             self,
             episodes=tuple(

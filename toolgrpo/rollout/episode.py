@@ -2,11 +2,12 @@
 
 Invariants:
 
-* The ids sent to the engine are exactly the prompt plus everything in the ledger; nothing is tokenized twice.
-* A trajectory never has more than `max_completion_length` tokens after its prompt, and no request asks for more than
-  what is left of it, of the context window and of the turn's own cap.
-* Every episode ends with exactly one `StopReason`. A failure of the world is one of them; a bug or a plugin error is
-  none, it propagates.
+* The ids sent to the engine are exactly the prompt plus everything in the ledger; nothing is
+  tokenized twice.
+* A trajectory never has more than `max_completion_length` tokens after its prompt, and no request
+  asks for more than what is left of it, of the context window and of the turn's own cap.
+* Every episode ends with exactly one `StopReason`. A failure of the world is one of them; a bug or
+  a plugin error is none, it propagates.
 
 What ends an episode, in the order it is looked at in each turn:
 
@@ -110,18 +111,20 @@ class EpisodeRunner:
     on_turn: Callable[[Episode, Turn], None] | None = None
 
     async def __call__(self, episode: Episode) -> Trajectory:
-        return await _Run(self, episode).run()
+        return await _EpisodeRun(self, episode).run()
 
 
-class _Room(NamedTuple):
-    """How many tokens the next turn may have, and what the episode ends with when that is all there is."""
+class _TurnBudget(NamedTuple):
+    """How many tokens the next turn may have,
+    and what the episode ends with when that is all there is.
+    """
 
     tokens: int
     when_full: StopReason
     by_turn_cap: bool
 
 
-class _Run:
+class _EpisodeRun:
     """The state of one running episode."""
 
     def __init__(self, shared: EpisodeRunner, episode: Episode) -> None:
@@ -135,7 +138,7 @@ class _Run:
         self.ledger: Ledger | None = None
 
     async def run(self) -> Trajectory:
-        """The loop, under its deadline, with a tool session around it."""
+        """Run the loop under its deadline, with a tool session around it."""
         reward: float | None = None
         failure: str | None = None
         deadline = asyncio.timeout(self.shared.limits.deadline_s)
@@ -211,7 +214,7 @@ class _Run:
         found = unmarked_call(parsed.content, self.tools.schemas, form=form, made=made)
         return parsed if found is None else replace(parsed, attempts=(found,))
 
-    def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: _Room) -> StopReason | None:
+    def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: _TurnBudget) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:
             return room.when_full
         if not turn.attempts:
@@ -222,7 +225,10 @@ class _Run:
         return None
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
-        """One turn from the engine; a request that failed is tried again a few times, unless its engine did so itself."""
+        """Sample one turn from the engine.
+
+        A request that failed is tried again a few times, unless its engine did so itself.
+        """
         request = SampleRequest(
             ids=ledger.all_ids,
             max_tokens=max_tokens,
@@ -241,7 +247,10 @@ class _Run:
         raise AssertionError("unreachable: the last retry raises")
 
     async def _call_tools(self, ledger: Ledger, session: ToolSession, turn: Turn) -> tuple[ToolResult, ...]:
-        """Answer every attempt of the turn, in order; record the turn even if the deadline passes meanwhile."""
+        """Answer every attempt of the turn, in order.
+
+        Record the turn even if the deadline passes meanwhile.
+        """
         results: tuple[ToolResult, ...] = ()
         started = self._now()
         try:
@@ -279,15 +288,15 @@ class _Run:
         return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
 
     def _left(self, ledger: Ledger) -> int:
-        """Tokens left of the completion length and of the context window."""
+        """Return the tokens left of the completion length and of the context window."""
         by_length = self.shared.limits.max_completion_length - len(ledger)
         return min(by_length, self.shared.engine.max_model_len - len(ledger.all_ids))
 
-    def _room(self, ledger: Ledger) -> _Room:
+    def _room(self, ledger: Ledger) -> _TurnBudget:
         by_length = self.shared.limits.max_completion_length - len(ledger)
         left = self._left(ledger)
         cap = self.shared.limits.max_turn_tokens
-        return _Room(
+        return _TurnBudget(
             tokens=left if cap is None else min(left, cap),
             when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
             by_turn_cap=cap is not None and cap < left,
@@ -310,6 +319,6 @@ def _refusal(name: str | None, budget: int | None) -> ToolResult:
 
 
 def _with_observation(messages: list[Message], observation: str) -> list[Message]:
-    """The first observation of an environment belongs to the last message of the prompt."""
+    """Append the first observation of an environment to the last message of the prompt."""
     last = messages[-1]
     return [*messages[:-1], {**last, "content": f"{last['content']}{observation}"}]

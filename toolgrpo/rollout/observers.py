@@ -1,5 +1,5 @@
-"""`Observer`: what hears of a rollout. The recording, the tables, the metrics and the progress bar are observers, and so is
-whatever a user passes as `ToolGRPOTrainer(..., observers=[...])`.
+"""`Observer`: what hears of a rollout. The recording, the tables, the metrics and the progress bar
+are observers, and so is whatever a user passes as `ToolGRPOTrainer(..., observers=[...])`.
 
     rollout_began    some episodes begin
     turn_done        one of them has had a turn of the model, and the answers of its tools
@@ -8,11 +8,12 @@ whatever a user passes as `ToolGRPOTrainer(..., observers=[...])`.
     batch_done       they were graded: once per rollout whose rewards were asked for
     close            the run is over
 
-Invariants: observers hear in this order, each process of its own episodes; they never steer: what they return is not looked
-at, and events are frozen. An observer of a user that raises is a `PluginError` that says which, and ends the run; errors of
-this package's own tree keep their class.
+Invariants: observers hear in this order, each process of its own episodes; they never steer: what
+they return is not looked at, and events are frozen. An observer of a user that raises is a
+`PluginError` that says which, and ends the run; errors of this package's own tree keep their class.
 
-They are called between two turns of some episode, on the event loop: what takes long delays all episodes.
+They are called between two turns of some episode, on the event loop: what takes long delays all
+episodes.
 """
 
 from __future__ import annotations

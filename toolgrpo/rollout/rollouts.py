@@ -1,7 +1,9 @@
-"""`Rollouts`: rows in, a `RolloutBatch` out. What trains, what evaluates and what only wants episodes are its customers.
+"""`Rollouts`: rows in, a `RolloutBatch` out.
 
-It knows an engine, a chat format and tools, and nothing of what the episodes are for: no rewards, no trainer, no files.
-Each process has its own and waits for no other inside `run`.
+What trains, what evaluates and what only wants episodes are its customers.
+
+It knows an engine, a chat format and tools, and nothing of what the episodes are for: no rewards,
+no trainer, no files. Each process has its own and waits for no other inside `run`.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class Rollouts:
                 self.observers.close()
 
     def scheduler(self, options: SamplingOptions, began: RolloutBegan) -> Scheduler:
-        """Return a scheduler for `episode`s: `run` is a loop around one, and one that draws more rows as it goes another."""
+        """Return a scheduler for `episode`s: `run` is a loop around one,
+        and one that draws more rows as it goes another.
+        """
         runner = EpisodeRunner(
             engine=self.engine,
             chat=self.chat,

@@ -1,7 +1,9 @@
-"""The tools of one row: a row whose column `tools` names some of the tools is shown only these, and can call only these.
+"""The tools of one row:
+a row whose column `tools` names some of the tools is shown only these, and can call only these.
 
-Invariants: a row without names gets all tools; the tools keep the order of the toolbox; a call of a tool that was not
-offered is answered like a call of a tool that does not exist, and never reaches it.
+Invariants: a row without names gets all tools; the tools keep the order of the toolbox; a call of a
+tool that was not offered is answered like a call of a tool that does not exist, and never reaches
+it.
 
 Not covered: tools that a row would bring itself; names only choose among those that were loaded.
 """
@@ -21,7 +23,7 @@ __all__ = ["check_tool_names", "offered_tools"]
 
 
 def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolProvider | None:
-    """The tools that an episode of this row has."""
+    """Return the tools that an episode of this row has."""
     names = row.get("tools")
     if names is None:
         return tools
@@ -30,7 +32,7 @@ def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolPro
 
 
 def check_tool_names(tools: ToolProvider | None, names: Iterable[str]) -> None:
-    """`DataError` if a row names a tool that was not loaded."""
+    """Raise `DataError` if a row names a tool that was not loaded."""
     known = [] if tools is None else tools.names
     for name in names:
         if name not in known:
@@ -93,7 +95,10 @@ class _OfferedSession:
         await self._session.__aexit__(exc_type, exc, tb)
 
     def _is_hidden(self, attempt: CallAttempt) -> bool:
-        """Malformed attempts pass: the session says what is wrong with them."""
+        """Return whether a well-formed call names a tool that the row does not offer.
+
+        Malformed attempts pass: the session says what is wrong with them.
+        """
         return attempt.status is AttemptStatus.OK and attempt.name is not None and attempt.name not in self._names
 
     def _refuse(self, attempt: CallAttempt) -> ToolResult:

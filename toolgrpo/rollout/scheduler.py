@@ -1,20 +1,21 @@
 """Run many episodes at once on one event loop, with no barrier between them.
 
-A `Scheduler` takes episodes while it runs, so its source can be a list (`run_episodes`) or a loop that decides by what has
-ended what comes next:
+A `Scheduler` takes episodes while it runs, so its source can be a list (`run_episodes`) or a loop
+that decides by what has ended what comes next:
 
     async with Scheduler(runner, max_concurrent=64) as scheduler:
         waiting = {scheduler.submit(episode): episode for episode in first}
         async for handle in scheduler.ended():
             ...  # scheduler.submit(another), or other.cancel() for one that nobody needs any more
 
-Invariants: episodes start in the order in which they were submitted, at most `max_concurrent` of them are open at a time, and
-each yields exactly one trajectory, or none if its handle was cancelled; the engine is open exactly while the scheduler is;
-whatever ends it early (a plugin error, Ctrl-C) cancels every open episode before it is raised, so no request, tool call or
-task is left behind.
+Invariants: episodes start in the order in which they were submitted, at most `max_concurrent` of
+them are open at a time, and each yields exactly one trajectory, or none if its handle was
+cancelled; the engine is open exactly while the scheduler is; whatever ends it early (a plugin
+error, Ctrl-C) cancels every open episode before it is raised, so no request, tool call or task is
+left behind.
 
-If an episode is lost to a failure of the world, its siblings still end; then `check_complete` says how many were lost and
-why. A lost episode never becomes a reward of 0.
+If an episode is lost to a failure of the world, its siblings still end; then `check_complete` says
+how many were lost and why. A lost episode never becomes a reward of 0.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ __all__ = [
 
 T = TypeVar("T")
 Handle = asyncio.Task[Trajectory]
-"""An episode that was submitted: `cancel()` withdraws it, `result()` is its trajectory once it has ended."""
+"""An episode that was submitted: `cancel()` withdraws it,
+`result()` is its trajectory once it has ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,10 @@ class RolloutResult:
 
 
 class Scheduler:
-    """Runs what is submitted to it, between entering and leaving it; leaving waits for all that is open."""
+    """Runs what is submitted to it, between entering and leaving it.
+
+    Leaving waits for all that is open.
+    """
 
     def __init__(
         self,
@@ -86,7 +92,9 @@ class Scheduler:
         return handle
 
     async def ended(self) -> AsyncIterator[Handle]:
-        """Give the handles in the order in which their episodes end, cancelled ones too, until none is open."""
+        """Give the handles in the order in which their episodes end,
+        cancelled ones too, until none is open.
+        """
         while self._open or self._ended:
             while not self._ended:
                 self._news.clear()
@@ -95,7 +103,9 @@ class Scheduler:
 
     @property
     def times(self) -> RolloutTimes:
-        """Return how long the scheduler has been open, and how much of that nobody waited for the engine."""
+        """Return how long the scheduler has been open,
+        and how much of that nobody waited for the engine.
+        """
         now = self._runner.clock() if self._stopped_s is None else self._stopped_s
         duration_s = now - self._started_s
         return RolloutTimes(duration_s, max(0.0, duration_s - self._waiting.total_s))
@@ -112,7 +122,8 @@ class Scheduler:
         try:
             await self._tasks.__aexit__(exc_type, exc, tb)
         except BaseExceptionGroup as errors:
-            # Siblings only end with cancellation, so the first one is what went wrong; it keeps its type and traceback.
+            # Siblings only end with cancellation, so the first one is what went wrong; it keeps its
+            # type and traceback.
             raise errors.exceptions[0] from None
         finally:
             await self._runner.engine.close()
@@ -168,16 +179,18 @@ def run_rollout(
     max_concurrent: int | None = None,
     on_done: Callable[[Episode, Trajectory], None] | None = None,
 ) -> RolloutResult:
-    """`run_episodes` for a caller that is not async, also where an event loop already runs (a notebook)."""
+    """Run `run_episodes` for a caller that is not async, also where an event loop runs."""
     return run_blocking(lambda: run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
 
 
 def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop of its own, in another thread where this one already has a loop."""
+    """Run a coroutine on an event loop of its own,
+    in another thread where this one already has a loop.
+    """
 
     def run() -> T:
-        # The main task returns nothing: asyncio.run makes a repr of it when it ends (through signal.getsignal), and the
-        # repr of a whole rollout takes longer than scheduling it.
+        # The main task returns nothing: asyncio.run makes a repr of it when it ends (through
+        # signal.getsignal), and the repr of a whole rollout takes longer than scheduling it.
         outcome: list[T] = []
 
         async def main() -> None:

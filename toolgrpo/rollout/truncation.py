@@ -34,7 +34,8 @@ class TokenCutter:
         # A token is a byte at least, and some tokenizers begin every text with one more.
         if limit is None or len(text.encode(errors="replace")) < limit:
             return RenderedText(text, left_out)
-        # Only the ends can survive, so only they are tokenized: a megabyte of output costs no more than a page.
+        # Only the ends can survive, so only they are tokenized: a megabyte of output costs no more
+        # than a page.
         window = limit * _LONGEST_TOKEN_CHARS
         if len(text) <= window and len(self._encode(text)) <= limit:
             return RenderedText(text, left_out)

@@ -1,14 +1,17 @@
 """Encode conversations with tool calls as tokens, with a mask on what the assistant says.
 
-A conversation becomes the ledger that reinforcement learning would have made of it: the prompt of the chat format, what
-the assistant says in each turn up to and with its end-of-turn token, and the format's bridge for tool results between.
-So a family whose template prints no calls is taught the words in which its calls are read later, and a token that the
-model is taught to say is one that it would have sampled.
+A conversation becomes the ledger that reinforcement learning would have made of it: the prompt of
+the chat format, what the assistant says in each turn up to and with its end-of-turn token, and the
+format's bridge for tool results between. So a family whose template prints no calls is taught the
+words in which its calls are read later, and a token that the model is taught to say is one that it
+would have sampled.
 
-A row is `{"messages": [...]}` or `{"prompt": [...], "completion": [...]}` in the OpenAI form; `tools` may hold schemas of
-its own. With prompt and completion, too, every assistant turn is trained on.
+A row is `{"messages": [...]}` or `{"prompt": [...], "completion": [...]}` in the OpenAI form;
+`tools` may hold schemas of its own. With prompt and completion, too, every assistant turn is
+trained on.
 
-Not covered: templates that print a turn differently from what their own header begins; they are refused.
+Not covered: templates that print a turn differently from what their own header begins; they are
+refused.
 """
 
 from __future__ import annotations
@@ -32,15 +35,15 @@ Schemas = Sequence[Mapping[str, Any]]
 
 
 def read_conversations(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a file, each as {"messages": ..., "tools": schemas or None}; a row that cannot be used is an error."""
+    """Read a file's rows as {"messages": ..., "tools": schemas or None}; a bad row is an error."""
     path = Path(path)
     if not path.is_file():
         raise DataError(
-            f"there is no file {path}; give a .jsonl file of conversations, one {{'messages': [...]}} a line"
+            f"there is no file {path}; give a .jsonl file of conversations, one {{'messages': [...]}} per line"
         )
     rows = list(_checked(path))
     if not rows:
-        raise DataError(f"{path} has no conversations; one {{'messages': [...]}} a line is expected")
+        raise DataError(f"{path} has no conversations; one {{'messages': [...]}} per line is expected")
     return rows
 
 
@@ -69,7 +72,9 @@ _OPENED, _CLOSED = "<think>", "\n</think>\n\n"  # of templates that open the thi
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One assistant turn: what the model says, and the thinking switch under which its header begins so."""
+    """One assistant turn: what the model says,
+    and the thinking switch under which its header begins so.
+    """
 
     said: list[int]
     enable_thinking: bool | None
@@ -88,7 +93,10 @@ class ConversationEncoder:
         self._chat = found
 
     def __call__(self, messages: Sequence[Message], schemas: Schemas | None = None) -> Example:
-        """Return the tokens of a conversation; `ChatFormatError` where its template cannot print it."""
+        """Return the tokens of a conversation.
+
+        Raises `ChatFormatError` where its template cannot print it.
+        """
         tools = list(schemas or ())
         messages = [self._taken_apart(message) for message in messages]
         ids: list[int] = []
@@ -112,7 +120,8 @@ class ConversationEncoder:
     def _turn(self, messages: Sequence[Message], index: int, tools: list[Any]) -> _Turn:
         """Return one assistant turn as it is said in a short conversation.
 
-        In the whole one a template may print the turns before it otherwise once it is there, and hide its thinking.
+        In the whole one a template may print the turns before it otherwise once it is there, and
+        hide its thinking.
         """
         asked = [message for message in messages[:1] if message["role"] == "system"] + [_QUESTION]
         results = index + 1
@@ -135,7 +144,7 @@ class ConversationEncoder:
         return _Turn(self._until_end(f"{thought}{_CLOSED}{whole[len(plain) :]}"), False)
 
     def _until_end(self, text: str) -> list[int]:
-        """The ids of a turn's text, up to and with the token that ends it."""
+        """Return the ids of a turn's text, up to and with the token that ends it."""
         ids = self._chat.encode(text)
         ends = [place for place, token in enumerate(ids) if token in self._chat.stop_ids]
         return ids[: ends[0] + 1] if ends else [*ids, self._chat.stop_ids[0]]
@@ -156,9 +165,10 @@ class ConversationEncoder:
         return after[1:] if after and after[0] == ids[-1] else after
 
     def _taken_apart(self, message: Message) -> Message:
-        """Read calls and thinking that stand in the text of an assistant turn in the model's own markers.
+        """Read calls and thinking out of an assistant turn's text, in the model's own markers.
 
-        Markers in a text would otherwise be printed as letters, which is right for everybody else's messages.
+        Markers in a text would otherwise be printed as letters, which is right for everybody else's
+        messages.
         """
         content = message.get("content")
         if message["role"] != "assistant" or not isinstance(content, str) or message.get("tool_calls"):

@@ -1,17 +1,21 @@
 """Attention over a packed prefix tree, as an attention function of transformers.
 
-The function is registered with `transformers.AttentionInterface` under `NAME`; the model is not touched. The layout of
-the packed sequence travels as the keyword `prefix_layout` through the model's forward down to every attention layer,
-so it is there again when gradient checkpointing runs a layer a second time. transformers builds no mask for a name that
-is not in its table of mask functions, so none is built.
+The function is registered with `transformers.AttentionInterface` under `NAME`; the model is not
+touched. The layout of the packed sequence travels as the keyword `prefix_layout` through the
+model's forward down to every attention layer, so it is there again when gradient checkpointing runs
+a layer a second time. transformers builds no mask for a name that is not in its table of mask
+functions, so none is built.
 
-Which attention runs is decided by the model's config, which generation reads too. So `shared_attention(model)` switches
-it for the forward pass only, and `keep_for_backward` switches it again while the backward pass of that forward runs.
+Which attention runs is decided by the model's config, which generation reads too. So
+`shared_attention(config)` switches it for the forward pass only, and `keep_for_backward` switches it
+again while the backward pass of that forward runs.
 
-Exact: every token sees precisely the tokens it would see in its padded row. On the CPU `tree_attention` computes each pair
-once; elsewhere, and where a sliding window cuts rows, it is one SDPA call per segment, whose keys a window crops and
-masks by position. Not covered: attention sinks, soft-capped scores, biases; models that have
-them are refused in `prefix_sharing`.
+Exact: every token sees precisely the tokens it would see in its padded row. On the CPU
+`tree_attention` computes each pair once; elsewhere, and where a sliding window cuts rows, it is one
+SDPA call per segment, whose keys a window crops and masks by position.
+
+Not covered: attention sinks, soft-capped scores, biases; models that have them are refused in
+`scoring.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ NAME = "toolgrpo_prefix_shared"
 
 
 class PrefixLayout:
-    """The segments of one packed sequence, and the masks their attention needs (built once, used by every layer)."""
+    """The segments of one packed sequence,
+    and the masks their attention needs (built once, used by every layer).
+    """
 
     def __init__(self, segments: tuple[Segment, ...]) -> None:
         self.segments = segments
@@ -45,7 +51,7 @@ class PrefixLayout:
         self._masks: dict[tuple[int, int, int | None, torch.device], torch.Tensor] = {}
 
     def mask(self, n_queries: int, n_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-        """(n_queries, n_keys) bool: the last query stands at the last key, looks back, and no further than `window`."""
+        """Return bool (n_queries, n_keys): the last query, at the last key, sees `window` back."""
         key = (n_queries, n_keys, window, device)
         if key not in self._masks:
             behind = torch.arange(n_keys - n_queries, n_keys, device=device)[:, None] - torch.arange(
@@ -67,7 +73,7 @@ def _attend(
     prefix_layout: PrefixLayout | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer."""
+    """Attend in the packed sequence; transformers calls this in every layer."""
     if prefix_layout is None:
         raise ModelError(
             f"{type(module).__name__} did not hand `prefix_layout` down to its attention, so prompts cannot be shared "
@@ -95,10 +101,13 @@ def _attend_segment(
     window: int | None,
     **options: Any,
 ) -> torch.Tensor:
-    """One segment's outputs. Causal attention skips the half that a mask computes and throws away.
+    """Return one segment's outputs.
 
-    So a segment longer than what stands before it brings its ancestors' queries along (computed again, and dropped),
-    which makes it a plain causal row; a shorter one is masked; a windowed one always is, unless the window holds it all.
+    Causal attention skips the half that a mask computes and throws away.
+
+    So a segment longer than what stands before it brings its ancestors' queries along (computed
+    again, and dropped), which makes it a plain causal row; a shorter one is masked; a windowed one
+    always is, unless the window holds it all.
     """
     first = 0 if window is None else max(0, segment.position - window + 1)
     keys, values = _visible(key, segment, first), _visible(value, segment, first)
@@ -114,7 +123,7 @@ def _attend_segment(
 
 
 def _visible(states: torch.Tensor, segment: Segment, first: int) -> torch.Tensor:
-    """Keys or values of a segment's row from position `first` on: its ancestors', then its own."""
+    """Return keys or values of a segment's row from `first` on: ancestors', then its own."""
     parts, position = [], 0
     for start, end in (*segment.ancestors, (segment.start, segment.end)):
         skip = max(0, first - position)
@@ -131,7 +140,10 @@ AttentionInterface.register(NAME, _attend)
 
 @contextmanager
 def shared_attention(config: Any) -> Iterator[None]:
-    """Within this block the model of this config attends over packed prefix trees; afterwards as before, always."""
+    """Let the model of this config attend over packed prefix trees in this block.
+
+    Afterwards it attends as before, always.
+    """
     before = attention_name(config)
     set_attention_name(config, NAME)
     try:
@@ -141,7 +153,9 @@ def shared_attention(config: Any) -> Iterator[None]:
 
 
 def keep_for_backward(config: Any, output: torch.Tensor) -> None:
-    """Let the layers that gradient checkpointing computes again, in the backward pass of `output`, find our attention."""
+    """Let the layers that gradient checkpointing computes again,
+    in the backward pass of `output`, find our attention.
+    """
 
     def switch(grad: torch.Tensor) -> torch.Tensor:
         before = attention_name(config)

@@ -1,11 +1,14 @@
-"""Which samples of a generation batch go into one micro-batch: those of one group, where the sizes allow.
+"""Which samples of a generation batch go into one micro-batch:
+those of one group, where the sizes allow.
 
-TRL shuffles the samples of a generation batch and cuts it into micro-batches, `gradient_accumulation_steps` of which
-make one optimizer step. `keep_groups_together` moves samples between micro-batches of one and the same optimizer step
-only, so every optimizer step still takes exactly the samples that TRL's shuffle gave it.
+TRL shuffles the samples of a generation batch and cuts it into micro-batches,
+`gradient_accumulation_steps` of which make one optimizer step. `keep_groups_together` moves samples
+between micro-batches of one and the same optimizer step only, so every optimizer step still takes
+exactly the samples that TRL's shuffle gave it.
 
-Not covered: losses that TRL normalises per micro-batch (`bnpo`, and the entropy bonus) depend on which samples stand
-together, under TRL's shuffle as under this order. The others sum to the same gradient.
+Not covered: losses that TRL normalises per micro-batch (`bnpo`, and the entropy bonus) depend on
+which samples stand together, under TRL's shuffle as under this order. The others sum to the same
+gradient.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ import torch
 __all__ = ["keep_groups_together", "order_by_group"]
 
 MicroBatch = dict[str, Any]
-"""What TRL's `split_tensor_dict` gives: tensors and lists with a first dimension of samples, scalars, None."""
+"""What TRL's `split_tensor_dict` gives:
+tensors and lists with a first dimension of samples, scalars, None.
+"""
 
 
 def keep_groups_together(micro_batches: Sequence[MicroBatch], accumulation_steps: int) -> list[MicroBatch]:
-    """The same samples in the same optimizer steps, with the samples of one prompt in one micro-batch if they fit."""
+    """Bring the samples of one prompt into one micro-batch of their optimizer step, if they fit."""
     n_together = math.gcd(len(micro_batches), accumulation_steps)
     ordered = []
     for start in range(0, len(micro_batches), n_together):
@@ -32,7 +37,10 @@ def keep_groups_together(micro_batches: Sequence[MicroBatch], accumulation_steps
 
 
 def order_by_group(groups: Sequence[Hashable], micro_batch_size: int) -> list[int]:
-    """A permutation of the samples; cut into `micro_batch_size`, it splits as few groups as a greedy filling can."""
+    """Return an order of the samples that keeps groups whole in micro-batches of this size.
+
+    It splits as few groups as a greedy filling can.
+    """
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)

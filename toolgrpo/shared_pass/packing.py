@@ -1,16 +1,19 @@
 """Rows of tokens become one packed sequence in which a common beginning stands once.
 
-The rows of a batch are a prefix tree: rows that begin alike share a segment, and go on in segments of their own. A
-`Packing` is that tree laid out depth first in one sequence, with the position of every token in its row, the label of
-every scored position, and where each scored value belongs.
+The rows of a batch are a prefix tree: rows that begin alike share a segment, and go on in segments
+of their own. A `Packing` is that tree laid out depth first in one sequence, with the position of
+every token in its row, the label of every scored position, and where each scored value belongs.
 
 Invariants (property tests hold them):
 
 * following a leaf's ancestors to the root spells exactly the row, at positions 0, 1, 2, ...;
-* a position that is scored for a row stands in that row's own leaf: what is shared is scored for nobody;
-* a packing is never longer than its rows; nothing behind the last scored position of a row is computed at all.
+* a position that is scored for a row stands in that row's own leaf: what is shared is scored for
+  nobody;
+* a packing is never longer than its rows; nothing behind the last scored position of a row is
+  computed at all.
 
-Pure functions; the attention over a packing is in `shared_attention`, the model is called in `prefix_sharing`.
+Pure functions; the attention over a packing is in `attention.py`, the model is called in
+`scoring.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ MIN_SHARED = 16
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the model must read of one row of a batch: `tokens[i]` predicts `labels[i]`, -100 where nobody asks.
+    """What the model must read of one row of a batch:
+    `tokens[i]` predicts `labels[i]`, -100 where nobody asks.
 
     `columns[i]` is where that prediction belongs in row `index` of the padded result.
     """
@@ -41,14 +45,18 @@ class Row:
 
     @property
     def shareable(self) -> int:
-        """How many leading tokens may be shared: those that are scored for nobody, and never the whole row."""
+        """How many leading tokens may be shared:
+        those that are scored for nobody, and never the whole row.
+        """
         first_scored = next((i for i, label in enumerate(self.labels) if label != -100), len(self.labels))
         return min(first_scored, len(self.tokens) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`[start, end)` of the packed sequence: causal within itself, and everything in its ancestors is visible."""
+    """`[start, end)` of the packed sequence: causal within itself, and everything in its ancestors
+    is visible.
+    """
 
     start: int
     end: int
@@ -78,10 +86,10 @@ class Packing:
 
 
 def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_mask: torch.Tensor) -> list[Row]:
-    """The rows that have something to score; padding may stand anywhere and is dropped.
+    """Return the rows with something to score; padding may stand anywhere and is dropped.
 
-    `scored_mask` (B, T) says which tokens' log-probabilities are asked for. A token without a real token before it
-    has none.
+    `scored_mask` (B, T) says which tokens' log-probabilities are asked for. A token without a real
+    token before it has none.
     """
     rows = []
     real = attention_mask.bool()
@@ -115,7 +123,10 @@ def pack(rows: Sequence[Row], *, min_shared: int = MIN_SHARED) -> Packing:
 
 
 def cut_into_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: int = MIN_SHARED) -> list[list[Row]]:
-    """Consecutive rows of the prefix tree, as many in a pass as fit; a row that is too long alone gets its own pass."""
+    """Cut the prefix tree into runs of consecutive rows, as many in a pass as fit.
+
+    A row that is too long alone gets its own pass.
+    """
     ordered = sorted(rows, key=lambda row: row.tokens)
     if max_tokens is None or not ordered:
         return [ordered] if ordered else []
@@ -129,7 +140,7 @@ def cut_into_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: 
 
 
 def _common_lengths(ordered: Sequence[Row]) -> list[int]:
-    """For each row, how many leading tokens it may share with the row before it (0 for the first)."""
+    """Return how many leading tokens each row may share with the one before it."""
     lengths = [0]
     for before, row in itertools.pairwise(ordered):
         limit = min(before.shareable, row.shareable)
@@ -153,7 +164,7 @@ class _Builder:
         self.columns: list[int] = []
 
     def add(self, low: int, high: int, depth: int, ancestors: tuple[tuple[int, int], ...]) -> None:
-        """Lay out rows[low:high], which share their first `depth` tokens, laid out in `ancestors`."""
+        """Lay out rows[low:high], whose first `depth` tokens are laid out in `ancestors`."""
         if high - low == 1:
             self._leaf(self.ordered[low], depth, ancestors)
             return

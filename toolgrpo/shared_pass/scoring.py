@@ -1,16 +1,20 @@
-"""The training pass that reads a shared prompt once: TRL's per-token log-probabilities and entropies, for less.
+"""The training pass that reads a shared prompt once:
+TRL's per-token log-probabilities and entropies, for less.
 
-`SharedPass.score_completions` takes what TRL's padded forward pass takes (left-padded prompts, right-padded completions) and
-gives its log-probabilities and entropies in TRL's shape, computed on packed prefix trees (`packing`,
-`shared_attention`). It goes through the model's own forward, wrappers (DDP, FSDP, DeepSpeed, PEFT) and TRL's fused LM
-head included, so the policy, the old policy and the reference all use it and every loss of TRL stays TRL's.
+`SharedPass.score_completions` takes what TRL's padded forward pass takes (left-padded prompts,
+right-padded completions) and gives its log-probabilities and entropies in TRL's shape, computed on
+packed prefix trees (`packing.py`, `attention.py`). It goes through the model's own forward,
+wrappers (DDP, FSDP, DeepSpeed, PEFT) and TRL's fused LM head included, so the policy, the old
+policy and the reference all use it and every loss of TRL stays TRL's.
 
-It answers None where the padded pass must or should be used: the architecture has something packed attention cannot
-express (`unsupported`), inputs that are not text, or rows with so little in common that nothing is gained. Each reason
-is logged once. With `mode="on"` an unsupported model is an error instead.
+It answers None where the padded pass must or should be used: the architecture has something packed
+attention cannot express (`unsupported`), inputs that are not text, or rows with so little in common
+that nothing is gained. Each reason is logged once. With `mode="on"` an unsupported model is an
+error instead.
 
-Not covered: the load-balancing loss of mixture-of-experts models (it counts tokens, and a shared token stands for
-several), for which TRL's pass runs; prompt tuning, which puts tokens of its own before every row.
+Not covered: the load-balancing loss of mixture-of-experts models (it counts tokens, and a shared
+token stands for several), for which TRL's pass runs; prompt tuning, which puts tokens of its own
+before every row.
 """
 
 from __future__ import annotations
@@ -33,18 +37,23 @@ logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
 WORTH_IT = 0.9
-"""`auto` shares where the packed sequence has at most this part of the padded tokens (see benchmarks/training_pass.py)."""
+"""`auto` shares where the packed sequence has at most this part of the padded tokens (see
+benchmarks/training_pass.py).
+"""
 
 
 class ScoredTokens(NamedTuple):
-    """Log-probabilities and entropies of the kept tokens, both (B, logits_to_keep); 0 where nothing is scored."""
+    """Log-probabilities and entropies of the kept tokens, both (B, logits_to_keep).
+
+    0 where nothing is scored.
+    """
 
     logps: torch.Tensor
     entropies: torch.Tensor | None
 
 
 def unsupported(config: Any) -> str | None:
-    """Why models of this config cannot run on packed prefix trees, or None if they can."""
+    """Return why models of this config cannot run on packed prefix trees, or None if they can."""
     text = config.get_text_config()
     if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
         return "it reads images or audio"
@@ -74,9 +83,9 @@ _REFUSED = {"gpt_oss": "it has attention sinks"}
 class SharedPass:
     """Decides, pass by pass, whether to share prompts, and does it.
 
-    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What does not fit is cut
-    into several; where gradients are wanted, each of them is computed again in the backward pass, so that only one is in
-    memory at a time.
+    `max_tokens` bounds the packed tokens of one forward pass, also where nothing is shared. What
+    does not fit is cut into several; where gradients are wanted, each of them is computed again in
+    the backward pass, so that only one is in memory at a time.
     """
 
     def __init__(self, *, mode: str = "auto", max_tokens: int | None = None) -> None:
@@ -99,7 +108,10 @@ class SharedPass:
         compute_entropy: bool = False,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> ScoredTokens | None:
-        """What TRL's padded pass gives for the last `logits_to_keep` columns, or None where that pass should run."""
+        """Score the last `logits_to_keep` columns as TRL's padded pass does.
+
+        None means that the padded pass should run.
+        """
         scored_mask = torch.zeros_like(attention_mask)
         scored_mask[:, -logits_to_keep:] = 1
         scored = self.score_tokens(
@@ -129,23 +141,25 @@ class SharedPass:
         compute_entropy: bool = False,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> ScoredTokens | None:
-        """Score the tokens under `scored_mask`: each one's log-probability stands at its own place of (B, T).
+        """Score the tokens under `scored_mask`:
+        each one's log-probability stands at its own place of (B, T).
 
-        `model` is what to call, wrapped as it is, with TRL's fused LM head; `unwrapped` is the transformers or PEFT
-        model inside. `batch_size` is the number of rows the padded pass would take at a time.
+        `model` is what to call, wrapped as it is, with TRL's fused LM head; `unwrapped` is the
+        transformers or PEFT model inside. `batch_size` is the number of rows the padded pass would
+        take at a time.
         """
         if self.mode == "off":
             return None
         reason = _unsupported_model(unwrapped)
         if reason is not None:
-            self.step_aside(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
+            self.fall_back_to_padded(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
             return None
         rows = rows_of_batch(input_ids, attention_mask, scored_mask)
         n_rows, width = input_ids.shape
         at_a_time = min(batch_size or n_rows, n_rows)
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
         packings = [pack(part) for part in cut_into_passes(rows, budget)]
-        plan = _agree(packings, n_rows * width, input_ids.device)
+        plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
         if self.mode == "auto" and fits and plan.packed_tokens > WORTH_IT * plan.padded_tokens:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
@@ -153,8 +167,8 @@ class SharedPass:
         packings += [_idle_pass()] * (plan.n_passes - len(packings))
         return _score(model, unwrapped, packings, input_ids, compute_entropy, autocast or nullcontext())
 
-    def step_aside(self, message: str) -> None:
-        """The padded pass must run: said once, and an error where sharing was asked for."""
+    def fall_back_to_padded(self, message: str) -> None:
+        """Say once why the padded pass must run; raise where sharing was asked for."""
         if self.mode == "off":
             return
         if self.mode == "on":
@@ -176,8 +190,8 @@ class _Plan(NamedTuple):
     n_passes: int  # of every process
 
 
-def _agree(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
-    """What all processes do together: each forward pass is collective under DDP, FSDP and ZeRO-3."""
+def _agree_on_plan(packings: list[Packing], padded_tokens: int, device: torch.device) -> _Plan:
+    """Settle the passes of all processes: each is collective under DDP, FSDP and ZeRO-3."""
     totals = torch.tensor([sum(packing.n_tokens for packing in packings), padded_tokens], device=device)
     largest = torch.tensor([padded_tokens, max(1, len(packings))], device=device)
     if _several_processes():
@@ -191,7 +205,7 @@ def _several_processes() -> bool:
 
 
 def _idle_pass() -> Packing:
-    """A pass that scores nothing: the turn of a process that has fewer passes than another, or no token to score."""
+    """Return a pass that scores nothing, for a process that has fewer passes than another."""
     return Packing((0,), (0,), (-100,), (Segment(0, 1, 0, ()),), (), (), ())
 
 
@@ -205,9 +219,9 @@ def _score(
 ) -> ScoredTokens:
     """Run the passes and put every value where the padded pass would have it."""
     n_rows, width = input_ids.shape
-    config = _base(unwrapped).config.get_text_config()
-    # A wrapper's forward must not run again inside a backward pass, so with several processes the activations of all
-    # passes stay; gradient checkpointing is what bounds them there.
+    config = unwrapped.config.get_text_config()
+    # A wrapper's forward must not run again inside a backward pass, so with several processes the
+    # activations of all passes stay; gradient checkpointing is what bounds them there.
     again = torch.is_grad_enabled() and len(packings) > 1 and not _several_processes()
     outputs = []
     with autocast:
@@ -226,20 +240,20 @@ def _score(
         device=input_ids.device,
     )
 
-    def spread(parts: list[torch.Tensor]) -> torch.Tensor:
+    def scatter(parts: list[torch.Tensor]) -> torch.Tensor:
         values = torch.cat(parts)
         return values.new_zeros(n_rows * width).index_put((places.to(values.device),), values).view(n_rows, width)
 
-    logps = spread([logps for logps, _ in outputs])
+    logps = scatter([logps for logps, _ in outputs])
     if not compute_entropy:
         return ScoredTokens(logps, None)
-    return ScoredTokens(logps, spread([entropies for _, entropies in outputs if entropies is not None]))
+    return ScoredTokens(logps, scatter([entropies for _, entropies in outputs if entropies is not None]))
 
 
 def _forward(
     model: Any, config: Any, packing: Packing, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One forward pass: log-probabilities and entropies of the packing's scored places."""
+    """Run one forward pass; return log-probabilities and entropies of the scored places."""
     with shared_attention(config):
         output = model(
             input_ids=torch.tensor([packing.tokens], device=device),
@@ -258,12 +272,8 @@ def _forward(
     return logps, entropies
 
 
-def _base(unwrapped: Any) -> Any:
-    return unwrapped.get_base_model() if hasattr(unwrapped, "peft_config") else unwrapped
-
-
 def _unsupported_model(unwrapped: Any) -> str | None:
     adapters = getattr(unwrapped, "peft_config", {})
     if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
         return "its adapter puts tokens of its own before every row"
-    return unsupported(_base(unwrapped).config)
+    return unsupported(unwrapped.config)

@@ -1,9 +1,14 @@
-"""Touch what PyTorch and Transformers do not promise and the shared pass needs. Tested with PyTorch 2.13, Transformers 5.17.
+"""Touch what PyTorch and Transformers do not promise and the shared pass needs.
 
-* `torch.ops.aten._scaled_dot_product_flash_attention_for_cpu` and its backward: the kernels behind PyTorch's own CPU attention,
-  since the public function does not give the log-sum-exp (`tests/shared_pass/test_torch_kernels.py` pins them);
-* `config._attn_implementation`, by which a Transformers model finds its attention function at every call;
-* `Variable._execution_engine.queue_callback`, which runs something when the backward pass under way is over.
+Tested with PyTorch 2.13, Transformers 5.17.
+
+* `torch.ops.aten._scaled_dot_product_flash_attention_for_cpu` and its backward: the kernels behind
+  PyTorch's own CPU attention, since the public function does not give the log-sum-exp
+  (`tests/shared_pass/test_torch_kernels.py` pins them);
+* `config._attn_implementation`, by which a Transformers model finds its attention function at every
+  call;
+* `Variable._execution_engine.queue_callback`, which runs something when the backward pass under way
+  is over.
 """
 
 from __future__ import annotations
@@ -38,5 +43,7 @@ def set_attention_name(config: Any, name: str) -> None:
 
 
 def after_backward_pass(function: Callable[[], None]) -> None:
-    """Call `function` when the backward pass that this is called in is over, whatever runs in between."""
+    """Call `function` when the backward pass that this is called in is over,
+    whatever runs in between.
+    """
     Variable._execution_engine.queue_callback(function)

@@ -1,11 +1,14 @@
 """Exact attention over a packed prefix tree on the CPU, every pair of tokens computed once.
 
-The tree is cut into tiles without a mask. Each segment sees itself: a causal square. All that lies below a segment sees
-it whole: one rectangle, however many rows that is. A query's partial outputs are joined by their log-sum-exps; backward,
-each tile needs the joined output and log-sum-exp only, and gives its share of the gradients.
+The tree is cut into tiles without a mask. Each segment sees itself: a causal square. All that lies
+below a segment sees it whole: one rectangle, however many rows that is. A query's partial outputs
+are joined by their log-sum-exps; backward, each tile needs the joined output and log-sum-exp only,
+and gives its share of the gradients.
 
-It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`). Not covered: masks, windows that cut a row, dropout, mixed dtypes and
-other devices; `fits` says so, and `shared_attention` has another way for these.
+It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`).
+
+Not covered: masks, windows that cut a row, dropout, mixed dtypes and other devices; `fits` says so,
+and `attention.py` has another way for these.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ __all__ = ["Tile", "fits", "tiles_of", "tree_attention"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries and keys of the packed sequence that see each other; `causal` where they are the same tokens."""
+    """Queries and keys of the packed sequence that see each other.
+
+    `causal` where they are the same tokens.
+    """
 
     queries: slice
     keys: slice
@@ -32,7 +38,10 @@ class Tile:
 
 
 def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
-    """The squares in packed order, then the rectangles. What is below a segment follows it without a gap."""
+    """Return the squares in packed order, then the rectangles.
+
+    What is below a segment follows it without a gap.
+    """
     below: dict[tuple[int, int], int] = {}
     for segment in segments:
         for ancestor in segment.ancestors:
@@ -43,7 +52,7 @@ def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
 
 
 def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Whether the kernels take these."""
+    """Return whether the kernels take these."""
     return (
         query.device.type == "cpu"
         and query.dtype == key.dtype == value.dtype
@@ -59,7 +68,7 @@ def tree_attention(
     tiles: Sequence[Tile],
     scale: float | None,
 ) -> torch.Tensor:
-    """What each token sees of its row, in the packed order."""
+    """Let each token attend to what it sees of its row, in the packed order."""
     result: torch.Tensor = _TreeAttention.apply(query, key, value, tiles, scale)  # type: ignore[no-untyped-call]
     return result
 

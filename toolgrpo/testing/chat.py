@@ -1,10 +1,12 @@
-"""A chat format over plain bytes, for tests that want whole episodes and no tokenizer; and a tokenizer over bytes.
+"""A chat format over plain bytes, for tests that want whole episodes and no tokenizer;
+and a tokenizer over bytes.
 
-In `ByteChat`, which is its own tokenizer, a token is a byte; 256 ends a turn, 257 opens one. The model calls a tool with a line `call NAME JSON`; a
-line that starts with `call` and cannot be read is a malformed attempt.
+In `ByteChat`, which is its own tokenizer, a token is a byte; 256 ends a turn, 257 opens one. The
+model calls a tool with a line `call NAME JSON`; a line that starts with `call` and cannot be read
+is a malformed attempt.
 
-`byte_tokenizer` makes a real Hugging Face tokenizer out of bytes and the special tokens of any family, to test a chat
-template whose own tokenizer is not at hand.
+`byte_tokenizer` makes a real Hugging Face tokenizer out of bytes and the special tokens of any
+family, to test a chat template whose own tokenizer is not at hand.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ class ByteChat:
 
     @classmethod
     def say(cls, text: str, *, closed: bool = True) -> list[int]:
-        """The ids of an assistant turn."""
+        """Return the ids of an assistant turn."""
         return [*text.encode(), *([cls.end] if closed else [])]
 
     @classmethod
     def text(cls, ids: Sequence[int]) -> str:
-        """Any ids, readable: `|` ends a turn, `>` opens one."""
+        """Return any ids in readable form: `|` ends a turn, `>` opens one."""
         return bytes({256: ord("|"), 257: ord(">")}.get(i, i) for i in ids).decode(errors="replace")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -92,7 +94,10 @@ def _attempt(line: str) -> CallAttempt:
 def byte_tokenizer(
     template: str, tokens: Iterable[str], *, special: Iterable[str] = (), bos: str | None = None, eos: str | None = None
 ) -> Any:
-    """A fast tokenizer: 256 bytes, and one id for each of `tokens` and `special` (which `skip_special_tokens` skips)."""
+    """Build a fast tokenizer: 256 bytes, and one id per item of `tokens` and `special`.
+
+    Those of `special` are skipped by `skip_special_tokens`.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

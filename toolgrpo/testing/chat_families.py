@@ -1,10 +1,12 @@
-"""A tokenizer for every chat template that TRL ships, to test on where the models' own tokenizers are not at hand.
+"""A tokenizer for every chat template that TRL ships,
+to test on where the models' own tokenizers are not at hand.
 
-Each is a `byte_tokenizer` with the special tokens of the family and TRL's copy of the template. Its ids are not the
-model's; what is a control token, what the template prints and how a turn is read are.
+Each is a `byte_tokenizer` with the special tokens of the family and TRL's copy of the template. Its
+ids are not the model's; what is a control token, what the template prints and how a turn is read
+are.
 
-Muse Glimmer is in no table of families. It stands for models whose tokenizers carry a response template; its own is not
-at hand, so the one here is written after its chat template.
+Muse Glimmer is in no table of families. It stands for models whose tokenizers carry a response
+template; its own is not at hand, so the one here is written after its chat template.
 """
 
 from __future__ import annotations
@@ -160,7 +162,10 @@ _MUSE_GLIMMER: dict[str, Any] = {
 
 
 def trl_tokenizer(name: str) -> Any:
-    """A byte tokenizer with TRL's template `name` and its family's tokens; ChatML's for a family not listed here."""
+    """Build a byte tokenizer with TRL's template `name` and its family's tokens.
+
+    It has ChatML's for a family not listed here.
+    """
     family = next((tokens for start, tokens in _FAMILIES.items() if name.startswith(start)), _FAMILIES["qwen"])
     template = template_text(name)
     tokenizer = byte_tokenizer(template, family.markers, special=family.special, bos=family.bos, eos=family.eos)

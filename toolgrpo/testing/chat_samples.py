@@ -23,7 +23,7 @@ LOOK_UP: dict[str, Any] = {
 
 
 def calling(*calls: tuple[str, Mapping[str, Any]], content: str = "") -> Message:
-    """An assistant turn that makes these calls: (name, arguments)."""
+    """Return an assistant turn that makes these calls: (name, arguments)."""
     listed = [{"type": "function", "function": {"name": name, "arguments": dict(args)}} for name, args in calls]
     return {"role": "assistant", "content": content, "tool_calls": listed}
 
@@ -39,7 +39,7 @@ class PrintedTurn:
 def printed_turn(
     chat: ChatFormat, asked: Sequence[Message], turn: Message, results: Sequence[Message], schemas: Sequence[Any]
 ) -> PrintedTurn:
-    """The turn as the model's own template prints it, up to and with its end-of-turn token."""
+    """Render the turn as the model's own template does, up to and with its end-of-turn token."""
     prompt = chat.prompt(asked, schemas)
     whole = chat.prompt([*asked, turn, *results], schemas)
     start = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
@@ -47,7 +47,7 @@ def printed_turn(
 
 
 def thinking_markers(chat: TemplateFormat) -> tuple[str, str]:
-    """What a model of this family writes around its thinking."""
+    """Return what a model of this family writes around its thinking."""
     from toolgrpo.chat.turn_reader import Regions
 
     assert isinstance(chat.reader, Regions) and chat.reader.reasoning is not None

@@ -1,11 +1,11 @@
 """Time under a test's control.
 
-`FakeClock().run(coroutine)` runs a coroutine on an event loop whose time is the clock's: whenever nothing is ready, the
-clock jumps to the next timer. `asyncio.sleep`, `asyncio.timeout` and every deadline built on them keep their order and
-their exact lengths, and cost nothing.
+`FakeClock().run(coroutine)` runs a coroutine on an event loop whose time is the clock's: whenever
+nothing is ready, the clock jumps to the next timer. `asyncio.sleep`, `asyncio.timeout` and every
+deadline built on them keep their order and their exact lengths, and cost nothing.
 
-Not covered: threads and subprocesses live in real time. While one of them is waited for with a timeout, the clock jumps to
-that timeout at once.
+Not covered: threads and subprocesses live in real time. While one of them is waited for with a
+timeout, the clock jumps to that timeout at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 class FakeClock:
-    """A clock that stands still until all that is ready has run, and then jumps. Call it to read it."""
+    """A clock that stands still until all that is ready has run, and then jumps.
+
+    Call it to read it.
+    """
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -36,7 +39,7 @@ class FakeClock:
         self._now_s += seconds
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """`asyncio.run`, on this clock."""
+        """Run `asyncio.run` on this clock."""
         with asyncio.Runner(loop_factory=lambda: _Loop(self)) as runner:
             return runner.run(main)
 

@@ -1,11 +1,11 @@
 """An engine that says what a test tells it to say.
 
-Invariants: it keeps the contract of `toolgrpo.engines.base` (the contract suite runs over it as over the real ones); the
-same script and the same requests give the same samples; nothing is random and nothing looks at the wall clock except
-through the event loop, so `FakeClock` makes delays free.
+Invariants: it keeps the contract of `toolgrpo.engines.base` (the contract suite runs over it as
+over the real ones); the same script and the same requests give the same samples; nothing is random
+and nothing looks at the wall clock except through the event loop, so `FakeClock` makes delays free.
 
-Not covered: a model. Log-probabilities are made up (`scripted_logprob`), but differ by token, so that a test sees it
-when ids and log-probabilities are shifted against each other.
+Not covered: a model. Log-probabilities are made up (`scripted_logprob`), but differ by token, so
+that a test sees it when ids and log-probabilities are shifted against each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ __all__ = ["Script", "ScriptedEngine", "ScriptedReply", "scripted_logprob"]
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:
-    """One turn, as the fake model would say it. Without a stop token at its end, the request's first one is added."""
+    """One turn, as the fake model would say it.
+
+    Without a stop token at its end, the request's first one is added.
+    """
 
     ids: Sequence[int]
     logprobs: Sequence[float] | None = None  # None: `scripted_logprob` of each token
@@ -40,19 +43,20 @@ Script = Callable[[SampleRequest, int], Reply]
 
 
 def scripted_logprob(token: int) -> float:
-    """The made-up log-probability of a token, always the same and below zero."""
+    """Return the made-up log-probability of a token, always the same and below zero."""
     return -(1 + token % 97) / 100
 
 
 class ScriptedEngine:
     """A deterministic engine for tests.
 
-    `script` is a list of replies, one a request, or a function of the request and its number (from 0). A reply is the
-    ids of the turn, a `ScriptedReply`, or an exception, which is raised. A reply is cut after its first stop token and at
-    `max_tokens`, as a real engine would.
+    `script` is a list of replies, one a request, or a function of the request and its number (from
+    0). A reply is the ids of the turn, a `ScriptedReply`, or an exception, which is raised. A reply
+    is cut after its first stop token and at `max_tokens`, as a real engine would.
 
-    What tests look at: `requests` (each with its ids as they were), `open_requests`, `most_open_requests`, `answered`,
-    `failed`, `cancelled`, `weight_loads`, `is_open`, `is_shut_down`.
+    What tests look at: `requests` (each with its ids as they were), `open_requests`,
+    `most_open_requests`, `answered`, `failed`, `cancelled`, `weight_loads`, `is_open`,
+    `is_shut_down`.
     """
 
     name = "scripted"
@@ -126,7 +130,7 @@ class ScriptedEngine:
         self.is_shut_down = True
 
     def sampling_state(self) -> dict[str, Any]:
-        """How many requests there were: a resumed run goes on in the script where the checkpoint was."""
+        """Return the number of requests so far: a resumed run goes on in the script from there."""
         return {"requests": self._requests_before + len(self.requests)}
 
     def restore_sampling_state(self, state: dict[str, Any]) -> None:
@@ -168,7 +172,7 @@ def _from_list(replies: Sequence[Reply]) -> Script:
 
 
 def _cut(reply: ScriptedReply, request: SampleRequest, *, with_logprobs: bool) -> Sample:
-    """What is left of a reply after its first stop token and `max_tokens`."""
+    """Return what is left of a reply after its first stop token and `max_tokens`."""
     ids = [int(token) for token in reply.ids]
     logprobs = [scripted_logprob(token) for token in ids] if reply.logprobs is None else list(reply.logprobs)
     if len(logprobs) != len(ids):

@@ -1,8 +1,9 @@
 """FSDP2 on a machine without an accelerator, for tests.
 
-accelerate 1.15 sets FSDP up only where it finds a GPU (or the like); on a CPU the same launch becomes plain DDP.
-PyTorch's `fully_shard` itself works over gloo. `allow_fsdp_on_cpu` tells accelerate so; everything after that (splitting,
-gathering, clipping, saving) is accelerate's and PyTorch's own code.
+accelerate 1.15 sets FSDP up only where it finds a GPU (or the like); on a CPU the same launch
+becomes plain DDP. PyTorch's `fully_shard` itself works over gloo. `allow_fsdp_on_cpu` tells
+accelerate so; everything after that (splitting, gathering, clipping, saving) is accelerate's and
+PyTorch's own code.
 
 Not covered: training for real. Nobody gains from FSDP on CPUs.
 """
@@ -19,7 +20,7 @@ __all__ = ["allow_fsdp_on_cpu"]
 
 
 def allow_fsdp_on_cpu() -> None:
-    """From now on `ACCELERATE_USE_FSDP=true` means FSDP in this process, over gloo too."""
+    """Let `ACCELERATE_USE_FSDP=true` mean FSDP in this process from now on, over gloo too."""
     start = AcceleratorState.__init__
 
     def start_with_fsdp(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:

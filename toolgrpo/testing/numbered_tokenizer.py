@@ -1,4 +1,6 @@
-"""A tokenizer without text, for trainers in tests: `ByteChat` makes the ids, and TRL only wants to know two of them."""
+"""A tokenizer without text, for trainers in tests: `ByteChat` makes the ids,
+and TRL only wants to know two of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ __all__ = ["numbered_tokenizer"]
 
 
 def numbered_tokenizer(size: int = 320) -> Any:
-    """A fast tokenizer whose tokens are called t0, t1 and so on; `ByteChat.end` ends a text, and 258 is padding."""
+    """Build a fast tokenizer of tokens t0, t1 and so on.
+
+    `ByteChat.end` ends a text, and 258 is padding.
+    """
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

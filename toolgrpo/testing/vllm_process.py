@@ -1,7 +1,8 @@
 """A real vLLM server in a process of its own, for tests and benchmarks.
 
-It serves token ids only (no tokenizer is loaded), in fp32 unless told otherwise, in development mode, so that weights can be
-replaced. `kill` ends it as a crash would; `start` brings it up again on the same port.
+It serves token ids only (no tokenizer is loaded), in fp32 unless told otherwise, in development
+mode, so that weights can be replaced. `kill` ends it as a crash would; `start` brings it up again
+on the same port.
 
 Not covered: production. There, `vllm serve` is started by hand or by a cluster (docs/engines.md).
 """
@@ -57,7 +58,10 @@ class VLLMServerProcess:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self, *, wait: bool = True) -> None:
-        """Start the server, and wait until it is ready; its log is in the error if it does not come up."""
+        """Start the server, and wait until it is ready.
+
+        Its log is in the error if it does not come up.
+        """
         environment = {
             **os.environ,
             "VLLM_SERVER_DEV_MODE": "1",
@@ -92,7 +96,10 @@ class VLLMServerProcess:
         return Path(self._log.name).read_text(errors="replace")[-n_chars:]
 
     def freeze(self) -> None:
-        """Let it answer nothing more, not even to SIGTERM, while connections to it still succeed; only `kill` ends it."""
+        """Let it answer nothing more, not even to SIGTERM, while connections to it still succeed.
+
+        Only `kill` ends it.
+        """
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGSTOP)
 

@@ -1,7 +1,9 @@
-"""Which backend trains (plain, DDP, FSDP, DeepSpeed), and that it is the one the launcher was asked for.
+"""Which backend trains (plain, DDP, FSDP, DeepSpeed),
+and that it is the one the launcher was asked for.
 
-accelerate can fall back in silence: with `ACCELERATE_USE_CPU=true` a ZeRO-3 launch exits 0 after plain DDP, FSDP without
-an accelerator becomes DDP as well, and DDP can become processes that each train alone. `check_backend` makes that an error.
+accelerate can fall back in silence: with `ACCELERATE_USE_CPU=true` a ZeRO-3 launch exits 0 after
+plain DDP, FSDP without an accelerator becomes DDP as well, and DDP can become processes that each
+train alone. `check_backend` makes that an error.
 
 Not covered: whether the launcher was asked for the right thing.
 """
@@ -19,7 +21,7 @@ __all__ = ["check_backend"]
 
 
 def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ) -> Backend:
-    """The backend that was set up; `ConfigError` if the launcher had asked for another one."""
+    """Return the backend that was set up; `ConfigError` if another one was asked for."""
     backend = Backend.of(accelerator)
     started = int(environment.get("WORLD_SIZE", "1"))
     if started != backend.n_processes:
@@ -35,6 +37,6 @@ def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ)
             raise ConfigError(
                 f"the launcher asked for {wanted} ({variable}=true), but accelerate set up {backend}. On a machine "
                 f"without a GPU, `use_cpu: true` and FSDP do that: use recipes/accelerate/cpu_ddp.yaml there, or for "
-                f"DeepSpeed on the CPU `use_cpu: false` in the launch file and no --use_cpu."
+                f"DeepSpeed on the CPU `use_cpu: false` in the launch file and no use_cpu among the arguments."
             )
     return backend

@@ -1,17 +1,20 @@
 """Checkpoints on disk: which are complete, which is the last, which may go.
 
-A checkpoint is a folder `checkpoint-STEP` that Transformers and the backend fill, file after file, from all processes.
-`begin` marks it as unfinished; when every process is done, `seal` adds one file that names each file with its size and its
-digest, and ends with a digest of itself.
+A checkpoint is a folder `checkpoint-STEP` that Transformers and the backend fill, file after file,
+from all processes. `begin` marks it as unfinished; when every process is done, `seal` adds one file
+that names each file with its size and its digest, and ends with a digest of itself.
 
-Invariants: a folder counts only if its seal is there and every file is as long as the seal says, so a process that is
-killed at any moment while it saves or deletes leaves a folder that is passed over; the seal is written after all files
-are on the disk, and appears whole or not at all; what is resumed from has the digests of the seal too, so no bit of it
-changed on the disk; the last complete checkpoint is deleted only after a newer one is sealed; from its first moment to its
-last an incomplete one has a mark, by which `rotate` knows it as ours; nothing else in the folder is read or deleted,
-whatever it is called.
+Invariants: a folder counts only if its seal is there and every file is as long as the seal says, so
+a process that is killed at any moment while it saves or deletes leaves a folder that is passed
+over; the seal is written after all files are on the disk, and appears whole or not at all; what is
+resumed from has the digests of the seal too, so no bit of it changed on the disk; the last complete
+checkpoint is deleted only after a newer one is sealed; from its first moment to its last an
+incomplete one has a mark, by which `rotate` knows it as ours; nothing else in the folder is read or
+deleted, whatever it is called.
 
-"Last" is the one sealed last, not the one with the highest step: a folder may hold checkpoints of an older, longer run.
+"Last" is the one sealed last, not the one with the highest step: a folder may hold checkpoints of
+an older, longer run.
+
 Not covered: somebody who changes a checkpoint and its seal on purpose.
 """
 
@@ -37,12 +40,12 @@ __all__ = [
     "checkpoint_folder",
     "checkpoint_in",
     "complete_checkpoints",
-    "damage",
-    "flaw",
     "is_foreign",
     "rotate",
     "seal",
     "step_folders",
+    "why_incomplete",
+    "why_unusable",
 ]
 
 _OURS = "toolgrpo_"  # so begins the name of every file that is not Transformers' or the backend's
@@ -72,12 +75,15 @@ class Checkpoint:
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
-    """Where Transformers saves the checkpoint of a step."""
+    """Return where Transformers saves the checkpoint of a step."""
     return output_dir / f"checkpoint-{step}"
 
 
 def step_folders(output_dir: Path) -> list[Path]:
-    """Return all folders named as one of a step; a note, an archive or a broken link of such a name is none."""
+    """Return all folders named as one of a step.
+
+    A note, an archive or a broken link of such a name is none.
+    """
     try:
         return sorted(path for path in output_dir.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
     except FileNotFoundError:
@@ -85,7 +91,7 @@ def step_folders(output_dir: Path) -> list[Path]:
 
 
 def begin(folder: Path) -> None:
-    """An empty folder for a checkpoint; what a killed run left under this name is deleted.
+    """Make an empty folder for a checkpoint, in place of what a killed run left under this name.
 
     What is no folder there is somebody else's, and is set aside as `<name>.previous`.
     """
@@ -114,19 +120,24 @@ def seal(folder: Path, *, step: int, n_processes: int) -> Checkpoint:
 
 
 def checkpoint_in(folder: Path) -> Checkpoint | None:
-    """The complete checkpoint in a folder of any name, or None."""
+    """Return the complete checkpoint in a folder of any name, or None."""
     found = _read(folder)
     return None if isinstance(found, str) else found
 
 
-def flaw(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, in words, or None if it is complete. Its files are not read for this."""
+def why_incomplete(folder: Path) -> str | None:
+    """Return what is wrong with a checkpoint, in words, or None if it is complete.
+
+    Its files are not read for this.
+    """
     found = _read(folder)
     return found if isinstance(found, str) else None
 
 
-def damage(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None if it is complete and every bit is as it was when it was sealed."""
+def why_unusable(folder: Path) -> str | None:
+    """Return what is wrong with a checkpoint,
+    or None if it is complete and every bit is as it was when it was sealed.
+    """
     found = _read(folder)
     if isinstance(found, str):
         return found
@@ -140,20 +151,21 @@ def damage(folder: Path) -> str | None:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether Transformers or TRL alone saved it: nothing of ours was ever in it."""
+    """Return whether Transformers or TRL alone saved it: nothing of ours was ever in it."""
     if not (folder / "trainer_state.json").is_file():
         return False
     return not any(path.name.startswith(_OURS) for path in folder.iterdir())
 
 
 def complete_checkpoints(output_dir: Path) -> list[Checkpoint]:
-    """All complete checkpoints, the one sealed last at the end."""
+    """Return all complete checkpoints, the one sealed last at the end."""
     found = [_read(folder) for folder in step_folders(output_dir)]
     return sorted((one for one in found if isinstance(one, Checkpoint)), key=lambda one: one.sealed_at)
 
 
 def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> None:
-    """Delete the oldest complete checkpoints beyond `keep`, never the last one and never `best`; and what kills left torn.
+    """Delete the oldest complete checkpoints beyond `keep`, never the last one and never `best`;
+    and what kills left torn.
 
     Called when a checkpoint was sealed and no process is writing one.
     """
@@ -161,7 +173,7 @@ def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> N
         return
     for folder in [path for path in step_folders(output_dir) if not path.is_symlink()]:
         marked = (folder / _UNFINISHED).exists() or not any(folder.iterdir())
-        if marked and flaw(folder) is not None:
+        if marked and why_incomplete(folder) is not None:
             _delete(folder)
     checkpoints = [one for one in complete_checkpoints(output_dir) if not one.path.is_symlink()]
     deletable = [c for c in checkpoints[:-1] if best is None or c.path.resolve() != best.resolve()]
@@ -170,7 +182,10 @@ def rotate(output_dir: Path, *, keep: int | None, best: Path | None = None) -> N
 
 
 def _delete(folder: Path) -> None:
-    """From the seal to the mark: what a kill leaves of it has no seal, and the mark by which the next rotation knows it."""
+    """Delete a checkpoint, its seal first and its mark last.
+
+    What a kill leaves of it has no seal, and the mark by which the next rotation knows it.
+    """
     (folder / _UNFINISHED).touch()
     (folder / _SEAL).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -183,7 +198,7 @@ def _delete(folder: Path) -> None:
 
 
 def _read(folder: Path) -> Checkpoint | str:
-    """The checkpoint in a folder, or what is wrong with it."""
+    """Return the checkpoint in a folder, or what is wrong with it."""
     try:
         checkpoint = _from_seal(folder, (folder / _SEAL).read_text())
         for name, sealed in checkpoint.files.items():
@@ -231,7 +246,10 @@ def _digest_of_json(content: Mapping[str, Any]) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Of what is in a file. No cryptography: it is against accidents, and costs less than reading the file."""
+    """Digest what is in a file.
+
+    No cryptography: it is against accidents, and costs less than reading the file.
+    """
     digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):

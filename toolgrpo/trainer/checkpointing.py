@@ -1,15 +1,17 @@
 """Save and resume a run so that it goes on as if it had never stopped.
 
-Transformers saves the model, the optimizer, the scheduler, the generators of random numbers of every process and the
-step. `Checkpoints` adds what it does not know: each process's place inside a generation batch, the engine's own random
-numbers, how many episodes there were, and how long the log of episodes was. `checkpoint_files` says what is complete.
+Transformers saves the model, the optimizer, the scheduler, the generators of random numbers of
+every process and the step. `Checkpoints` adds what it does not know: each process's place inside a
+generation batch, the engine's own random numbers, how many episodes there were, and how long the
+log of episodes was. `checkpoint_files` says what is complete.
 
-Invariants: a resumed run has the losses of one that never stopped, if its engine draws the same tokens for the same
-state (ScriptedEngine and the transformers engine do, on the CPU; vLLM promises no such thing); no episode stands in
-the log twice; a log is written at every save, so no metric straddles one.
+Invariants: a resumed run has the losses of one that never stopped, if its engine draws the same
+tokens for the same state (ScriptedEngine and the transformers engine do, on the CPU; vLLM promises
+no such thing); no episode stands in the log twice; a log is written at every save, so no metric
+straddles one.
 
-Not covered: resuming with another number of processes gives the model and optimizer back where the backend can do that,
-but not the random numbers and places, and says so.
+Not covered: resuming with another number of processes gives the model and optimizer back where the
+backend can do that, but not the random numbers and places, and says so.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ from toolgrpo.trainer import trl_seam
 
 __all__ = ["Checkpoints", "RunIsComplete"]
 
-# accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto it, and PyTorch knows
-# only `cpu` there: without this a run of several processes on the CPU could be saved but not resumed.
+# accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto
+# it, and PyTorch knows only `cpu` there: without this a run of several processes on the CPU could
+# be saved but not resumed.
 torch.serialization.register_package(
     11, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
 )
 
 
-# What a run writes beside its model, and what may hold data, secrets of tools, or the weights once more.
+# What a run writes beside its model, and what may hold data, secrets of tools, or the weights once
+# more.
 _NOT_FOR_THE_HUB = """\
 # Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
 episodes*.jsonl*
@@ -53,14 +57,17 @@ training_args.bin
 
 
 class RunIsComplete(Exception):
-    """Raised when training begins and the checkpoint has all its steps: Transformers would train one more."""
+    """Raised when training begins and the checkpoint has all its steps:
+    Transformers would train one more.
+    """
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """The checkpoints of one trainer.
 
-    As a callback it restores what it saved, asks for a log at every save, and keeps the run's own files from the hub.
-    Transformers deletes no checkpoint meanwhile: it knows no seal, and takes every folder `checkpoint-*` for one.
+    As a callback it restores what it saved, asks for a log at every save, and keeps the run's own
+    files from the hub. Transformers deletes no checkpoint meanwhile: it knows no seal, and takes
+    every folder `checkpoint-*` for one.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -70,13 +77,19 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._keep = trainer.args.save_total_limit
 
     def to_resume(self, wanted: str | bool | None) -> str | None:
-        """The folder to resume from: the one that is named, the last complete one (`auto`: if there is one), or None."""
+        """Return the folder to resume from, or None to begin anew.
+
+        It is the one that is named, or the last complete one (with `auto`, if there is one).
+        """
         (folder,) = broadcast_object_list([self._choose(wanted) if self._is_main else None])
         self._resumed = None if folder is None else Path(folder)
         return None if folder is None else str(folder)
 
     def save(self, write: Callable[[], None]) -> None:
-        """Let `write` fill the checkpoint of this step; seal it; then delete what is beyond `save_total_limit`."""
+        """Let `write` fill the checkpoint of this step; seal it.
+
+        Then delete what is beyond `save_total_limit`.
+        """
         trainer = self._trainer
         step = trainer.state.global_step
         folder = files.checkpoint_folder(self._output_dir, step)
@@ -126,7 +139,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def on_push_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Transformers pushes the whole output folder; the hub does not take what a `.gitignore` in it names."""
+        """Write a `.gitignore`: Transformers pushes the whole output folder but what that names."""
         ignore = self._output_dir / ".gitignore"
         if self._is_main and not ignore.exists():
             ignore.write_text(_NOT_FOR_THE_HUB)
@@ -144,7 +157,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
                 raise ConfigError(f"there is no complete checkpoint in {self._output_dir} to resume from")
             return None if last is None else str(last)
         folder = Path(str(wanted))
-        reason = files.damage(folder)
+        reason = files.why_unusable(folder)
         if reason is None:
             return str(folder)
         if files.is_foreign(folder):
@@ -161,16 +174,18 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         )
 
     def _last_whole(self, *, say: bool) -> Path | None:
-        """The checkpoint sealed last of which every bit is as it was; what is passed over on the way is said."""
+        """Return the checkpoint sealed last that is as it was; say which are passed over."""
         candidates = files.complete_checkpoints(self._output_dir)
         complete = {one.path for one in candidates}
         passed_over = {
-            folder: files.flaw(folder) for folder in files.step_folders(self._output_dir) if folder not in complete
+            folder: files.why_incomplete(folder)
+            for folder in files.step_folders(self._output_dir)
+            if folder not in complete
         }
         last = None
         while candidates and last is None:
             newest = candidates.pop().path
-            passed_over[newest] = files.damage(newest)
+            passed_over[newest] = files.why_unusable(newest)
             if passed_over[newest] is None:
                 last = newest
         for folder, reason in passed_over.items():
@@ -196,7 +211,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         return [] if lost is None else [f"the recording of episodes is not whole: {lost}"]
 
     def _warn(self, text: str) -> None:
-        """To the person at the terminal, and in the log of a command."""
+        """Warn the person at the terminal, and in the log of a command."""
         if self._is_main:
             self._trainer.progress.say(text)
 
@@ -228,5 +243,5 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         last = f"The last complete one is {complete[-1].path}" if complete else "There is no complete one yet"
         return StorageError(
             f"the checkpoint {folder} could not be written: {reason}. {last}. Free some space, or give another "
-            f"--output_dir, and go on with --resume_from_checkpoint auto."
+            f"output_dir, and go on with resume_from_checkpoint auto."
         )

@@ -1,4 +1,7 @@
-"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus what an episode, an engine and the tools need. Validated at construction."""
+"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus what an episode, an engine and the tools need.
+
+Validated at construction.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
 
     def __post_init__(self) -> None:
         if not torch.cuda.is_available():
-            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and never exact.
+            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and
+            # never exact.
             self.bf16: bool | None = bool(self.bf16)
             self._use_gloo()
         self._check_fields_of_trl()
@@ -156,7 +160,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         self.episode_limits()
 
     def _use_gloo(self) -> None:
-        """Without a GPU, several processes talk over gloo; left alone, each of them would train for itself."""
+        """Choose gloo for several processes without a GPU; else each would train for itself."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
             return
         if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
@@ -165,7 +169,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             self.use_cpu: bool = True
 
     def _check_fields_of_trl(self) -> None:
-        """What TRL and Transformers take without a word, or answer with a division by zero."""
+        """Refuse what TRL and Transformers take without a word, or divide by zero on."""
         defaults = {known.name: known.default for known in fields(self)}
         refuse_without_effect(vars(self), defaults)
         for name, least in (
@@ -185,7 +189,8 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     def changed(self, **changes: Any) -> Self:
         """Return a copy with these fields set.
 
-        Not by `dataclasses.replace`: TRL would derive the fields anew that it has derived before, and refuse them.
+        Not by `dataclasses.replace`: TRL would derive the fields anew that it has derived before,
+        and refuse them.
         """
         known = {known.name for known in fields(self)}
         if not changes.keys() <= known:
@@ -229,7 +234,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         )
 
     def server_urls(self) -> list[str]:
-        """Return the vLLM servers that were configured, our way or TRL's; none if there are none."""
+        """Return the vLLM servers that were configured, our way or TRL's."""
         if self.vllm_server_urls:
             return list(self.vllm_server_urls)
         if self.vllm_server_base_url:
@@ -250,7 +255,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             raise ConfigError(f"{ways[0]} is given, but engine is {self.engine!r}; use engine vllm_server (or auto)")
 
     def episode_limits(self) -> EpisodeLimits:
-        """The limits of an episode as one value."""
+        """Return the limits of an episode as one value."""
         if self.max_completion_length is None:
             raise ConfigError("max_completion_length must be a number of tokens; got None")
         return EpisodeLimits(
@@ -263,11 +268,11 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         )
 
     def shared_pass(self) -> SharedPass:
-        """The prefix-shared training pass these fields ask for."""
+        """Return the prefix-shared training pass these fields ask for."""
         return SharedPass(mode=self.prefix_sharing, max_tokens=self.max_tokens_per_pass)
 
     def sampling_options(self) -> SamplingOptions:
-        """How tokens are drawn in training."""
+        """Return how tokens are drawn in training."""
         return SamplingOptions(
             temperature=self.temperature,
             top_p=self.top_p,

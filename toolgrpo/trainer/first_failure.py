@@ -1,10 +1,11 @@
 """When one process of a run fails, the others say so, instead of showing what it did to them.
 
-The process that fails first leaves a note in the output folder. The others then fail inside a collective call, because
-it is gone; each looks for the note and raises `PeerError`, which names the process and its error. The launcher ends
-whoever is left. Nobody waits for a time-out.
+The process that fails first leaves a note in the output folder. The others then fail inside a
+collective call, because it is gone; each looks for the note and raises `PeerError`, which names the
+process and its error. The launcher ends whoever is left. Nobody waits for a time-out.
 
-Not covered: machines that do not share the output folder; there the others show the error of the collective call.
+Not covered: machines that do not share the output folder; there the others show the error of the
+collective call.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import torch.distributed as dist
 
 from toolgrpo.errors import PeerError, ToolGRPOError
 
-__all__ = ["name_the_first_failure"]
+__all__ = ["report_first_failure"]
 
 _NOTE_S = 5.0  # a note is written before its process goes, so it is there almost at once
 
 
 @contextmanager
-def name_the_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]:
-    """Around the collective part of a run."""
+def report_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]:
+    """Run the collective part of a run; if it fails, say which process failed first."""
     if accelerator.num_processes == 1:
         yield
         return
@@ -50,7 +51,7 @@ def name_the_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether a collective call failed, which happens to every process but the one that is to blame."""
+    """Return whether a collective call failed, as it does in every process but the one to blame."""
     if isinstance(error, ToolGRPOError):
         return False
     distributed = isinstance(error, dist.DistError) or (

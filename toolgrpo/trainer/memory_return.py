@@ -1,8 +1,9 @@
-"""Long runs on a CPU: what the allocator keeps without using it goes back to the system, every so many steps.
+"""Long runs on a CPU:
+what the allocator keeps without using it goes back to the system, every so many steps.
 
-`toolgrpo.startup` lets the allocator keep what is freed, which makes a step faster. Batches differ in length from step to
-step, so without this the kept memory would spread over more and more of the heap: resident memory would creep up although
-the memory in use stays the same.
+`toolgrpo.startup` lets the allocator keep what is freed, which makes a step faster. Batches differ
+in length from step to step, so without this the kept memory would spread over more and more of the
+heap: resident memory would creep up although the memory in use stays the same.
 
 Not covered: memory of accelerators, which PyTorch's own allocator keeps.
 """

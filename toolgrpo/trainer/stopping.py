@@ -1,11 +1,14 @@
-"""SIGTERM and Ctrl-C end a training run well: the step of now is finished and saved, then `train` returns.
+"""SIGTERM and Ctrl-C end a training run well:
+the current step is finished and saved, then `train` returns.
 
-The first signal only sets a flag. The processes of a run agree on it at the end of every step (one number is gathered),
-so all of them stop after the same step, whichever was signalled. A signal in the last step is remembered too: whoever
-called `train` knows that nothing long is to follow. After the first signal the system's own handling is
-put back, so that a second signal ends the process at once, even inside a native call.
+The first signal only sets a flag. The processes of a run agree on it at the end of every step (one
+number is gathered), so all of them stop after the same step, whichever was signalled. A signal in
+the last step is remembered too: whoever called `train` knows that nothing long is to follow. After
+the first signal the system's own handling is put back, so that a second signal ends the process at
+once, even inside a native call.
 
-Not covered: a launcher that kills what it started (torchrun forwards a signal, and kills after 30 s: docs/scaling.md).
+Not covered: a launcher that kills what it started (torchrun forwards a signal, and kills after 30
+s: docs/scaling.md).
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def finish_before_stopping(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Do the block to its end, and only then what a signal asks for; a second one ends the process at once."""
+    """Do the block to its end, and only then what a signal asks for.
+
+    A second one ends the process at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,7 +57,10 @@ def finish_before_stopping(what: str, say: Callable[[str], None]) -> Iterator[No
 
 
 class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """A context manager around `train`, and the callback that ends it. `stopped_by` is the signal that asked for it, or None."""
+    """A context manager around `train`, and the callback that ends it.
+
+    `stopped_by` is the signal that asked for it, or None.
+    """
 
     def __init__(self, accelerator: Any, say: Callable[[str], None]) -> None:
         self._accelerator = accelerator
@@ -88,5 +97,5 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
         for one in self._handlers:
             signal.signal(one, signal.SIG_DFL)
         self._say(
-            f"{self._received.name}: the step of now is finished and saved first; a second signal ends the run at once"
+            f"{self._received.name}: the current step is finished and saved first; a second signal ends the run at once"
         )

@@ -1,8 +1,9 @@
-"""`ToolGRPOTrainer`: a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
+"""`ToolGRPOTrainer`:
+a thin `GRPOTrainer` that generates with toolgrpo's episodes and trains only on what was sampled.
 
-It connects parts: the engine is built in `engines/build.py`, `rollout/rollouts.py` runs the episodes, observers hear of
-them, TRL's private names live in `trl_seam.py`. Rewards, advantages, losses, the reference model, importance sampling,
-logging and checkpoints stay TRL's.
+It connects parts: the engine is built in `engines/build.py`, `rollout/rollouts.py` runs the
+episodes, observers hear of them, TRL's private names live in `trl_seam.py`. Rewards, advantages,
+losses, the reference model, importance sampling, logging and checkpoints stay TRL's.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.first_failure import name_the_first_failure
+from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 
@@ -50,9 +51,9 @@ Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
 class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
-    Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or a `Toolbox`.
-    `engine` and `chat` replace what the config and the tokenizer would choose. `observers` hear of every rollout;
-    `progress` is the display to show it on.
+    Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
+    a `Toolbox`. `engine` and `chat` replace what the config and the tokenizer would choose.
+    `observers` hear of every rollout; `progress` is the display to show it on.
     """
 
     def __init__(
@@ -116,17 +117,19 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
             self.add_callback(callback)
         log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
-        hearing = Observers([log, self.recorder, tables, self.progress, *observers])
-        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, hearing)
+        all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
+        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """TRL's loop. `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
+        """Run TRL's loop.
+
+        `resume_from_checkpoint` may be `auto`: the last complete checkpoint, if there is one.
 
         SIGTERM or Ctrl-C ends it after the current step, saved; then `stopped_by` names the signal.
         """
         self._claim_folder()
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        with name_the_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
+        with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
             folder = self._checkpoints.to_resume(wanted)
             if folder is not None:
                 self.progress.say(f"resuming from {folder}")
@@ -168,7 +171,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         label: str = "episodes",
         mode: Mode = "heldout",
     ) -> RolloutBatch:
-        """Run one episode per row with the current weights, not graded. Each process runs its own rows."""
+        """Run one episode per row with the current weights, not graded.
+
+        Each process runs its own rows.
+        """
         if self._weights_of_step != self.state.global_step:
             self.rollouts.load_weights(self.policy.weights())
             self._weights_of_step = self.state.global_step
@@ -185,7 +191,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def measure(
         self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
     ) -> RolloutBatch:
-        """Run one episode per held-out row with the current weights, graded; nothing is trained or recorded."""
+        """Run one episode per held-out row with the current weights, graded.
+
+        Nothing is trained or recorded.
+        """
         batch = grade(
             self.rollout(rows, options, label=label),
             self.reward_funcs,
@@ -197,7 +206,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return batch
 
     def close(self) -> None:
-        """End the engine, the tool workers, the observers and the bars, and leave the output folder to others."""
+        """End the engine, the tool workers, the observers and the bars,
+        and leave the output folder to others.
+        """
         self.progress.stop_steps()  # an error may have left them, and the cursor hidden
         if self._claim is not None:
             self._claim.release()
@@ -267,7 +278,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         )
 
     def _rollout_tables(self) -> RolloutTables:
-        """Trackers that cannot stop a run, and tables of episodes for them: TRL's own table has no tools in it."""
+        """Guard the trackers, so that none can stop a run, and return tables of episodes for them.
+
+        TRL's own table has no tools in it.
+        """
         guard_trackers(self.callback_handler.callbacks, self.args.report_to)
         self.log_completions = False
         return RolloutTables(self.callback_handler.callbacks, with_tables=self.args.log_completions)
@@ -276,7 +290,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return int(self.args.num_generations if mode == "train" else self.num_generations_eval)
 
     def _first_number(self, n: int) -> int:
-        """Return a number that no other episode of the run has, in any process, nor the n - 1 after it."""
+        """Return a number that no other episode of the run has,
+        in any process, nor the n - 1 after it.
+        """
         first: int = self.n_episodes + self.accelerator.process_index * n
         self.n_episodes += self.accelerator.num_processes * n
         return first

@@ -1,8 +1,10 @@
-"""Account for every field of TRL's config: read by this package, by TRL's code that still runs, or refused with a sentence.
+"""Account for every field of TRL's config: read by this package, by TRL's code that still runs,
+or refused with a sentence.
 
-Invariant: each field that `GRPOConfig` adds to Transformers' `TrainingArguments` stands in exactly one of the three tables; a
-TRL that adds one fails `tests/trainer/test_trl_fields.py` until somebody has looked where it is read. The fields of
-`TrainingArguments` itself steer the training loop of Transformers, which runs as it is.
+Invariant: each field that `GRPOConfig` adds to Transformers' `TrainingArguments` stands in exactly
+one of the three tables; a TRL that adds one fails `tests/trainer/test_trl_fields.py` until somebody
+has looked where it is read. The fields of `TrainingArguments` itself steer the training loop of
+Transformers, which runs as it is.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _TABLE = (
     "leave it out; log_completions sends tables with tools and turns, and OUTPUT_DIR/episodes.jsonl has every episode"
 )
 
-# What TRL's own generation and its own tables would read, neither of which runs here; and what to do instead.
+# What TRL's own generation and its own tables would read, neither of which runs here; and what to
+# do instead.
 WITHOUT_EFFECT: Mapping[str, str] = {
     "max_tool_calling_iterations": "use max_turns (a turn more than iterations: the last one answers)",
     "chat_template_kwargs": "use enable_thinking, the one template argument there is",

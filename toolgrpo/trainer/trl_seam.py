@@ -1,25 +1,32 @@
 """The one file that touches what is private in TRL. Tested with TRL 1.16.0.
 
-What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these changes):
+What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
+changes):
 
 * `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built by `GenerationOutput.as_trl`;
-* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows of a rollout;
-* `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says whether TRL shall
-  correct for the difference between the engine's and the trainer's log-probabilities;
+* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows
+  of a rollout;
+* `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says
+  whether TRL shall correct for the difference between the engine's and the trainer's
+  log-probabilities;
 * `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
-* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs` and counts in
-  `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
-* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes its arguments and
-  gives its three results;
-* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order of every epoch, so a
-  run that is resumed in a later epoch has to draw the orders before it (`skip_epochs`);
-* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint keeps;
+* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs`
+  and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
+* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
+  its arguments and gives its three results;
+* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
+  of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
+  (`skip_epochs`);
+* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint
+  keeps;
 * `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
-* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for supervised training;
-* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE`, the tokens of a tile, and `trl.trainer.utils._use_triton`, which there only
-  says whether tokens without a label are left out: made for GPUs, both cost a CPU memory and time (`tune_fused_head`);
-* `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names, gathered and merged
-  under DeepSpeed, FSDP and PEFT.
+* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for
+  supervised training;
+* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE`, the tokens of a tile, and
+  `trl.trainer.utils._use_triton`, which there only says whether tokens without a label are left
+  out: made for GPUs, both cost a CPU memory and time (`tune_fused_head`);
+* `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names,
+  gathered and merged under DeepSpeed, FSDP and PEFT.
 """
 
 from __future__ import annotations
@@ -71,7 +78,7 @@ _TRL_TILE, _CPU_TILE = 4096, 256  # tokens
 
 
 def warn_if_untested() -> None:
-    """One sentence if the installed TRL is not one this file was tested with."""
+    """Warn if the installed TRL is not one this file was tested with."""
     if trl.__version__ not in TESTED_VERSIONS:
         warnings.warn(
             f"toolgrpo was tested with TRL {', '.join(TESTED_VERSIONS)}; {trl.__version__} is installed and may not fit.",
@@ -92,7 +99,9 @@ class GenerationOutput:
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_id: int) -> GenerationOutput:
-        """TRL wants at least one token per completion: an empty one gets a pad token that is not trained on.
+        """Collect the columns; an empty completion gets a pad token that is not trained on.
+
+        TRL wants at least one token per completion.
 
         The messages are copies: a reward function that changes them changes no trajectory.
         """
@@ -110,7 +119,11 @@ class GenerationOutput:
         )
 
     def as_trl(self) -> tuple[Any, ...]:
-        """(prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images)"""
+        """Return the tuple of TRL's `_generate`.
+
+        It is (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images,
+        tool_images).
+        """
         return (
             self.prompt_ids,
             self.completion_ids,
@@ -134,15 +147,19 @@ def no_engine_of_trl(args: Any) -> Iterator[None]:
 
 
 def correct_for_engine(trainer: Any, engine_differs: bool) -> None:
-    """Turn TRL's importance-sampling correction on where tokens come from another implementation than the trainer's."""
+    """Turn TRL's importance-sampling correction on where tokens come from another implementation
+    than the trainer's.
+    """
     trainer.use_vllm = engine_differs
 
 
 def add_fused_head(model: Any) -> None:
-    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels; TRL's trainer does this itself.
+    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels;
+    TRL's trainer does this itself.
 
-    With TRL's own tiles, also after `tune_fused_head`: other tiles round otherwise, and of two builds of nano that differ by
-    rounding one may be well above the success that its training is to start from.
+    With TRL's own tiles, also after `tune_fused_head`: other tiles round otherwise, and of two
+    builds of nano that differ by rounding one may be well above the success that its training is to
+    start from.
     """
     from trl.kernels import chunked_logprob
     from trl.trainer import utils
@@ -152,10 +169,12 @@ def add_fused_head(model: Any) -> None:
 
 
 def tune_fused_head(device: torch.device) -> None:
-    """On a CPU, let TRL's fused head score only tokens that have a label, and so few at a time that they fit into its caches.
+    """Let TRL's fused head, on a CPU, score only tokens that have a label, and few at a time.
 
-    It would score prompts and padding as well, 4096 tokens at a time: gigabytes with a vocabulary of 150,000. For this
-    process; what it computes stays the same.
+    So few that they fit into the CPU's caches.
+
+    It would score prompts and padding as well, 4096 tokens at a time: gigabytes with a vocabulary
+    of 150,000. For this process; what it computes stays the same.
     """
     from trl.kernels import chunked_logprob
     from trl.trainer import utils
@@ -184,7 +203,9 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
 
 
 def own_grades(trainer: Any, rewards_per_func: torch.Tensor, n_own: int) -> list[Grade]:
-    """Return what this process's episodes are worth, of the rewards that TRL has gathered from all processes."""
+    """Return what this process's episodes are worth,
+    of the rewards that TRL has gathered from all processes.
+    """
     start = trainer.accelerator.process_index * n_own
     own = rewards_per_func[start : start + n_own]
     totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
@@ -212,7 +233,7 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
 
 
 def count_tokens(trainer: Any, n_tokens: int) -> None:
-    """TRL's running count of tokens, over all processes."""
+    """Add to TRL's running count of tokens, over all processes."""
     total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
     if mode_of(trainer) == "train":
         trainer.state.num_input_tokens_seen += total
@@ -220,7 +241,10 @@ def count_tokens(trainer: Any, n_tokens: int) -> None:
 
 
 def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under their checkpoint names. Every process must walk them to the end: gathering is collective."""
+    """Walk the weights under their checkpoint names.
+
+    Every process must walk them to the end: gathering is collective.
+    """
     from trl.generation.vllm_generation import VLLMGeneration
 
     if not trainer.backend.splits_parameters and merges_exactly(trainer.model):
@@ -238,14 +262,14 @@ def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_wrapped(trainer: Any) -> bool:
-    """Whether FSDP has split the model yet, which it does when the training begins (True without FSDP)."""
+    """Return whether FSDP, if used, has split the model yet: it does when training begins."""
     if not trainer._dist.is_fsdp:
         return True
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
 
 
 def place_in_batch(trainer: Any) -> dict[str, Any]:
-    """Where this process is in its generation batch, with what is left of it."""
+    """Return where this process is in its generation batch, with what is left of it."""
     per_batch = trainer.args.steps_per_generation * trainer.num_iterations
     left_over = trainer._buffered_inputs if trainer._step % per_batch else None
     return {"step": trainer._step, "buffered_inputs": left_over}
@@ -259,7 +283,9 @@ def restore_place_in_batch(trainer: Any, place: Mapping[str, Any]) -> None:
 
 
 def skip_epochs(trainer: Any, n_epochs: int) -> None:
-    """Draw the orders of the epochs before a resumed one: TRL's sampler has one generator for all of them."""
+    """Draw the orders of the epochs before a resumed one:
+    TRL's sampler has one generator for all of them.
+    """
     sampler = trainer.train_sampler
     if sampler is not None and getattr(sampler, "shuffle", False):
         for _ in range(n_epochs):
@@ -267,7 +293,7 @@ def skip_epochs(trainer: Any, n_epochs: int) -> None:
 
 
 def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-    """TRL's micro-batch of now, after the samples of each group were brought together where prompts may be shared."""
+    """Return TRL's current micro-batch, its groups together where prompts may be shared."""
     before = trainer._buffered_inputs
     inputs = prepare(generation_batch)
     buffered = trainer._buffered_inputs
@@ -289,13 +315,18 @@ def shared_logps(
     compute_aux_loss: bool = False,
     **other_inputs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
-    """(log-probabilities, entropies, no auxiliary loss) as TRL's pass gives them, or None where that pass must run."""
+    """Score as TRL's pass does, or return None where that pass must run.
+
+    Returns (log-probabilities, entropies, no auxiliary loss).
+    """
     if compute_aux_loss:
-        shared_pass.step_aside("the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0")
+        shared_pass.fall_back_to_padded(
+            "the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0"
+        )
         return None
     odd = sorted(name for name, value in other_inputs.items() if value is not None)
     if odd:
-        shared_pass.step_aside(f"the batch holds more than text ({', '.join(odd)})")
+        shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
         return None
     scored = shared_pass.score_completions(
         model,

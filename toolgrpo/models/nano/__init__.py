@@ -1,6 +1,8 @@
-"""nano: a tiny model with bad habits, built on the spot, that shows the machinery of tool-use training on a laptop.
+"""nano: a tiny model with bad habits, built on the spot,
+that shows the machinery of tool-use training on a laptop.
 
-`ensure_nano()` builds it once and gives its folder; `python -m toolgrpo.nano` does the same from a shell.
+`ensure_nano()` builds it once and gives its folder; `python -m toolgrpo.nano` does the same from a
+shell.
 """
 
 from toolgrpo.models.nano.cache import cache_folder, ensure_nano, nano_path
@@ -10,5 +12,5 @@ __all__ = ["NanoRecipe", "cache_folder", "ensure_nano", "nano_path", "resolve_mo
 
 
 def resolve_model(name_or_path: str) -> str:
-    """`nano` becomes the folder of the built model; every other name is left as it is."""
+    """Return the folder of the built model for `nano`, and every other name as it is."""
     return str(ensure_nano()) if name_or_path == "nano" else name_or_path

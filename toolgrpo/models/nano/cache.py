@@ -2,8 +2,10 @@
 
 Invariants:
 
-* A folder named after a recipe's fingerprint is complete: it is built beside its place and moved there in one step.
-* Two processes that want it at once build it once: the second waits for a lock that dies with its holder.
+* A folder named after a recipe's fingerprint is complete: it is built beside its place and moved
+  there in one step.
+* Two processes that want it at once build it once: the second waits for a lock that dies with its
+  holder.
 * What a killed build left is removed by the next one.
 """
 
@@ -27,18 +29,18 @@ __all__ = ["cache_folder", "ensure_nano", "nano_path"]
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for this package (XDG_CACHE_HOME, else ~/.cache)."""
+    """Return the user's cache folder for this package (XDG_CACHE_HOME, else ~/.cache)."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "toolgrpo"
 
 
 def nano_path(recipe: NanoRecipe | None = None) -> Path:
-    """Where this recipe's model is, or will be."""
+    """Return where this recipe's model is, or will be."""
     return cache_folder() / f"nano-{(recipe or NanoRecipe()).fingerprint()}"
 
 
 def ensure_nano(recipe: NanoRecipe | None = None, *, console: Console | None = None) -> Path:
-    """The folder of the built model; builds it first if this recipe was never built here."""
+    """Return the folder of the built model; build it first if this recipe was never built here."""
     recipe = recipe or NanoRecipe()
     path = nano_path(recipe)
     if path.is_dir():
@@ -75,7 +77,7 @@ def _build(recipe: NanoRecipe, path: Path, console: Console) -> None:
 
 @contextmanager
 def _lock(file: Path) -> Iterator[None]:
-    """An advisory lock of the operating system: it is gone when its holder is, however that ended."""
+    """Hold an advisory lock of the operating system, which is gone when its holder is."""
     with file.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -79,7 +79,7 @@ class NanoRecipe:
         return sum(phase.steps for phase in self.phases)
 
     def fingerprint(self) -> str:
-        """A short hash of these numbers, of the code that uses them and of the library versions that matter."""
+        """Hash these numbers, the code that uses them and the library versions that matter."""
         parts = [json.dumps(asdict(self), sort_keys=True)]
         parts += [f"{name}=={importlib.metadata.version(name)}" for name in _LIBRARIES]
         parts += [_source(name) for name in (*_SHARED_CODE, *_nano_code())]
@@ -91,7 +91,7 @@ def _nano_code() -> tuple[str, ...]:
 
 
 def _source(module: str) -> str:
-    """The source of a module; importing it is not needed."""
+    """Return the source of a module, without importing it."""
     import importlib.util
 
     spec = importlib.util.find_spec(module)
