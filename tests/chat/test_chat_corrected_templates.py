@@ -16,7 +16,7 @@ from toolgrpo.chat import family_templates, resolve_format, tool_message
 from toolgrpo.chat.encoding import Guard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
-from toolgrpo.chat.turn_reader import Regions
+from toolgrpo.chat.turn_reader import TurnReader
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.trajectory import AttemptStatus
@@ -143,7 +143,7 @@ def patterns(template: Any) -> dict[str, tuple[Any, ...]]:
 def test_where_trls_template_reads_as_well_it_is_taken_as_it_is(name: str) -> None:
     tokenizer = trl_tokenizer(name)
     chat, theirs = resolve_format(tokenizer), response_template_of(tokenizer)
-    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, Regions) and theirs is not None
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, TurnReader) and theirs is not None
     assert chat.family.form is family_templates.HERMES
     assert chat.reader.call.field == load_response_template(theirs).fields["tool_calls"]
     assert "<|im_end|>" in chat.reader.markers, "only TRL's template speaks of it, ours does not"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.chat.message_shapes import spelled_out, with_objects
+from toolgrpo.chat.message_shapes import tools_as_text, with_objects
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.testing.chat_families import template_names, template_text
 from toolgrpo.testing.chat_samples import LOOK_UP, calling
@@ -90,7 +90,7 @@ def oracle(name: str, messages: list[Message]) -> tuple[list[int], list[int]]:
     tokenizer, chat, template = load(name)
     shaped, tools = with_objects(messages, chat.family.reasoning_key), [LOOK_UP]
     if not chat.family.knows_tools:
-        shaped, tools = spelled_out(shaped, tools, system=chat.family.knows_system), []
+        shaped, tools = tools_as_text(shaped, tools, system=chat.family.knows_system), []
     encoded = tokenizer.apply_chat_template(
         shaped,
         tools=tools or None,

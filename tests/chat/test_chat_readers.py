@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 from toolgrpo.chat.attempts import CallForm, Marker, Segment
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.families import FAMILIES
-from toolgrpo.chat.turn_reader import Regions
+from toolgrpo.chat.turn_reader import TurnReader
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 CALL, CALL_END, THINK, THINK_END = map(Marker, ("<tool_call>", "</tool_call>", "<think>", "</think>"))
@@ -34,11 +34,11 @@ NAMELESS, BAD = AttemptStatus.MISSING_NAME, AttemptStatus.BAD_ARGUMENTS
 
 
 @cache
-def reader(name: str) -> Regions:
+def reader(name: str) -> TurnReader:
     """The reader of a family whose markers are all tokens."""
     family = next(family for family in FAMILIES if family.name == name)
     template = load_response_template(family.form.template)
-    return Regions(template, TOKENS, family.ends, family.form.call, family.form.lead)
+    return TurnReader(template, TOKENS, family.ends, family.form.call, family.form.lead)
 
 
 def read(name: str, segments: list[Segment], *, closed: bool = True, thinking: bool = False) -> ParsedTurn:
@@ -128,7 +128,7 @@ def test_patterns_that_match_nothing_come_to_an_end(pattern: str) -> None:
     calls = {"open_pattern": pattern, "close_pattern": pattern, "content": "json"}
     fields = {"tool_calls": calls, "content": {"close_pattern": pattern, "repeats": True}}
     template = load_response_template({"start_anchor": "x", "fields": fields})
-    turn = Regions(template, (), ("<end>",), CallForm("{}", "")).read(["a xx b"], closed=True, thinking=False)
+    turn = TurnReader(template, (), ("<end>",), CallForm("{}", "")).read(["a xx b"], closed=True, thinking=False)
     assert len(turn.attempts) < 10
 
 

@@ -12,7 +12,7 @@ from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.encoding import Guard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
-from toolgrpo.chat.turn_reader import Regions
+from toolgrpo.chat.turn_reader import TurnReader
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.testing.chat_families import template_names, template_text
@@ -41,7 +41,7 @@ READ = names()
 @cache
 def described(name: str) -> TemplateFormat:
     chat = described_format(trl_tokenizer(name))
-    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, Regions)
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, TurnReader)
     return chat
 
 

@@ -14,7 +14,7 @@ __all__ = ["ChatFormat", "ParsedTurn", "assistant_message", "check_vocabulary", 
 
 
 def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
-    """A token the model has no embedding for would fail in the middle of training."""
+    """Return a token the model has no embedding for would fail in the middle of training."""
     if len(tokenizer) > model_vocab_size:
         raise ModelError(
             f"the tokenizer has {len(tokenizer)} entries, but the model's vocabulary only {model_vocab_size}; use the "
@@ -23,7 +23,7 @@ def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
 
 
 def resolve_format(tokenizer: Any) -> ChatFormat:
-    """The chat format of this tokenizer's template, proven on a conversation of each shape.
+    """Return the chat format of this tokenizer's template, proven on a conversation of each shape.
 
     A warning says so where the model is spoken to in other words than its template would print. Every turn is read as a response template says: the family's, or for any other template the tokenizer's or TRL's, if
     there is one. Where a family knows no tools but the tokenizer's response template does, that is tried first.

@@ -73,7 +73,7 @@ class Reader(Protocol):
         ...
 
     def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
-        """One turn without its end-of-turn token; `thinking` says that the prompt opened thinking."""
+        """Read one turn without its end-of-turn token; `thinking` says that the prompt opened thinking."""
         ...
 
 
@@ -90,7 +90,7 @@ class CallForm:
 
 
 def attempt_from(raw: str, name: str, arguments: Any, call_id: str | None = None) -> CallAttempt:
-    """An attempt whose name is known; the arguments are an object, or the JSON text of one."""
+    """Return an attempt whose name is known; the arguments are an object, or the JSON text of one."""
     if not _is_unicode(name):
         return malformed(AttemptStatus.INVALID_JSON, raw, _HALF)
     if isinstance(arguments, str):
@@ -140,7 +140,7 @@ def _finite(digits: str) -> float:
 
 
 def _is_unicode(value: object) -> bool:
-    """Whether it can be written down: JSON can spell half a surrogate pair, which no file or pipe takes."""
+    """Return whether it can be written down: JSON can spell half a surrogate pair, which no file or pipe takes."""
     try:
         (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
     except UnicodeEncodeError:

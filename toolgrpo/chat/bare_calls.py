@@ -56,7 +56,7 @@ def objects_at_end(text: str) -> Objects | None:
 
 
 def llama_calls(text: str) -> BareCalls | None:
-    """What Llama 3.1 to 3.3 write beside an object that begins with its name, which is their own form.
+    """Return what Llama 3.1 to 3.3 write beside an object that begins with its name, which is their own form.
 
     * the object behind a text, with parameters before the name, or as `{"type": "function", ...}` in two forms
     * `<function=look_up>{"key": "x"}</function>`, as 3.1's prompts for custom tools have it
@@ -81,7 +81,7 @@ def llama_calls(text: str) -> BareCalls | None:
 
 
 def _tagged(text: str) -> list[CallAttempt]:
-    """`<function=NAME>{...}</function>`, any number of them."""
+    """Read `<function=NAME>{...}</function>`, any number of them."""
     attempts = []
     openings = list(_FUNCTION_TAG.finditer(text))
     for opening, following in zip(openings, [*openings[1:], None], strict=True):

@@ -56,7 +56,7 @@ class ChatFormat(Protocol):
         *,
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        """The ids of a conversation up to and including the header of the next assistant turn."""
+        """Return the ids of a conversation up to and including the header of the next assistant turn."""
         ...
 
     def bridge(
@@ -68,7 +68,7 @@ class ChatFormat(Protocol):
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        """The ids that follow `ids` (which end with an assistant turn) for these tool messages, up to the next assistant header.
+        """Return the ids that follow `ids` (which end with an assistant turn) for these tool messages, up to the next assistant header.
 
         If the turn was cut before its end-of-turn token, the synthesised close comes first. `messages`, `schemas` and
         `enable_thinking` are what the prompt was made of: the header of a turn may depend on them, and ids alone cannot tell.

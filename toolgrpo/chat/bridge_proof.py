@@ -98,7 +98,7 @@ class _Proof:
                 self._same("a plain prompt", self.chat.prompt(messages, schemas, enable_thinking=value), list(own))
 
     def marks_leave_nothing(self) -> None:
-        """Text that ends like the beginning of a control token, or begins like the end of one, is marked."""
+        """Check that text which ends like the beginning of a control token, or begins like the end of one, is marked."""
         token = self.chat.text_of_end
         for text in (f"x {token[0]}", f"x {token[:-1]}", f"{token[-1]} x"):
             results = [tool_message(_ONE, text)]
@@ -156,7 +156,7 @@ class _Proof:
         self._check(printed == expected, shape, f"the results of {names} are said to be those of {printed}")
 
     def _histories(self, system: str) -> list[tuple[list[Message], list[Message]]]:
-        """Rows, and what may have followed them before the next call."""
+        """Give rows, and what may have followed them before the next call."""
         told: Message = {"role": "system", "content": system}
         asked: Message = {"role": "user", "content": "q"}
         first = self._round(None, [tool_message(_OTHER, "11"), tool_message(_ONE, "12")][: 1 if self._one_call else 2])
@@ -216,7 +216,7 @@ class _Proof:
     def _round(
         self, question: str | None, results: Sequence[Message], said: str = "x", content: str = ""
     ) -> list[Message]:
-        """A question, a turn that calls once for every result (once, where a turn cannot do more), and the results."""
+        """Return a question, a turn that calls once per result (once, where a turn cannot do more), and the results."""
         arguments = {"key": said, f"a key {said}": "x", "nested": [said, {"key": [said, 1, True]}]}
         calls = [_call(result["name"], arguments, result.get("tool_call_id")) for result in results]
         calls = calls[: 1 if self._one_call else None]
@@ -243,7 +243,7 @@ class _Proof:
 
 
 def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The first place where they differ; if one begins with the other, its end."""
+    """Return the first place where they differ; if one begins with the other, its end."""
     differing = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))
 

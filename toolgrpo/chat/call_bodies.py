@@ -37,7 +37,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def gemma_object(raw: str, name: str, body: str) -> list[CallAttempt]:
-    """`{key:<|"|>text<|"|>,other:1}`: JSON with bare keys, strings between the quote token."""
+    """Read `{key:<|"|>text<|"|>,other:1}`: JSON with bare keys, strings between the quote token."""
     pieces = body.split(_QUOTE)
     if len(pieces) % 2 == 0:
         detail = f"a string was not closed with {_QUOTE}; a call is {_GEMMA_FORM}"
@@ -49,7 +49,7 @@ def gemma_object(raw: str, name: str, body: str) -> list[CallAttempt]:
 
 
 def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
-    """`[name(key='value', other=1), second()]`, read as Python and never run."""
+    """Read `[name(key='value', other=1), second()]` as Python, without running it."""
     text = unguarded(body)
     try:
         one_line = _STRING.sub(lambda string: string[0].replace("\n", "\\n").replace("\r", "\\r"), text.strip())
@@ -66,7 +66,7 @@ def python_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
 
 
 def deepseek_call(raw: str, name: str, body: str) -> list[CallAttempt]:
-    """`NAME<｜tool▁sep｜>{...}`, or `function<｜tool▁sep｜>NAME` and the arguments in a code fence."""
+    """Read `NAME<｜tool▁sep｜>{...}`, or `function<｜tool▁sep｜>NAME` and the arguments in a code fence."""
     kind, separator, rest = body.partition(_DEEPSEEK_SEPARATOR)
     if not separator:
         return _json_calls(raw, unguarded(body), _DEEPSEEK)
@@ -79,7 +79,7 @@ def deepseek_call(raw: str, name: str, body: str) -> list[CallAttempt]:
 
 
 def mistral_calls(raw: str, name: str, body: str) -> list[CallAttempt]:
-    """`[{"name": ..., "arguments": ..., "id": ...}]`, or a name, for some an id, and arguments."""
+    """Read `[{"name": ..., "arguments": ..., "id": ...}]`, or a name, for some an id, and arguments."""
     text = unguarded(body)
     head = _MISTRAL_HEAD.fullmatch(raw[: len(raw) - len(text)])
     if head is None:
@@ -110,7 +110,7 @@ def _python_call(call: ast.expr, raw: str) -> CallAttempt:
 
 
 def _dotted(node: ast.expr) -> str:
-    """`name` or `module.name`; tools of an MCP server have such names."""
+    """Return `name` or `module.name`; tools of an MCP server have such names."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -119,7 +119,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A value of Python or of JSON; what JSON cannot hold is an error."""
+    """Return a value of Python or of JSON; what JSON cannot hold is an error."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
         if isinstance(node.value, float) and not math.isfinite(node.value):
             raise ValueError("a number is too large")

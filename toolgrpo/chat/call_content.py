@@ -20,7 +20,7 @@ import regex  # type: ignore[import-untyped]  # it ships no types; transformers 
 from toolgrpo.chat.attempts import CallForm, load_json, nameless, unreadable
 from toolgrpo.chat.encoding import is_guarded, unguarded
 from toolgrpo.chat.objects import is_call, json_attempts
-from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.chat.regex_budget import RegexBudget
 from toolgrpo.chat.transformers_seam import process_field
 from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
@@ -41,8 +41,8 @@ class CallReader:
         inline = field.content == "xml-inline"
         self._tags = regex.compile(field.content_args["tag_pattern"], regex.DOTALL) if inline else None
 
-    def attempts(self, raw: str, captures: Mapping[str, str], body: str, allowance: Allowance) -> list[CallAttempt]:
-        """What a call that was opened and closed as it should be holds; some templates print a list of calls.
+    def attempts(self, raw: str, captures: Mapping[str, str], body: str, budget: RegexBudget) -> list[CallAttempt]:
+        """Return what a call that was opened and closed as it should be holds; some templates print a list of calls.
 
         `captures` and `body` are guarded text, as the patterns found them; `raw` is what was written.
         """
@@ -52,7 +52,7 @@ class CallReader:
         if self.form.body is not None:
             return self._in_json(raw) or self.form.body(raw, name, body)
         try:
-            self._check(body, allowance)
+            self._check(body, budget)
             if name and self.field.content == "json" and not body.strip():
                 body = "{}"  # nothing behind a name: no arguments
             value = process_field(body, self.field, captures)
@@ -78,7 +78,7 @@ class CallReader:
             return []
         return attempts if all(attempt.status is AttemptStatus.OK for attempt in attempts) else []
 
-    def _check(self, body: str, allowance: Allowance) -> None:
+    def _check(self, body: str, budget: RegexBudget) -> None:
         """Raise if transformers' parser would drop a part of this body, or take long over it."""
         if self._delimiters and len(body) * sum(map(body.count, self._delimiters)) > _MOST_WORK:
             raise ValueError("there are too many strings in it")
@@ -86,7 +86,7 @@ class CallReader:
         if pattern is None:
             return
         position = 0
-        tags = allowance.spend(lambda left_s: [tag.span() for tag in pattern.finditer(body, timeout=left_s)])
+        tags = budget.spend(lambda left_s: [tag.span() for tag in pattern.finditer(body, timeout=left_s)])
         for start, end in [*tags, (len(body), len(body))]:
             between = unguarded(body[position:start]).strip()
             if between and between not in self.form.between:

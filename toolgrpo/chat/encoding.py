@@ -12,7 +12,7 @@ Invariants:
 * A control token in the ids comes from the template's own text, never from a guarded string. This also holds where a
   guarded string ends with the beginning of a token and the template goes on with the rest of it.
 * Runs of plain text between control tokens are encoded whole, so for harmless text the ids are those of the tokenizer's
-  own call (`proof.py` compares them).
+  own call (`bridge_proof.py` compares them).
 * The two reserved characters are noncharacters of Unicode; text that holds them gets U+FFFD in their place.
 * A token that swallows the space beside it (`lstrip`, `rstrip`) does so here too.
 * An added token of nothing but white space, or of an element of HTML, that is not special is a way to write text, not control:
@@ -42,7 +42,7 @@ _IN_LETTERS = {"\\ufdd0": _GUARD, "\\ufdd1": MARK}  # as repr and JSON write the
 
 
 def control_tokens(tokenizer: Any) -> list[str]:
-    """The added tokens that mean something, unlike those that are a way to write text."""
+    """Return the added tokens that mean something, unlike those that are a way to write text."""
     written = _written(tokenizer)
     return [token.content for number, token in tokenizer.added_tokens_decoder.items() if number not in written]
 
@@ -62,7 +62,7 @@ def _written(tokenizer: Any) -> dict[int, Any]:
 
 
 def with_marks(rendered: str) -> str:
-    """What a template printed, with marks where it wrote them in letters."""
+    """Return what a template printed, with marks where it wrote them in letters."""
     for letters, mark in _IN_LETTERS.items():
         if letters in rendered:
             rendered = rendered.replace(letters, mark)
@@ -70,7 +70,7 @@ def with_marks(rendered: str) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """The longest of these texts that stands at a place, in a group; None if there are no texts.
+    """Return the longest of these texts that stands at a place, in a group; None if there are no texts.
 
     Its branches part where the texts do: some tokenizers have thousands of tokens that begin alike, and a place is looked at
     no longer than the longest of them.
@@ -106,7 +106,7 @@ class Guard:
         self._edges = {edge for token in tokens for edge in (token[0], token[-1])} | {text[:5] for text in letters}
 
     def text(self, text: str) -> str:
-        """`text` with marks where it could be read as control; the encoder takes them out again."""
+        """Return `text` with marks where it could be read as control; the encoder takes them out again."""
         if _GUARD in text or MARK in text:
             text = text.translate(_RESERVED)
         if not any(edge in text for edge in self._edges):
@@ -119,7 +119,7 @@ class Guard:
         return before + text + after
 
     def value(self, value: Any) -> Any:
-        """The same for every string in a message or a schema, keys included."""
+        """Return the same for every string in a message or a schema, keys included."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -130,12 +130,12 @@ class Guard:
 
 
 def is_guarded(*texts: str) -> bool:
-    """Whether there are marks in any of them."""
+    """Return whether there are marks in any of them."""
     return any(_GUARD in text for text in texts)
 
 
 def unguarded(value: Any) -> Any:
-    """The same without marks, keys included."""
+    """Return the same without marks, keys included."""
     if isinstance(value, str):
         return value.replace(_GUARD, "")
     if isinstance(value, Mapping):
@@ -169,7 +169,7 @@ class Encoder:
         self._swallows_before = {token.content for token in added.values() if token.lstrip}
 
     def encode(self, rendered: str) -> list[int]:
-        """Ids of a rendered conversation, or of a part of one that begins and ends between tokens."""
+        """Return the ids of a rendered conversation, or of a part of one that begins and ends between tokens."""
         ids: list[int] = []
         pieces = self._pattern.split(rendered) if self._pattern is not None else [rendered]
         for place, piece in enumerate(pieces):
@@ -186,12 +186,12 @@ class Encoder:
         return ids
 
     def plain(self, text: str) -> list[int]:
-        """Ids of text in which nothing is a control token."""
+        """Return the ids of text in which nothing is a control token."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair has no encoding
         ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
         return [self._moved.get(number, number) for number in ids] if self._moved else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """What ids say, control tokens included; the tokenizer's own `decode` looks at each id first."""
+        """Return what ids say, control tokens included; the tokenizer's own `decode` looks at each id first."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text

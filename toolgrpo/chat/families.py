@@ -1,15 +1,15 @@
 """The model families, as a table: how a chat template is recognised and how its turns are read.
 
 A template is recognised by what it prints, not by comparing it with a stored copy, so a model's own small changes do no
-harm; `proof.py` then decides whether the recognised family really fits. The first family whose signs all stand in the
+harm; `bridge_proof.py` then decides whether the recognised family really fits. The first family whose signs all stand in the
 template is taken, so the more particular ones come first.
 
-Turns of every family are read by one reader (`regions.py`) from a response template: TRL's or, where that one loses
-something, a corrected one (`family_forms.py`). A template of no family is read as its tokenizer's response template says
+Turns of every family are read by one reader (`turn_reader.py`) from a response template: TRL's or, where that one loses
+something, a corrected one (`family_templates.py`). A template of no family is read as its tokenizer's response template says
 (`response_template.py`).
 
 A family that does not `knows_tools` prints only system, user and assistant texts. It is given the schemas, calls and
-results in Hermes' words (`spelling.py`). Some templates of a family print less than others: `otherwise` says what is tried
+results in Hermes' words (`message_shapes.py`). Some templates of a family print less than others: `otherwise` says what is tried
 next where the proof refuses.
 """
 
@@ -144,7 +144,7 @@ _REFUSED = {
 
 
 def family_of(template: str) -> Family | None:
-    """The family that this template belongs to."""
+    """Return the family that this template belongs to."""
     return next((family for family in FAMILIES if all(sign in template for sign in family.signs)), None)
 
 

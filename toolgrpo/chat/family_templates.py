@@ -3,7 +3,7 @@ r"""How the turns of each family are read: response templates, in transformers' 
 Where TRL's own template loses something that models write, the one here is corrected, and what was corrected stands
 beside it; docs/chat_formats.md shows each loss, and a test pins it. Patterns are linear: possessive where they repeat,
 and those that find arguments begin with `\G`, so that what does not follow the argument before is tried once.
-`regions.py` says what `\G` and `\K` mean here. A marker that is a token is only found by its id; these patterns see no
+`turn_reader.py` says what `\G` and `\K` mean here. A marker that is a token is only found by its id; these patterns see no
 text that spells one.
 """
 
@@ -34,7 +34,7 @@ class TurnForm:
 
 
 def _template(anchor: str, calls: Mapping[str, Any], **others: Mapping[str, Any]) -> dict[str, Any]:
-    """A response template. Calls come first, so that of two openings at one place theirs counts.
+    """Return a response template. Calls come first, so that of two openings at one place theirs counts.
 
     The anchor tells transformers' parser where a turn begins; our reader knows it from the ids.
     """

@@ -2,7 +2,7 @@
 
 The bridge is what the template prints between the end of an assistant turn and the header of the next one, taken from a
 short conversation: the row, one turn that calls a tool for each result, and the results. Nothing that was sampled is
-rendered, and the cost does not grow with the conversation. `proof.py` shows, before any training, that the same text
+rendered, and the cost does not grow with the conversation. `bridge_proof.py` shows, before any training, that the same text
 follows in a longer conversation too.
 
 Not covered: templates that hide what was said before. The bridge never renders history, so nothing that was sampled is
@@ -25,7 +25,7 @@ from toolgrpo.chat.message_shapes import (
     calls_in_text,
     one_call_each,
     results_inside,
-    spelled_out,
+    tools_as_text,
     with_ids,
     with_objects,
     with_schemas,
@@ -104,7 +104,7 @@ class TemplateFormat:
         enable_thinking: bool | None,
         ask: bool,
     ) -> str:
-        """What the template prints behind the end of the turn that these answer; all is guarded already."""
+        """Return what the template prints behind the end of the turn that these answer; all is guarded already."""
         turn = _call_turn(answers[:1] if self.family.one_call else answers)
         text = self._apply([*row, turn, *answers], schemas, enable_thinking=enable_thinking, ask=ask)
         place = text.find(self.text_of_end, text.rfind(MARK)) if MARK in text else -1
@@ -116,7 +116,7 @@ class TemplateFormat:
         return text[place + len(self.text_of_end) :]
 
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
-        """`before` are ids that the turn follows; they tell whether the prompt has already opened its thinking."""
+        """Take a turn apart; `before` are ids that it follows, which tell whether the prompt has opened its thinking."""
         closed = bool(ids) and ids[-1] in self.stop_ids
         thinking = self._decode(before[-_TAIL:]).rstrip().endswith(self.reader.thinking)
         return self.reader.read(self._segments(ids[:-1] if closed else ids), closed=closed, thinking=thinking)
@@ -129,19 +129,19 @@ class TemplateFormat:
         enable_thinking: bool | None = None,
         ask: bool = True,
     ) -> str:
-        """The template's text, guarded; `ask` adds the header of the next assistant turn."""
+        """Return the template's text, guarded; `ask` adds the header of the next assistant turn."""
         return self._apply(
             self._guard.value(messages), self._guard.value(schemas), enable_thinking=enable_thinking, ask=ask
         )
 
     def encode(self, rendered: str) -> list[int]:
-        """Ids of what `render` gave, or of a part of it."""
+        """Return the ids of what `render` gave, or of a part of it."""
         return self._encoder.encode(rendered)
 
     def shaped(
         self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Message], list[Mapping[str, Any]]]:
-        """The conversation and the schemas as the chat template of this family takes them."""
+        """Return the conversation and the schemas as the chat template of this family takes them."""
         shaped = with_ids(with_objects(messages, self.family.reasoning_key))
         if self.family.one_call:
             shaped = one_call_each(shaped)
@@ -154,7 +154,7 @@ class TemplateFormat:
         if not self.family.shows_tools:
             return with_schemas(shaped, schemas), []
         if not self.family.knows_tools:
-            return spelled_out(shaped, schemas, system=self.family.knows_system), []
+            return tools_as_text(shaped, schemas, system=self.family.knows_system), []
         return shaped, list(schemas)
 
     def _apply(
@@ -165,7 +165,7 @@ class TemplateFormat:
         enable_thinking: bool | None,
         ask: bool = True,
     ) -> str:
-        """The template over messages that are guarded already."""
+        """Return the template over messages that are guarded already."""
         shaped, tools = self.shaped(messages, schemas)
         kwargs: dict[str, Any] = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
@@ -183,7 +183,7 @@ class TemplateFormat:
         return with_marks(text)
 
     def _segments(self, ids: Sequence[int]) -> Iterator[Segment]:
-        """Text and markers in order; a marker that is one token is only ever recognised by its id."""
+        """Give text and markers in order; a marker that is one token is only ever recognised by its id."""
         markers, start = self._markers, 0
         for position in [place for place, token in enumerate(ids) if token in markers]:
             if position > start:
@@ -198,13 +198,13 @@ class TemplateFormat:
 
 
 def _rounds(answers: Sequence[Message]) -> Iterator[list[Message]]:
-    """For a template that prints one call a message: answers in a row that have one name, and so may answer one call."""
+    """Split answers into rounds for a template that prints one call per message: those in a row that have one name may answer one call."""
     for _, run in itertools.groupby(answers, key=lambda answer: answer["name"]):
         yield list(run)
 
 
 def _call_turn(answers: Sequence[Message]) -> Message:
-    """A turn that makes the calls which these answer, with a mark where it ends."""
+    """Return a turn that makes the calls which these answer, with a mark where it ends."""
     calls = [
         {
             "type": "function",
@@ -217,6 +217,6 @@ def _call_turn(answers: Sequence[Message]) -> Message:
 
 
 def _schema(name: str) -> dict[str, Any]:
-    """A tool of this name; some templates print no calls where no tools are offered."""
+    """Return a tool of this name; some templates print no calls where no tools are offered."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}

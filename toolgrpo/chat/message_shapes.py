@@ -21,7 +21,7 @@ from typing import Any
 from toolgrpo.trajectory import Message
 
 __all__ = [
-    *("calls_in_text", "one_call_each", "results_inside", "spelled_out", "with_ids", "with_objects", "with_schemas"),
+    *("calls_in_text", "one_call_each", "results_inside", "tools_as_text", "with_ids", "with_objects", "with_schemas"),
     "with_text",
 ]
 
@@ -70,7 +70,7 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_ids(messages: Sequence[Message]) -> list[Message]:
-    """The same with an id for every call and, where a call stands before it, for every result.
+    """Return the same with an id for every call and, where a call stands before it, for every result.
 
     A result without one answers the first call before it that has no answer and has its name; if there is none, the first
     that has no answer. Ids are nine letters and digits, as Mistral's templates demand.
@@ -101,7 +101,7 @@ def _answers(result: Message, call: Mapping[str, Any]) -> bool:
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """A message with several calls as several messages, each followed by its result."""
+    """Return a message with several calls as several messages, each followed by its result."""
     apart: list[Message] = []
     position = 0
     while position < len(messages):
@@ -121,7 +121,7 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def results_inside(messages: Sequence[Message]) -> list[Message]:
-    """Results as `tool_responses` of the message whose calls they answer, and the answer that follows them as its content."""
+    """Return results as `tool_responses` of the message whose calls they answer, and the answer that follows them as its content."""
     inside: list[Message] = []
     for message in messages:
         last = inside[-1] if inside else {}
@@ -145,7 +145,7 @@ def _is_answer(message: Message) -> bool:
 
 
 def with_text(messages: Sequence[Message]) -> list[Message]:
-    """The same with arguments as JSON text."""
+    """Return the same with arguments as JSON text."""
     return [
         {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -162,7 +162,7 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_in_text(messages: Sequence[Message]) -> list[Message]:
-    """The same with calls at the end of a turn's text, as LFM2 writes them."""
+    """Return the same with calls at the end of a turn's text, as LFM2 writes them."""
     told = []
     for message in messages:
         if message.get("tool_calls"):
@@ -179,7 +179,7 @@ def _in_python(arguments: Any) -> str:
 
 
 def with_schemas(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The same with the schemas behind the system message's text, in DeepSeek's words."""
+    """Return the same with the schemas behind the system message's text, in DeepSeek's words."""
     if not schemas:
         return list(messages)
     functions = [schema.get("function", schema) for schema in schemas]
@@ -194,8 +194,8 @@ def with_schemas(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any
     return _preceded(list(messages), _DEEPSEEK_PREAMBLE.format(tools=tools), system=True)
 
 
-def spelled_out(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:
-    """The same conversation for a template that knows only (system,) user and assistant texts."""
+def tools_as_text(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:
+    """Return the same conversation for a template that knows only (system,) user and assistant texts."""
     spelled: list[Message] = []
     responses: list[str] = []
     for message in messages:
@@ -219,7 +219,7 @@ def spelled_out(messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]
 
 
 def _preceded(messages: list[Message], preamble: str, *, system: bool) -> list[Message]:
-    """The preamble behind the system message's text, in a message of its own or at the head of the first user message."""
+    """Return the preamble behind the system message's text, in a message of its own or at the head of the first user message."""
     own = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
     rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
     text = "\n\n".join(part for part in (own, preamble) if part)

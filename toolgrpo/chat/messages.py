@@ -11,7 +11,7 @@ __all__ = ["assistant_message", "tool_message"]
 
 
 def assistant_message(parsed: ParsedTurn) -> Message:
-    """A sampled turn as a message; only calls that could be read stand in `tool_calls`."""
+    """Return a sampled turn as a message; only calls that could be read stand in `tool_calls`."""
     message: Message = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
@@ -22,7 +22,7 @@ def assistant_message(parsed: ParsedTurn) -> Message:
 
 
 def tool_message(name: str | None, content: str, call_id: str | None = None) -> Message:
-    """The answer to one call attempt; `call_id` as the model wrote it, if it did."""
+    """Return the answer to one call attempt; `call_id` as the model wrote it, if it did."""
     message: Message = {"role": "tool", "content": content}
     if name is not None:
         message["name"] = name

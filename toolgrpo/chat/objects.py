@@ -23,20 +23,20 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")  # what templates that print ids take
 
 
 def json_attempts(raw: str, value: Any, form: CallForm) -> list[CallAttempt]:
-    """The calls that this value stands for, which was read from `raw`: one, or those of a list."""
+    """Return the calls that this value stands for, which was read from `raw`: one, or those of a list."""
     inner = value.get("function") if isinstance(value, Mapping) else value
     calls = inner if isinstance(inner, list) else value if isinstance(value, list) else [value]
     return [_attempt(raw, call, form) for call in calls]
 
 
 def is_call(value: Any) -> bool:
-    """Whether it has the name of a call and, under a name of theirs, arguments."""
+    """Return whether it has the name of a call and, under a name of theirs, arguments."""
     function = _function(value)
     return function is not None and isinstance(function.get("name"), str) and any(key in function for key in ARGUMENTS)
 
 
 def _function(value: Any) -> Mapping[str, Any] | None:
-    """What holds the name: the object itself, or what stands under its `function`, twice at most."""
+    """Return what holds the name: the object itself, or what stands under its `function`, twice at most."""
     for _ in range(2):
         inner = value.get("function") if isinstance(value, Mapping) and "name" not in value else None
         if isinstance(inner, str):

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["LIMIT_S", "Allowance"]
+__all__ = ["LIMIT_S", "RegexBudget"]
 
 LIMIT_S = 1.0  # most turns need a thousandth of it
 
 T = TypeVar("T")
 
 
-class Allowance:
+class RegexBudget:
     """Counts from when it is made, in the thread that makes it."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -26,7 +26,7 @@ class Allowance:
         self._started_s = time.thread_time()
 
     def spend(self, look: Callable[[float], T]) -> T:
-        """What `look` gives, which is told how many seconds are left; `TimeoutError` when none are."""
+        """Return what `look` gives, which is told how many seconds are left; `TimeoutError` when none are."""
         while True:
             left_s = self._limit_s - (time.thread_time() - self._started_s)
             if left_s <= 0:

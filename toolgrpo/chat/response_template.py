@@ -1,10 +1,10 @@
 """Chat formats made of response templates: of a known family, or of what a tokenizer carries.
 
-A known family has a response template of its own (`family_forms.py`); where that only says what TRL's says, the tokenizer's
+A known family has a response template of its own (`family_templates.py`); where that only says what TRL's says, the tokenizer's
 own or TRL's for exactly this chat template is taken. For a template of no family nothing has to be written: the response
 template is the tokenizer's own, or the one that TRL knows. What it does not say is then taken from a call that the chat
 template prints: which token ends a turn, what stands around the arguments, and what a model that got it wrong is shown.
-`proof.py` decides, as for every format.
+`bridge_proof.py` decides, as for every format.
 
 Not covered: chat templates of no family that want results inside the message with the calls, or know no tools.
 """
@@ -27,7 +27,7 @@ from toolgrpo.chat.families import Family
 from toolgrpo.chat.family_templates import TurnForm
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.transformers_seam import ResponseTemplate, load_response_template
-from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, Regions
+from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, TurnReader
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trl_parts import response_schema
 
@@ -38,13 +38,13 @@ _CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
 
 
 def response_template_of(tokenizer: Any) -> dict[str, Any] | None:
-    """What the tokenizer carries, or what TRL has for exactly this chat template."""
+    """Return what the tokenizer carries, or what TRL has for exactly this chat template."""
     own: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
     return response_schema(tokenizer) if own is None else own
 
 
 def family_format(tokenizer: Any, family: Family) -> TemplateFormat:
-    """The format of a known family, proven; or what is to be tried in its place."""
+    """Return the format of a known family, proven; or what is to be tried in its place."""
     refusals: list[ChatFormatError] = []
     for candidate in (family, *family.otherwise):
         try:
@@ -64,7 +64,7 @@ def _family_format(tokenizer: Any, family: Family) -> TemplateFormat:
 
 
 def described_format(tokenizer: Any) -> TemplateFormat | None:
-    """The format that the response template describes, proven; None if there is none that describes calls."""
+    """Return the format that the response template describes, proven; None if there is none that describes calls."""
     template = _load(response_template_of(tokenizer))
     if template is None:
         return None
@@ -78,7 +78,7 @@ def described_format(tokenizer: Any) -> TemplateFormat | None:
 
 
 def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
-    """The response template, if it describes calls."""
+    """Return the response template, if it describes calls."""
     if described is None:
         return None
     try:
@@ -90,18 +90,18 @@ def _load(described: dict[str, Any] | None) -> ResponseTemplate | None:
 
 
 def _proven(tokenizer: Any, family: Family, template: ResponseTemplate) -> TemplateFormat:
-    """The format that reads turns with this template."""
+    """Return the format that reads turns with this template."""
     control = control_tokens(tokenizer)
     # The pattern of a stranger may find any token.
     markers = _named(template, family.form.call, control) if family.signs else control
-    reader = Regions(template, markers, family.ends, family.form.call, family.form.lead)
+    reader = TurnReader(template, markers, family.ends, family.form.call, family.form.lead)
     chat = TemplateFormat(tokenizer, family, reader)
     prove(chat, tokenizer)
     return chat
 
 
 def _named(template: ResponseTemplate, form: CallForm, control: Sequence[str]) -> list[str]:
-    """The control tokens that the response template speaks of; in a turn of a known family all others are text.
+    """Return the control tokens that the response template speaks of; in a turn of a known family all others are text.
 
     Some it spells; others a pattern finds without spelling them, as `</(?:function>\\s*</)?tool_call>` does.
     """
@@ -113,7 +113,7 @@ def _named(template: ResponseTemplate, form: CallForm, control: Sequence[str]) -
 
 
 def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
-    """What such a chat template may be like; which it is, the proof finds out."""
+    """Return what such a chat template may be like; which it is, the proof finds out."""
     control = control_tokens(tokenizer)
     printed = _printed(tokenizer)
     call, rest = _form(template.fields[CALLS], control, printed)
@@ -132,7 +132,7 @@ def _families(tokenizer: Any, template: ResponseTemplate) -> Iterator[Family]:
 
 
 def _printed(tokenizer: Any) -> str:
-    """A call and its result, as the chat template prints them."""
+    """Return a call and its result, as the chat template prints them."""
     messages = [
         {"role": "user", "content": _QUESTION},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": _CALL}]},
@@ -146,7 +146,7 @@ def _printed(tokenizer: Any) -> str:
 
 
 def _form(calls: Any, control: Sequence[str], printed: str) -> tuple[CallForm, str]:
-    """The form of a call, and what is printed from its closing on."""
+    """Return the form of a call, and what is printed from its closing on."""
     opening = calls.open_re.search(printed)
     closing = opening and calls.close_re.search(printed, opening.end())
     if not closing:
@@ -164,7 +164,7 @@ def _form(calls: Any, control: Sequence[str], printed: str) -> tuple[CallForm, s
 
 
 def _ends(tokenizer: Any, template: ResponseTemplate, control: Sequence[str], rest: str) -> tuple[str, ...]:
-    """The tokens that end a turn, first the one that is printed after a call."""
+    """Return the tokens that end a turn, first the one that is printed after a call."""
     close = template.fields[CONTENT].close_re if CONTENT in template.fields else None
     ends = [text for text in control if text == tokenizer.eos_token or (close and close.fullmatch(text))]
     printed = sorted((rest.find(end), end) for end in ends if end in rest)

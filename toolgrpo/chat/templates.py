@@ -14,7 +14,7 @@ _SHOWN = 200
 
 
 def own_call(tokenizer: Any) -> str:
-    """A call as this template prints it; nothing if it prints none.
+    """Return a call as this template prints it; nothing if it prints none.
 
     Templates differ in what they take: arguments as an object or as text, content that is empty or None, tools or none.
     """

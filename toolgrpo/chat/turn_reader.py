@@ -7,10 +7,10 @@ a message where this package needs attempts:
 
 * A control token is only ever found by its id: text that spells one is marked (`Guard`) before a pattern sees it.
 * Every attempt is kept. An opening token that the opening pattern does not match, a call that nothing closes or that
-  another opening cuts off, and a body that the parser refuses (`calls.py`) are attempts with a status.
+  another opening cuts off, and a body that the parser refuses (`call_content.py`) are attempts with a status.
 * What stands before the end of thinking that the prompt opened is thinking.
 * Nothing raises, and nothing takes long. A pattern goes over a turn once, not once for each region; what that costs only
-  the template's author can know, so all patterns of a turn share one second of processor time (`allowance.py`).
+  the template's author can know, so all patterns of a turn share one second of processor time (`regex_budget.py`).
 
 Two things a pattern may say that matter here, both in the `regex` package: one that begins with `\\G` is tried where the
 region begins and nowhere else, and what stands before `\\K` is left in the region.
@@ -31,11 +31,11 @@ from toolgrpo.chat.attempts import CallForm, Marker, Segment, unclosed, unreadab
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_content import CallReader
 from toolgrpo.chat.encoding import Guard, unguarded
-from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.chat.regex_budget import RegexBudget
 from toolgrpo.chat.transformers_seam import ResponseTemplate
 from toolgrpo.trajectory import CallAttempt
 
-__all__ = ["CALLS", "CONTENT", "REASONING", "Regions"]
+__all__ = ["CALLS", "CONTENT", "REASONING", "TurnReader"]
 
 CALLS, CONTENT = "tool_calls", "content"
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -64,7 +64,7 @@ class _Border:
     all_thinking: bool = False  # all that was said so far was thinking
 
 
-class Regions:
+class TurnReader:
     """A `Reader` of a response template."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Regions:
         self.opens_all = all(map(fields[CALLS].open_re.fullmatch, form.opening))
 
     def _thinking(self) -> tuple[str, ...]:
-        """How a prompt may end that has already opened the model's thinking."""
+        """Return how a prompt may end that has already opened the model's thinking."""
         if self.reasoning is None or self.reasoning not in self.opening:
             return ()
         texts = (*(self.reasoning.open_literals or ()), *self.markers)
@@ -107,10 +107,10 @@ class Regions:
 
     def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:
         text = "".join(part.text if isinstance(part, Marker) else self.guard.text(part) for part in segments)
-        return _Walk(self, self.lead + text, closed).turn(_Region(self.reasoning) if thinking else _Region())
+        return _TurnWalk(self, self.lead + text, closed).turn(_Region(self.reasoning) if thinking else _Region())
 
     def region(self, field: Any, opening: Any, text: str) -> _Region:
-        """The region that this match of the field's opening begins."""
+        """Return the region that this match of the field's opening begins."""
         said = {name: value for name, value in opening.groupdict().items() if value is not None}
         begin = start = opening.end()
         if field is self.call.field and self.opener is not None:
@@ -119,15 +119,15 @@ class Regions:
         return _Region(field, begin, start, said)
 
 
-class _Walk:
+class _TurnWalk:
     """A turn, half read."""
 
-    def __init__(self, form: Regions, text: str, closed: bool) -> None:
+    def __init__(self, form: TurnReader, text: str, closed: bool) -> None:
         self.form = form
         self.text = text + form.end if closed else text
         self.length = len(text)
         self.closed = closed
-        self.allowance = Allowance()
+        self.budget = RegexBudget()
         self.matches: dict[Any, Any] = {}  # for each pattern the first match that has not been passed
         self.content: list[str] = []
         self.outside: list[str] = []  # text that belongs to no field
@@ -173,7 +173,7 @@ class _Walk:
             elif region.captures is None:
                 self.attempts.append(unreadable(raw, "it does not begin as one", form.call.form))
             else:
-                self.attempts += form.call.attempts(raw, region.captures, body, self.allowance)
+                self.attempts += form.call.attempts(raw, region.captures, body, self.budget)
         elif form.reasoning is not None and name == form.reasoning.name:
             self.thoughts = [] if self.thoughts is None else self.thoughts
             self.thoughts.append(unguarded(body).strip("\n"))
@@ -181,14 +181,14 @@ class _Walk:
             (self.content if name == CONTENT else self.outside).append(unguarded(body))
 
     def _border(self, region: _Region) -> _Border | None:
-        """The first place where this region ends; None if it goes on to the end of the turn."""
+        """Return the first place where this region ends; None if it goes on to the end of the turn."""
         if region.field is None and region.start >= self.length:
             return None
         borders = self._openings(region.start) if region.field is None else self._closings(region)
         return min(borders, key=lambda border: border.place, default=None)
 
     def _openings(self, at: int) -> Iterator[_Border]:
-        """Where a field begins behind `at`, which lies in none; of several at one place the first counts."""
+        """Return where a field begins behind `at`, which lies in none; of several at one place the first counts."""
         form = self.form
         for field in form.opening:
             found = self._search(field.open_re, at)
@@ -205,7 +205,7 @@ class _Walk:
             yield from self._cuts(at)
 
     def _closings(self, region: _Region) -> Iterator[_Border]:
-        """Where a field that is open ends, or is cut off."""
+        """Return where a field that is open ends, or is cut off."""
         form = self.form
         found = self._search(region.field.close_re, region.start)
         if found is not None:
@@ -214,7 +214,7 @@ class _Walk:
             yield from self._cuts(region.start)
 
     def _cuts(self, at: int) -> Iterator[_Border]:
-        """Where something begins a call, as the template describes it or not."""
+        """Return where something begins a call, as the template describes it or not."""
         form, field = self.form, self.form.call.field
         if form.opener is None:
             return
@@ -227,23 +227,23 @@ class _Walk:
         yield _Border(found.start(), following, closes=False)
 
     def _search(self, pattern: Any, at: int) -> Any:
-        """The first match from `at` on; each pattern goes over the turn once."""
+        """Return the first match from `at` on; each pattern goes over the turn once."""
         if pattern is None:
             return None
         if pattern.pattern.startswith(r"\G"):
             return self._match(pattern, at)
         found = self.matches.get(pattern, self)
         if found is self or (found is not None and found.start() < at):
-            found = self.allowance.spend(lambda left_s: pattern.search(self.text, at, timeout=left_s))
+            found = self.budget.spend(lambda left_s: pattern.search(self.text, at, timeout=left_s))
             self.matches[pattern] = found
         return found
 
     def _match(self, pattern: Any, at: int) -> Any:
-        return self.allowance.spend(lambda left_s: pattern.match(self.text, at, timeout=left_s))
+        return self.budget.spend(lambda left_s: pattern.match(self.text, at, timeout=left_s))
 
 
 def _behind(closing: Any) -> _Region:
-    """What follows a closing. Most patterns end with `\\s*`: that space is kept, because it may stand between two words."""
+    """Return what follows a closing. Most patterns end with `\\s*`: that space is kept, because it may stand between two words."""
     spaced = closing.re.pattern.endswith(r"\s*")
     start = closing.start() + len(closing[0].rstrip()) if spaced else closing.end()
     return _Region(None, start, start)

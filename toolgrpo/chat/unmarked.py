@@ -29,7 +29,7 @@ _NO_FORM = CallForm("", "")
 def unmarked_call(
     text: str, schemas: Sequence[Mapping[str, Any]], *, form: str, made: Iterable[CallAttempt] = ()
 ) -> CallAttempt | None:
-    """The call that stands in this text without markers, if one does.
+    """Return the call that stands in this text without markers, if one does.
 
     `form` is a call as it should be, `made` are the calls of the turns before.
     """
@@ -49,7 +49,7 @@ def unmarked_call(
 
 
 def _object_in(text: str) -> tuple[str, Any, str] | None:
-    """What was written, the object, and the text before it."""
+    """Return what was written, the object, and the text before it."""
     fences = list(_FENCE.finditer(text))
     if not fences:
         found = objects_at_end(text)

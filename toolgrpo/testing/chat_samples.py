@@ -48,9 +48,9 @@ def printed_turn(
 
 def thinking_markers(chat: TemplateFormat) -> tuple[str, str]:
     """Return what a model of this family writes around its thinking."""
-    from toolgrpo.chat.turn_reader import Regions
+    from toolgrpo.chat.turn_reader import TurnReader
 
-    assert isinstance(chat.reader, Regions) and chat.reader.reasoning is not None
+    assert isinstance(chat.reader, TurnReader) and chat.reader.reasoning is not None
     field = chat.reader.reasoning
     closing = next(text for text in ("</think>", "<channel|>") if field.close_re.fullmatch(text))
     return field.open_literals[0], closing

@@ -28,7 +28,7 @@ from referencing import Resource, Specification
 from referencing.jsonschema import DRAFT7, DRAFT202012
 from referencing.jsonschema import EMPTY_REGISTRY as NOTHING_RETRIEVED
 
-from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.chat.regex_budget import RegexBudget
 from toolgrpo.errors import PluginError
 
 __all__ = ["SchemaValidator"]
@@ -42,7 +42,7 @@ _VALUES = ("enum", "const", "default", "examples")
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
 
-_allowance: ContextVar[Allowance] = ContextVar("allowance")
+_budget: ContextVar[RegexBudget] = ContextVar("regex_budget")
 
 
 class SchemaValidator:
@@ -62,11 +62,11 @@ class SchemaValidator:
 
     def errors(self, value: object) -> list[ValidationError]:
         """Return what is wrong with a value; TimeoutError when the check takes too long."""
-        used = _allowance.set(Allowance(_LIMIT_S))
+        used = _budget.set(RegexBudget(_LIMIT_S))
         try:
             return list(self._validator.iter_errors(value))
         finally:
-            _allowance.reset(used)
+            _budget.reset(used)
 
 
 def _check_size(schema: object, where: str) -> None:
@@ -201,7 +201,7 @@ def _compiled(pattern: str) -> Any:
 
 def _found(pattern: str, text: str) -> bool:
     compiled = _compiled(pattern)
-    found = _allowance.get().spend(lambda left_s: compiled.search(text, timeout=left_s))
+    found = _budget.get().spend(lambda left_s: compiled.search(text, timeout=left_s))
     return found is not None
 
 
@@ -264,11 +264,11 @@ def _bounded(base: Any) -> Any:
 
 
 def _counted(keyword: Keyword) -> Keyword:
-    def within_allowance(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        _allowance.get().spend(lambda left_s: None)
+    def within_budget(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        _budget.get().spend(lambda left_s: None)
         yield from keyword(validator, rule, instance, schema) or ()
 
-    return within_allowance
+    return within_budget
 
 
 _BOUNDED_7 = _bounded(Draft7Validator)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from toolgrpo.chat.regex_budget import Allowance
+from toolgrpo.chat.regex_budget import RegexBudget
 
 
 def test_a_pattern_that_others_ran_out_of_time_is_tried_again() -> None:
@@ -18,7 +18,7 @@ def test_a_pattern_that_others_ran_out_of_time_is_tried_again() -> None:
             raise TimeoutError("regex timed out")
         return "found"
 
-    assert Allowance(5.0).spend(look) == "found"
+    assert RegexBudget(5.0).spend(look) == "found"
     assert given == sorted(given, reverse=True) and 4.0 < given[-1] <= given[0] <= 5.0
 
 
@@ -29,7 +29,7 @@ def test_what_this_thread_has_worked_is_shared_by_all_looks() -> None:
             pass
         raise TimeoutError("regex timed out")
 
-    allowance = Allowance(0.05)
+    allowance = RegexBudget(0.05)
     with pytest.raises(TimeoutError, match=r"timed out after 0\.05 s"):
         allowance.spend(look)
     with pytest.raises(TimeoutError):
@@ -37,6 +37,6 @@ def test_what_this_thread_has_worked_is_shared_by_all_looks() -> None:
 
 
 def test_time_that_is_slept_is_not_spent() -> None:
-    allowance = Allowance(0.05)
+    allowance = RegexBudget(0.05)
     time.sleep(0.1)
     assert allowance.spend(lambda left_s: left_s) > 0.0

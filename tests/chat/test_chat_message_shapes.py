@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolgrpo.chat.message_shapes import one_call_each, results_inside, spelled_out, with_objects
+from toolgrpo.chat.message_shapes import one_call_each, results_inside, tools_as_text, with_objects
 from toolgrpo.testing.chat_samples import LOOK_UP, calling
 
 QUESTION = {"role": "user", "content": "q"}
@@ -65,7 +65,7 @@ def test_a_second_round_of_calls_is_a_message_of_its_own() -> None:
 
 def test_tools_are_spelled_in_words_where_the_template_knows_none() -> None:
     said = calling(("look_up", {"key": "ü"}), content="well")
-    spelled = spelled_out([SYSTEM, QUESTION, said, result("1"), result("2"), QUESTION], [LOOK_UP], system=True)
+    spelled = tools_as_text([SYSTEM, QUESTION, said, result("1"), result("2"), QUESTION], [LOOK_UP], system=True)
     assert [message["role"] for message in spelled] == ["system", "user", "assistant", "user", "user"]
     assert spelled[0]["content"].startswith("Be brief.\n\n# Tools") and '"look_up"' in spelled[0]["content"]
     assert spelled[2]["content"] == ('well\n<tool_call>\n{"name": "look_up", "arguments": {"key": "ü"}}\n</tool_call>')
@@ -73,8 +73,8 @@ def test_tools_are_spelled_in_words_where_the_template_knows_none() -> None:
 
 
 def test_without_a_system_role_the_words_stand_before_the_first_question() -> None:
-    (only,) = spelled_out([SYSTEM, QUESTION], [LOOK_UP], system=False)
+    (only,) = tools_as_text([SYSTEM, QUESTION], [LOOK_UP], system=False)
     assert only["role"] == "user" and only["content"].startswith("Be brief.\n\n# Tools")
     assert only["content"].endswith("\n\nq")
-    assert spelled_out([SYSTEM, QUESTION], [], system=False) == [{"role": "user", "content": "Be brief.\n\nq"}]
-    assert spelled_out([QUESTION], [], system=False) == [QUESTION]
+    assert tools_as_text([SYSTEM, QUESTION], [], system=False) == [{"role": "user", "content": "Be brief.\n\nq"}]
+    assert tools_as_text([QUESTION], [], system=False) == [QUESTION]
