@@ -93,12 +93,12 @@ class RemoteSandbox:
     async def arun(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
     ) -> SandboxResult:
-        """`run` without blocking the event loop it is awaited on."""
+        """Do as `run`, without blocking the event loop it is awaited on."""
         call = functools.partial(self.run, code, stdin=stdin, timeout=timeout, memory_mb=memory_mb)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def close(self) -> None:
-        """Nothing is kept open between runs; runs that have not begun are given up. Idempotent."""
+        """Give up runs that have not begun; nothing is kept open between runs. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> RemoteSandbox:
@@ -136,7 +136,7 @@ class RemoteSandbox:
 
 
 def _result(answer: Any, limits: Limits) -> SandboxResult:
-    """A service's answer as a result; _ServiceFailed where it is none."""
+    """Return a service's answer as a result; _ServiceFailed where it is none."""
     ran = answer.get("run_result") if isinstance(answer, dict) else None
     if not isinstance(ran, dict) or answer.get("status") not in ("Success", "Failed"):
         said = answer.get("message") or answer.get("status") if isinstance(answer, dict) else answer

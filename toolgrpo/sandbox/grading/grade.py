@@ -116,7 +116,10 @@ class _Solution:
         return self.answered(f"lambda: ({source})", encode_text([[], {}]))
 
     def reaches_the_end_of(self, statement: str) -> bool:
-        """Whether what comes after a statement is reached: a word drawn now, so that no exit passes for it."""
+        """Return whether what comes after a statement is reached.
+
+        What comes after is a word drawn now, so that no exit passes for it.
+        """
         if self._lost or self._deadline.is_over():
             return False
         word = secrets.token_hex(16)
@@ -161,7 +164,10 @@ class _Remembered:
         self._lock = threading.Lock()
 
     def of(self, suite: Suite, explored: Callable[[], dict[str, Any] | None]) -> str | None:
-        """Found by `explored`, once; a second time where the first came to no end, as it may on a busy machine."""
+        """Return why a suite cannot be split, found by `explored` once.
+
+        Explores a second time where the first came to no end, as it may on a busy machine.
+        """
         with self._lock:
             if suite in self._reasons:
                 return self._reasons[suite]
@@ -180,7 +186,10 @@ _remembered = _Remembered()
 
 
 def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -> str | None:
-    """Why a suite needs objects of the solution, None where it does not: found with no solution to ask."""
+    """Return why a suite needs objects of the solution, None where it does not.
+
+    It is found with no solution to ask.
+    """
     if not todo.splittable:
         return "the tests need objects of the solution"
 
@@ -192,7 +201,7 @@ def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -
 
 
 def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a judge said, unless it is that the row is of no use."""
+    """Return what a judge said; DataError where it says that the row is of no use."""
     if said is not None and "broken" in said:
         raise DataError(
             f"the imports or the set-up of a code task cannot run in the sandbox: {said['broken']}. Mend the row"
@@ -201,7 +210,10 @@ def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline) -> Grade:
-    """The solution's process evaluates the expressions; the judge compares where the other side can be had without it."""
+    """Have the solution's process evaluate the expressions, and a judge compare what it can.
+
+    It can where the other side of a comparison can be had without the solution.
+    """
     if not solution.reaches_the_end_of(todo.prelude):
         why = "the set-up of the tests did not come to an end with this solution"
         return Grade((False,) * len(todo.tests), why=why, forgeable=True)

@@ -59,12 +59,15 @@ def plan(suite: Suite) -> Plan:
 
 
 def needs_more_than(imports: str, expression: ast.expr) -> bool:
-    """Whether an expression reads a name that neither the imports nor Python gives, nor it itself."""
+    """Return whether an expression reads a name that neither it, imports nor Python give."""
     return bool(_loaded(expression) - _bound(_parse(imports, "imports")) - _bound(expression) - _BUILT_IN)
 
 
 def _split_check(source: str, entry_point: str) -> tuple[str, tuple[str, ...]]:
-    """What stands around `check`, and its asserts as tests of their own where it has nothing else."""
+    """Return what stands around `check`, and its asserts as tests of their own.
+
+    A `check` that has more than asserts is one test.
+    """
     tree = _parse(source, "tests")
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None or len(check.args.args) != 1:
@@ -116,7 +119,7 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def _uncalled(tree: ast.AST, names: set[str]) -> set[str]:
-    """Names of the solution that stand anywhere but before a call's brackets."""
+    """Return the names of the solution that stand anywhere but before a call's brackets."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return {
         node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names and id(node) not in called

@@ -54,7 +54,7 @@ class Descriptors:
 
 
 def warm(rung: str) -> None:
-    """Build in the mother what every fork would otherwise build again."""
+    """Build in the host what every fork would otherwise build again."""
     global _syscalls
     _syscalls = SyscallRules(syscall_filter(files=rung != Rung.SECCOMP))
     cells.prepare_streams()
@@ -63,7 +63,9 @@ def warm(rung: str) -> None:
 def fork_confined(
     settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]
 ) -> tuple[int, Descriptors]:
-    """Fork a process that confines itself and then waits for code: its pid, and what watches it.
+    """Fork a process that confines itself and then waits for code.
+
+    Return its pid and what watches it.
 
     `rules`: Landlock's, None where it has none.
     """
@@ -88,7 +90,7 @@ def fork_confined(
 
 
 def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
-    """In the new process, before any of the model's code."""
+    """Confine the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
     os.chdir(scratch)
@@ -115,14 +117,17 @@ def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch
 
 
 def _keep_own_descriptors() -> None:
-    """The two pipes to 3 and 4, where the forker's channel or the rules may lie until now; close the rest."""
+    """Move the two pipes to 3 and 4 and close the rest.
+
+    Until now the forker's channel or the rules may lie there.
+    """
     os.dup2(100, _REQUESTS)
     os.dup2(101, _RESULTS)
     os.closerange(5, _MOST_FDS)
 
 
 def _live() -> None:
-    """The confined process: one cell after the other."""
+    """Run one cell after the other."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     namespace = cells.fresh_namespace()
     cells.use_streams()

@@ -4,7 +4,7 @@ It reads no request: what is forked from it knows nothing but what the client op
 
 It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for each channel that the
 client sends over the control socket. It owns the scratch folder: when the client closes the socket or dies, however it
-dies, the mother kills the workers, removes the folder and ends.
+dies, the host kills the workers, removes the folder and ends.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def main() -> None:
 
 
 def _lowered(fd: int | None) -> int | None:
-    """A descriptor under the lowest free number: processes that confine themselves close all up to some number."""
+    """Move a descriptor to the lowest free number.
+
+    Processes that confine themselves close all up to some number.
+    """
     if fd is None:
         return None
     low = os.dup(fd)
@@ -89,10 +92,13 @@ def _preload(names: list[str]) -> list[str]:
 
 
 def _start_workers(
-    settings: dict[str, Any], control: socket.socket, mothers_own: list[int], workers: dict[int, int]
+    settings: dict[str, Any], control: socket.socket, own_fds: list[int], workers: dict[int, int]
 ) -> None:
-    """One worker a message, until the client is gone. `workers`: pid by pidfd; `mothers_own`: no worker's, the owner first."""
-    owner = mothers_own[0]
+    """Start one worker per message, until the client is gone.
+
+    `workers`: pid by pidfd. `own_fds`: the host's, closed in its workers; the owner's pidfd first.
+    """
+    owner = own_fds[0]
     poller = select.poll()
     for fd in (control.fileno(), owner):
         poller.register(fd, select.POLLIN)
@@ -108,7 +114,7 @@ def _start_workers(
             message, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
                 return
-            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), *mothers_own, *workers])
+            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), *own_fds, *workers])
             pidfd = os.pidfd_open(pid)
             workers[pidfd] = pid
             poller.register(pidfd, select.POLLIN)
@@ -120,14 +126,14 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
         channel.close()
         return pid
     from toolgrpo.sandbox.host import run_worker
-    from toolgrpo.sandbox.host.forker import Forking
+    from toolgrpo.sandbox.host.forker import ForkLauncher
 
     try:
         for fd in not_its_own:
             os.close(fd)
         die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        run_worker.serve(Forking(settings, channel), channel, settings["scratch"], settings["limits"])
+        run_worker.serve(ForkLauncher(settings, channel), channel, settings["scratch"], settings["limits"])
     except BaseException:
         traceback.print_exc()
     finally:

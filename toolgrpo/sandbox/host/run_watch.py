@@ -68,7 +68,7 @@ def watch(process: Process, request: dict[str, Any], scratch: str, client: socke
 
 
 def drain(process: Process, outcome: Outcome) -> None:
-    """What is left in the pipes of a process that runs no more."""
+    """Collect what is left in the pipes of a process that runs no more."""
     for fd in (process.stdout, process.stderr, process.results):
         held = outcome.buffer(process, fd)
         while outcome.verdict != "output":
@@ -78,7 +78,10 @@ def drain(process: Process, outcome: Outcome) -> None:
 
 
 def answer(process: Process, outcome: Outcome, request: dict[str, Any]) -> dict[str, Any]:
-    """The run in the words of the client; the frame is passed on unread, as the stranger's text it is."""
+    """Return the run in the words of the client.
+
+    The frame is passed on unread, as the stranger's text it is.
+    """
     drain(process, outcome)
     code = process.reap() if outcome.exited else None
     if code == -signal.SIGXCPU:
@@ -135,7 +138,7 @@ def _move(
 def _passed_limit(
     process: Process, outcome: Outcome, request: dict[str, Any], scratch: str, cpu_deadline_s: float
 ) -> str | None:
-    """The verdict on a run that uses more than it may of what only a look at it tells."""
+    """Return the verdict on a run that uses too much of what no limit of the kernel bounds."""
     if process.cpu_seconds() > cpu_deadline_s:
         return "timeout"
     if process.threads() > _MOST_THREADS:

@@ -31,9 +31,10 @@ _REMOVE_S = 5.0
 
 
 def claim(parent: str) -> tuple[str, int | None]:
-    """A new folder for one sandbox, and the descriptor that locks it (None on a file system without locks).
+    """Make a new folder for one sandbox, and return it with the descriptor that locks it.
 
-    First removes what killed sandboxes of this user have left.
+    None on a file system without locks. First removes what killed sandboxes of this user have
+    left.
     """
     _sweep(parent)
     while True:
@@ -47,7 +48,7 @@ def claim(parent: str) -> tuple[str, int | None]:
 
 
 def make(path: str, owner: int | None) -> None:
-    """A folder for one run at a time; it belongs to `owner` where the run is to become another user."""
+    """Make a folder for one run at a time, of `owner` where the run is to become another user."""
     os.mkdir(path, 0o700)
     if owner is not None:
         os.chown(path, owner, owner)
@@ -68,7 +69,10 @@ def empty(folder: str) -> None:
 
 
 def _lift(name: str, top: int) -> None:
-    """Remove a folder of `top`; the folders in it come to lie in `top` themselves, so that nothing is ever deep."""
+    """Remove a folder of `top`, after moving the folders in it up to `top`.
+
+    So nothing is ever deep.
+    """
     fd = _opened(name, top)
     try:
         for inner, is_folder in _entries(fd):
@@ -91,7 +95,7 @@ def _lift_one(name: str, parent: int, top: int) -> None:
 
 
 def _opened(name: str, parent: int | None) -> int:
-    """A folder that can be read and changed; code that nothing confines can have shut it."""
+    """Open a folder to read and change it; code that nothing confines can have shut it."""
     if stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=parent)
     return os.open(name, _FOLDER, dir_fd=parent)
@@ -115,7 +119,7 @@ def remove(folder: str, patience_s: float = _REMOVE_S) -> None:
 
 
 def holds_more_than(folder: str, most: int) -> bool:
-    """Whether what is below a folder takes more than `most` bytes.
+    """Return whether what is below a folder takes more than `most` bytes.
 
     Folders nested very deeply, and what cannot be looked into, count as too much; a file that goes away meanwhile counts
     nothing. Takes a bounded time, whatever is there.
@@ -127,7 +131,7 @@ def holds_more_than(folder: str, most: int) -> bool:
 
 
 def _used(name: str, parent: int | None, most: int, deepest: int) -> int:
-    """The bytes below a folder, or more than `most` as soon as they are too many."""
+    """Return the bytes below a folder, or more than `most` as soon as they are too many."""
     if deepest < 0:
         return most + 1
     used, folders = 0, []
@@ -179,7 +183,10 @@ def _sweep(parent: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """Lock a folder of this user's; OSError where that cannot be had, FileNotFoundError where it has gone meanwhile."""
+    """Lock a folder of this user's; OSError where that cannot be had.
+
+    FileNotFoundError where it has gone meanwhile.
+    """
     fd = os.open(path, _FOLDER)
     try:
         if os.fstat(fd).st_uid != os.geteuid():
@@ -194,6 +201,6 @@ def _lock(path: str) -> int:
 
 
 def _entries(fd: int) -> list[tuple[str, bool]]:
-    """The names in an open folder, and which are folders themselves."""
+    """Return the names in an open folder, and which are folders themselves."""
     with os.scandir(fd) as found:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]

@@ -39,9 +39,11 @@ class _Enough(BaseException):
 
 
 def judge(suite: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """The report on a suite (`prelude`, `tests`, `names`, and `explore` where no solution is to be asked).
+    """Run a suite and report on it.
 
-    `verdicts`: per test `["pass"]` or `["fail", why]`; `broken`: why the prelude cannot run; `unsplittable`: found by `explore`.
+    The suite: `prelude`, `tests`, `names`, and `explore` where no solution is to be asked.
+    The report: `verdicts`, per test `["pass"]` or `["fail", why]`; `broken`, why the prelude
+    cannot run; `unsplittable`, found by `explore`.
     """
     call = _explored() if suite["explore"] else _asked(ask)
     namespace: dict[str, Any] = {"__name__": "__judge__", "__builtins__": builtins}
@@ -71,7 +73,7 @@ def _verdict(test: str, namespace: dict[str, Any]) -> list[str]:
 
 
 def _asked(ask: Ask) -> Callable[[str], Callable[..., Any]]:
-    """Stand-ins for the solution's functions that put each call to who holds the solution."""
+    """Return a maker of stand-ins that put each call to who holds the solution."""
 
     def stand_in(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +95,7 @@ def _asked(ask: Ask) -> Callable[[str], Callable[..., Any]]:
 
 
 def _explored() -> Callable[[str], Callable[..., Any]]:
-    """Stand-ins that answer every call with a value that goes along with everything."""
+    """Return a maker of stand-ins whose answer goes along with everything."""
     anything = _Anything(iter(range(_MOST_LOOKS)))
 
     def stand_in(name: str) -> Callable[..., Any]:

@@ -58,7 +58,10 @@ _WRITE = (
 
 
 def file_rules(readable: Iterable[str], scratch: str) -> landlockpy.Ruleset:
-    """Landlock rules: read `readable`, read and write `scratch`, nothing else. Built once, for many forks."""
+    """Build Landlock rules: read `readable`, read and write `scratch`, nothing else.
+
+    Built once, for many forks.
+    """
     scopes = landlockpy.Scope.ABSTRACT_UNIX_SOCKET | landlockpy.Scope.SIGNAL
     rules = landlockpy.Ruleset(scoped=scopes)
     for path in readable:
@@ -96,7 +99,7 @@ def confine_syscalls(rules: SyscallRules) -> None:
 
 
 def drop_privileges(*, keep_reading: bool) -> None:
-    """No groups and no capabilities; who is root becomes nobody.
+    """Give up groups and capabilities; who is root becomes nobody.
 
     `keep_reading` keeps root's capability to pass folders that nobody may not enter, for an interpreter that lives in
     root's home; only to be used where Landlock says which folders can be read at all.
@@ -114,9 +117,10 @@ def drop_privileges(*, keep_reading: bool) -> None:
 
 
 def leave_network() -> None:
-    """Leave the network and the IPC objects of the machine, for this process and all it forks; OSError where refused.
+    """Leave the network and the IPC objects of the machine; OSError where refused.
 
-    Done once, in the mother: a network namespace is slow to make, and there is nothing in it that runs could share.
+    For this process and all it forks. Done once, in the host: a network namespace is slow to
+    make, and there is nothing in it that runs could share.
     """
     wanted = _CLONE_NEWNET | _CLONE_NEWIPC
     if os.getuid() != 0:
@@ -130,7 +134,7 @@ def leave_network() -> None:
 
 
 def enter_pid_namespace() -> None:
-    """The next process that this one forks is the first of a process table of its own."""
+    """Have the next process that this one forks be the first of a process table of its own."""
     _unshare(_CLONE_NEWPID)
 
 
@@ -150,6 +154,6 @@ def _fail(what: str) -> NoReturn:
 
 
 def _set_capabilities(mask: int) -> None:
-    """Effective and permitted to `mask`, inheritable to none."""
+    """Set the effective and permitted capabilities to `mask`, the inheritable ones to none."""
     if _libc.capset(_CAPABILITY_HEADER, (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)) != 0:
         _fail("capset")

@@ -52,7 +52,7 @@ _PR_SET_NAME, _PR_GET_NAME = 15, 16
 
 
 def syscall_filter(*, files: bool) -> seccompy.Filter:
-    """A filter ready to load; `files=False` leaves no call that takes a path."""
+    """Return a filter ready to load; `files=False` leaves no call that takes a path."""
     seccompy.supported()  # finds libc now: under Landlock it could not
     allow_all = [*_ALWAYS, *(_FILES if files else ())]
     rules = seccompy.Filter(default=seccompy.Action.ERRNO | errno.EPERM)
@@ -87,7 +87,7 @@ def syscall_filter(*, files: bool) -> seccompy.Filter:
 
 
 def _number(name: str) -> int | None:
-    """None where this architecture has no such call (aarch64 has no open, stat, ...)."""
+    """Return a call's number; None where this architecture has none (aarch64: open, stat, ...)."""
     try:
         return int(syscall_nr(name))
     except ValueError:
