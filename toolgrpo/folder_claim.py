@@ -116,7 +116,7 @@ def _unguarded(folder: Path, error: OSError) -> str:
 
 
 def _forget_in_child() -> None:
-    """A fork has the lock too, as long as it has the file open."""
+    """Close the file in a fork, which has the lock too as long as it has that open."""
     for descriptor in _descriptors.values():
         with contextlib.suppress(OSError):
             os.close(descriptor)

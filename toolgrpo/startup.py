@@ -16,7 +16,10 @@ __all__ = ["give_memory_back", "prepare"]
 
 
 def prepare() -> None:
-    """Environment defaults; on a CPU also Intel's OpenMP (vLLM generates about a third faster) and memory that is kept."""
+    """Set environment defaults; on a CPU also use Intel's OpenMP and keep freed memory.
+
+    With that OpenMP vLLM generates about a third faster.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -42,7 +45,7 @@ def give_memory_back() -> None:
 
 
 def _preload_openmp() -> None:
-    """Load libiomp5 before PyTorch brings its own OpenMP; where it is not installed, nothing changes."""
+    """Load libiomp5 before PyTorch brings its own OpenMP, where it is installed."""
     library = _libiomp5()
     if library is not None and "torch" not in sys.modules:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

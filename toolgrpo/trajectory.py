@@ -121,7 +121,7 @@ class Turn:
     duration_s: float = 0.0  # of the sampling
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
-        """The turn with what came back, one result for each of its first attempts.
+        """Return the turn with what came back, one result for each of its first attempts.
 
         Whether a tool exists and takes the arguments only shows here: an attempt that was read well and refused for one of
         the two gets the status that says so.
@@ -215,7 +215,7 @@ class Trajectory:
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
 
     def to_record(self) -> dict[str, Any]:
-        """A JSON-ready dict; `from_record` gives back an equal trajectory."""
+        """Return a JSON-ready dict; `from_record` gives back an equal trajectory."""
         return asdict(self)
 
     @classmethod
@@ -281,12 +281,15 @@ class Ledger:
         self._done = False
 
     def __len__(self) -> int:
-        """How many tokens stand after the prompt."""
+        """Return how many tokens stand after the prompt."""
         return len(self._mask)
 
     @property
     def all_ids(self) -> list[int]:
-        """Prompt and everything after it: exactly what the engine is asked to continue. Do not change it."""
+        """Return the prompt and everything after it: exactly what the engine is asked to continue.
+
+        Do not change it.
+        """
         return self._all_ids
 
     @property
@@ -302,7 +305,10 @@ class Ledger:
         return tuple(self._turns)
 
     def sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
-        """Tokens the model said, each with its log-probability (None only for an engine that gives none)."""
+        """Add tokens that the model said, each with its log-probability.
+
+        None only for an engine that gives none.
+        """
         self._check_open()
         if logprobs is None and self._expects_logprobs and ids:
             raise ValueError(f"the engine gives log-probabilities, but {len(ids)} sampled tokens came without them")
@@ -315,14 +321,14 @@ class Ledger:
         self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)
 
     def context(self, ids: Sequence[int]) -> None:
-        """Tokens the model did not say: tool results, turn markers, a close that was synthesised."""
+        """Add tokens that the model did not say: tool results, turn markers, a made-up close."""
         self._check_open()
         self._all_ids.extend(ids)
         self._mask.extend([0] * len(ids))
         self._logprobs.extend([None] * len(ids))
 
     def say(self, *messages: Message) -> None:
-        """Messages as the reward function will see them."""
+        """Add messages as the reward function will see them."""
         self._check_open()
         self._messages.extend(messages)
 

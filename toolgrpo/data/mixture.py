@@ -99,7 +99,7 @@ class Mixture:
     def rows(
         self, load: Callable[..., Iterator[Row]], *, limit: int | None, seed: int, on_bad_row: OnBadRow
     ) -> Iterator[Row]:
-        """The rows of all tasks, in the shares of their weights, in an order drawn from the seed."""
+        """Yield the rows of all tasks, by their weights, in an order drawn from the seed."""
         parts = [list(load(task.data, on_bad_row=on_bad_row)) for task in self.tasks]
         for task, part in zip(self.tasks, parts, strict=True):
             if not part:

@@ -52,7 +52,10 @@ _LISTS = {int: "ints", float: "floats", str: "texts"}
 
 
 def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
-    """A dataset of the rows, None if there are none. `rows(first)` gives them anew; `first` is True the first time."""
+    """Write a dataset of the rows; None if there are none.
+
+    `rows(first)` gives them anew; `first` is True the first time.
+    """
     kinds: dict[str, str] = {}
     for batch in _batches(rows(True)):
         for column in dict.fromkeys(key for row in batch for key in row):

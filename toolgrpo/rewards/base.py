@@ -72,7 +72,10 @@ class Reward:
         return self.name
 
     def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[float]:
-        """One float per completion; `arguments` are what TRL passes: prompts, ids, trajectories, every column."""
+        """Return one float per completion.
+
+        `arguments` are what TRL passes: prompts, ids, trajectories, every column.
+        """
         available = {"completions": completions, **arguments}
         if "prompts" in available:
             available.setdefault("prompt", available["prompts"])  # a column of the data, which TRL passes as `prompts`
@@ -94,7 +97,10 @@ class Reward:
             ) from error
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """`RewardError` if the function needs an argument that neither the trainer nor these columns will give."""
+        """Raise RewardError if the function needs an argument that nobody will give.
+
+        Arguments come from the trainer and from these columns.
+        """
         self._check_has({*_GIVEN, *columns})
 
     def _select(self, available: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +163,10 @@ class Reward:
         return RewardError(f"{self._where()} raised {_told(error)}{line}{which}. Mend the reward or the row.")
 
     def _failing_row(self, oversight: Oversight, given: Mapping[str, Any]) -> int | None:
-        """The first row that fails alone, found by asking again, one row at a time; None where that takes too long."""
+        """Return the first row that fails alone, found by asking again, one row at a time.
+
+        None where that takes too long.
+        """
         n = len(given["completions"])
         deadline = time.monotonic() + _SEARCH_S
         for row in range(n):
@@ -198,7 +207,7 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
 
 
 def _as_float(value: Any) -> float | None:
-    """A real number as a float; None for anything else, and for what is too large."""
+    """Return a real number as a float; None for anything else, and for what is too large."""
     try:
         return float(value) if isinstance(value, numbers.Real) else None
     except OverflowError:
@@ -206,7 +215,7 @@ def _as_float(value: Any) -> float | None:
 
 
 def _told(error: BaseException) -> str:
-    """An error in one line, also one that cannot say what it is."""
+    """Describe an error in one line, also one that cannot say what it is."""
     try:
         text = str(error)
     except KeyboardInterrupt:
@@ -227,7 +236,7 @@ def _short(value: Any) -> str:
 
 
 def _about(row: int, available: Mapping[str, Any]) -> str:
-    """The end of the row's prompt, so that a person finds it in the data."""
+    """Return the end of the row's prompt, so that a person finds it in the data."""
     prompts = available.get("prompts")
     if not prompts or row >= len(prompts):
         return ""

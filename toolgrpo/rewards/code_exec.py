@@ -91,7 +91,7 @@ def code_exec(
 
 
 def program_of(text: str) -> str | None:
-    """The program of a response; None where it holds none."""
+    """Return the program of a response; None where it holds none."""
     program = _last_fenced(text)
     if program is not None:
         return program
@@ -104,7 +104,7 @@ def program_of(text: str) -> str | None:
 
 
 def _last_fenced(text: str) -> str | None:
-    """The last block of Python between two fences, found line by line."""
+    """Return the last block of Python between two fences, found line by line."""
     found: str | None = None
     begins: int | None = None  # where the body of the open block does
     is_python = False
@@ -162,7 +162,7 @@ def _graded(sandbox: Sandbox, program: str, task: _Task) -> _Score:
 
 @cache
 def _say_that_rows_are_refused() -> None:
-    """Once a process; the metric has the rest."""
+    """Warn once per process; the metric has the rest."""
     logger.warning(
         "code_exec scores 0 in rows whose tests need objects of the solution (a class of it, a function given to it), "
         "since a program can forge these; see code_exec/forgeable for how many. A row says `allow_forgeable: true` to be graded"
@@ -170,7 +170,7 @@ def _say_that_rows_are_refused() -> None:
 
 
 class _Shared:
-    """One sandbox a process, started by the first program that is scored."""
+    """One sandbox per process, started by the first program that is scored."""
 
     _sandbox: Sandbox | None = None
     _lock = threading.Lock()
@@ -179,7 +179,10 @@ class _Shared:
     @classmethod
     @contextmanager
     def lent(cls) -> Iterator[Sandbox]:
-        """The sandbox, for a while. One that fails is given up: closed when nobody uses it any more, and opened anew."""
+        """Lend the sandbox.
+
+        One that fails is given up: closed when nobody uses it any more, and opened anew.
+        """
         with cls._lock:
             if cls._sandbox is None:
                 cls._sandbox = Sandbox(workers=_WORKERS)

@@ -12,7 +12,10 @@ __all__ = ["environment"]
 
 
 def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[float]:
-    """What each episode's environment gave; an environment that gives nothing is an error, not a zero."""
+    """Return what each episode's environment gave.
+
+    An environment that gives nothing is an error, not a zero.
+    """
     rewards: list[float] = []
     for row, trajectory in enumerate(trajectories):
         if trajectory.reward is None:

@@ -17,7 +17,7 @@ __all__ = ["Call", "calls", "final_answer", "last_tool_response", "tool_counts"]
 
 
 def final_answer(completion: Sequence[Message]) -> str:
-    """The text of the last message if it is the model's and calls no tool, else the empty text."""
+    """Return the text of the last message if it is the model's and calls no tool, else ""."""
     if not completion:
         return ""
     last = completion[-1]
@@ -31,7 +31,7 @@ def last_tool_response(completion: Sequence[Message]) -> str | None:
 
 
 def tool_counts(completion: Sequence[Message]) -> Counter[str]:
-    """Tool messages by the name of their tool; those of attempts without a name are not counted."""
+    """Count tool messages by the name of their tool, without those that have none."""
     return Counter(
         str(message["name"]) for message in completion if message["role"] == "tool" and message.get("name") is not None
     )

@@ -66,7 +66,7 @@ def reasoning_gym(
 
 
 def bare_answer(text: str) -> str:
-    """The answer without the words around it."""
+    """Return the answer without the words around it."""
     inside = boxed(text)
     if inside is not None:
         return inside
@@ -79,7 +79,7 @@ def bare_answer(text: str) -> str:
 
 
 def _last_tagged(text: str) -> str | None:
-    """What stands in the last closed `<answer>`, found in one pass over the tags."""
+    """Return what stands in the last closed `<answer>`, found in one pass over the tags."""
     start, last = -1, None
     for tag in re.finditer(r"<(/?)answer>", text, re.IGNORECASE):
         if tag[1] and start >= 0:
@@ -113,7 +113,7 @@ def _is_formula(answer: str) -> bool:
 
 @cache
 def _sandbox() -> Sandbox:
-    """One a process, opened by the first answer that is scored."""
+    """Return the sandbox, one per process, opened by the first answer that is scored."""
     sandbox = Sandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
     atexit.register(sandbox.close)
     return sandbox

@@ -32,19 +32,19 @@ _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\
 
 
 def all_numbers(text: str) -> list[Fraction]:
-    """The numbers of a text, exactly, in their order; those without a value are left out."""
+    """Return the numbers of a text, exactly, in their order, without those that have no value."""
     values = (_value(match) for match in _NUMBER.finditer(_plain(text)))
     return [value for value in values if value is not None]
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text; None where there is none, or where the last one has no value."""
+    """Return the last number of a text; None where there is none, or it has no value."""
     last = deque(_NUMBER.finditer(_plain(text)), maxlen=1)
     return _value(last[0]) if last else None
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last closed `\boxed{...}`, with its braces matched."""
+    r"""Return what stands in the last closed `\boxed{...}`, with its braces matched."""
     open_braces: list[tuple[bool, int]] = []  # each: is it a box's, and where its inside starts
     start, end = -1, -1
     for brace in _BRACE.finditer(text):
@@ -58,7 +58,10 @@ def boxed(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str:
-    r"""The part of a text that is marked as the answer: in `\boxed{}`, after `####`, or else all of it."""
+    r"""Return the part of a text that is marked as the answer, or else all of it.
+
+    Marks are `\boxed{}` and `####`.
+    """
     inside = boxed(text)
     if inside is not None:
         return inside

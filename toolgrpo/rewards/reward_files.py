@@ -15,7 +15,10 @@ _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(c
 
 
 def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
-    """The function `name` of a Python file, checked. The file may import its neighbours."""
+    """Load the function `name` of a Python file, and check it.
+
+    The file may import its neighbours.
+    """
     file = Path(path)
     with guarded_exit():
         module = import_file(file)

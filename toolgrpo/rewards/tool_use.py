@@ -48,15 +48,15 @@ def tool_use(
     **kwargs: Any,
 ) -> list[float]:
     expected = expected_tools if expected_tools is not None else [None] * len(trajectories)
-    uses = [judge(trajectory, wanted) for trajectory, wanted in zip(trajectories, expected, strict=True)]
+    uses = [_parts(trajectory, wanted) for trajectory, wanted in zip(trajectories, expected, strict=True)]
     if log_metric is not None and uses:
         for part in asdict(uses[0]):
             log_metric(f"tool_use/{part}", sum(getattr(use, part) for use in uses) / len(uses))
     return [use.score for use in uses]
 
 
-def judge(trajectory: Trajectory, expected: Sequence[str] | None) -> ToolUse:
-    """The four parts of one episode."""
+def _parts(trajectory: Trajectory, expected: Sequence[str] | None) -> ToolUse:
+    """Return the four parts of one episode's score."""
     made = calls(trajectory)
     if expected is not None and not expected:
         return ToolUse(0.0, 0.0, 0.0, 0.0) if made else ToolUse(1.0, 1.0, 1.0, 1.0)

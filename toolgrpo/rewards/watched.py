@@ -21,7 +21,10 @@ __all__ = ["watched"]
 
 
 def watched(rewards: Any, timeout_s: float | None, say: Callable[[str], None]) -> Any:
-    """The same rewards, with a deadline for each call; `say` tells a person of one that runs long."""
+    """Return the same rewards, with a deadline for each call.
+
+    `say` tells a person of one that runs long.
+    """
     if isinstance(rewards, Sequence) and not isinstance(rewards, str):
         return [watched(reward, timeout_s, say) for reward in rewards]
     if isinstance(rewards, Reward):

@@ -89,7 +89,7 @@ def names_near(word: str, known: Iterable[str]) -> str:
 
 
 def signature_text(name: str, parameters: Mapping[str, Any]) -> str:
-    """`add(a: integer, b: integer = optional)`: how to call the tool, in one line."""
+    """Return how to call a tool, as in `add(a: integer, b: integer (optional))`."""
     required = set(parameters.get("required", ()))
     parts = [
         f"{key}: {_type_text(sub)}" + ("" if key in required else " (optional)")

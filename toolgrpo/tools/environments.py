@@ -89,7 +89,7 @@ class EnvironmentSession:
             return reply
 
     async def reward(self) -> float | None:
-        """What the instance gives; None if it gives none or is gone."""
+        """Return what the instance gives; None if it gives none or is gone."""
         if not self._spec.gives_reward or self._worker is None:
             return None
         reply = await self._ask({"op": "reward"}, self._timeout_s)

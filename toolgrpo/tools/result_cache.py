@@ -45,7 +45,7 @@ class ResultCache:
         return len(self._answers)
 
     def get(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Future[Reply]]) -> CacheLookup:
-        """What is known for this call, or what `run` starts."""
+        """Return what is known for this call, or what `run` starts."""
         call = (name, json.dumps(arguments, sort_keys=True))
         with self._lock:
             known = self._answers.get(call)

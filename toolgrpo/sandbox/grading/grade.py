@@ -8,7 +8,7 @@ judge's process belongs to workers that run judges alone, so nothing of a task i
 Invariants: no answer is a fail, and so is a value that is no plain literal; how a suite is graded depends on the tests alone,
 and is settled before the solution is run; answers pass through this process as texts that it does not read; one deadline
 holds for one grade. A lost worker is a WorkerLostError, never a fail.
-Not covered: suites that need objects of the solution (`Grade.forgeable`, see docs/sandbox.md): their expressions are
+Not covered: suites that need objects of the solution (`SuiteGrade.forgeable`, see docs/sandbox.md): their expressions are
 evaluated in the solution's process, so a value that lies about itself can pass; helpers the tests take from the solution.
 """
 
@@ -27,7 +27,7 @@ from toolgrpo.sandbox.client.pool import Sandbox, Session
 from toolgrpo.sandbox.grading.split_plan import Plan, Suite, needs_more_than, plan
 from toolgrpo.sandbox.literals import encode_text
 
-__all__ = ["Grade", "grade"]
+__all__ = ["SuiteGrade", "grade"]
 
 _WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
 _LEAST_S = 0.01  # a run needs some time, also where none is left
@@ -39,7 +39,7 @@ Answered = Callable[[str, str], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Grade:
+class SuiteGrade:
     """One entry per test in `passed`; `why` is the first failure's reason, for people."""
 
     passed: tuple[bool, ...]
@@ -69,7 +69,7 @@ class _Deadline:
 
 def grade(
     sandbox: Sandbox, program: str, suite: Suite, *, timeout: float | None = None, refuse_forgeable: bool = False
-) -> Grade:
+) -> SuiteGrade:
     """Run `program` against its tests within `timeout` (the sandbox's `timeout_s` where None is given).
 
     `refuse_forgeable`: what a suite that needs objects of the solution gets is a fail, and the program is not run.
@@ -78,14 +78,14 @@ def grade(
     most_s = sandbox.limits.timeout_s if timeout is None else timeout
     reason = _not_splittable(sandbox, suite, todo, most_s)
     if reason is not None and refuse_forgeable:
-        return Grade((False,) * len(todo.tests), why=reason, forgeable=True)
+        return SuiteGrade((False,) * len(todo.tests), why=reason, forgeable=True)
     deadline = _Deadline(time.monotonic() + most_s)
     with sandbox.session() as session:
         source = f"{suite.imports}\n{program}" if suite.imports else program
         loaded = session.run(source, timeout=deadline.left_s())
         if not loaded.ok or loaded.state_lost:
             why = (loaded.stderr.strip() or str(loaded.status))[-500:]
-            return Grade((False,) * len(todo.tests), why=why, forgeable=reason is not None)
+            return SuiteGrade((False,) * len(todo.tests), why=why, forgeable=reason is not None)
         solution = _Solution(session, deadline)
         if reason is not None:
             return _grade_forgeable(sandbox, solution, suite, todo, deadline)
@@ -128,7 +128,9 @@ class _Solution:
         return ran.ok and not ran.state_lost and ran.value == word
 
 
-def _judged(sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadline, *, forgeable: bool = False) -> Grade:
+def _judged(
+    sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadline, *, forgeable: bool = False
+) -> SuiteGrade:
     """Have the tests run in a judge's process, and put the calls that they make to the solution."""
     last = deadline.later(_WIND_UP_S)
     with sandbox.judging() as judging:
@@ -140,7 +142,7 @@ def _judged(sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadlin
     verdicts = _verdicts(_checked(said), todo)
     failures = [verdict[1] for verdict in verdicts if verdict[0] != "pass"]
     passed = tuple(verdict[0] == "pass" for verdict in verdicts)
-    return Grade(passed, why=failures[0] if failures else "", forgeable=forgeable)
+    return SuiteGrade(passed, why=failures[0] if failures else "", forgeable=forgeable)
 
 
 def _verdicts(said: dict[str, Any] | None, todo: Plan) -> list[list[str]]:
@@ -209,14 +211,16 @@ def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
     return said
 
 
-def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline) -> Grade:
+def _grade_forgeable(
+    sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline
+) -> SuiteGrade:
     """Have the solution's process evaluate the expressions, and a judge compare what it can.
 
     It can where the other side of a comparison can be had without the solution.
     """
     if not solution.reaches_the_end_of(todo.prelude):
         why = "the set-up of the tests did not come to an end with this solution"
-        return Grade((False,) * len(todo.tests), why=why, forgeable=True)
+        return SuiteGrade((False,) * len(todo.tests), why=why, forgeable=True)
     sides = [_sides(test, suite.imports) for test in todo.tests]
     names = [f"_side_{number}" for number in range(len(sides))]
 

@@ -85,7 +85,7 @@ class Process(ABC):
 class Launcher(Protocol):
     """Starts and ends the processes of a worker."""
 
-    def furnish(self, scratch: str) -> Any:
+    def prepare_scratch(self, scratch: str) -> Any:
         """Make a scratch folder and return the rules that bind a process to it.
 
         Both are built once for all the processes that use the folder after each other.

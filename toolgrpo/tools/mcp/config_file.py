@@ -38,7 +38,7 @@ class McpServerConfig:
 
 
 def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerConfig]:
-    """The servers of a file or of its contents."""
+    """Read the servers of a file or of its contents."""
     if isinstance(config, Mapping):
         label, content = "the MCP configuration", dict(config)
     else:

@@ -176,7 +176,7 @@ class McpSession:
         self._own = own
 
     async def open(self) -> None:
-        """Connections open with the first call."""
+        """Do nothing: connections open with the first call."""
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments, self._own)

@@ -48,7 +48,7 @@ class ArgumentConverter:
                     self._adapters[parameter.name] = _adapter(hint, where, parameter.name)
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound:
-        """The call's arguments, or BadArguments."""
+        """Return the call's arguments, or raise BadArguments."""
         values = dict(arguments)
         problems: list[str] = []
         for name, adapter in self._adapters.items():

@@ -56,7 +56,7 @@ def tool(
     Args:
         name: The name the model sees, if it is not the function's.
         timeout: Seconds one call may take.
-        cache: True for a pure function: same arguments, same answer, asked once a run.
+        cache: True for a pure function: same arguments, same answer, asked once per run.
         isolate: Run every call alone in a process of its own. Costs some milliseconds and promises that no call is
             ever run twice and that no other call can disturb it. For tools with effects outside.
         keep_processes: Let processes that a call starts live on, as long as the worker, instead of killing them with the
@@ -84,6 +84,6 @@ def tool(
 
 
 def options_of(function: Callable[..., Any]) -> ToolOptions:
-    """What the function asked for through `@tool`, or the defaults."""
+    """Return what the function asked for through `@tool`, or the defaults."""
     options = getattr(function, _ATTRIBUTE, None)
     return options if isinstance(options, ToolOptions) else ToolOptions()

@@ -14,7 +14,7 @@ from typing import Any
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.plugin.plugin_file import (
     LoadedTool,
-    Source,
+    PluginSource,
     import_source,
     load_functions,
     tools_of,
@@ -95,7 +95,7 @@ class Plugin:
         return PluginSpec(tuple(tool.spec for tool in self.functions.values()), known)
 
 
-def load_plugin(tools: Source | None, environment: Source | None) -> Plugin:
+def load_plugin(tools: PluginSource | None, environment: PluginSource | None) -> Plugin:
     """Load both sources; a tools file may export ENVIRONMENT instead of, or beside, TOOL_FUNCTIONS."""
     functions: Sequence[LoadedTool] = ()
     if tools is not None:
@@ -115,7 +115,7 @@ def load_plugin(tools: Source | None, environment: Source | None) -> Plugin:
     return Plugin({tool.spec.name: tool for tool in functions}, loaded)
 
 
-def _load_environment(source: Source) -> LoadedEnvironment:
+def _load_environment(source: PluginSource) -> LoadedEnvironment:
     factory = _factory(source)
     name = getattr(factory, "__name__", type(factory).__name__)
     where = f"environment {name} in {source.label}"
@@ -139,7 +139,7 @@ def _load_environment(source: Source) -> LoadedEnvironment:
     return LoadedEnvironment(name, factory, {tool.spec.name: tool for tool in loaded}, reward)
 
 
-def _factory(source: Source) -> Callable[[], Any]:
+def _factory(source: PluginSource) -> Callable[[], Any]:
     if source.callables is not None:
         (factory,) = unpickle_callables(source.callables)
     else:

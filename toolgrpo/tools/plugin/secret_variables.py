@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.plugin.plugin_file import Source, search_beside_the_command
+from toolgrpo.tools.plugin.plugin_file import PluginSource, search_beside_the_command
 
 __all__ = ["asked_for", "is_secret", "names_beside", "withheld_hint"]
 
@@ -30,7 +30,7 @@ def is_secret(name: str) -> bool:
     return any(part in upper for part in _PARTS) or not _WORDS.isdisjoint(upper.split("_"))
 
 
-def asked_for(source: Source) -> tuple[str, ...]:
+def asked_for(source: PluginSource) -> tuple[str, ...]:
     """Return the names in the source's TOOL_SECRETS, which must be written out; PluginError where it is something else."""
     if source.callables is not None:
         return tuple(source.secrets)

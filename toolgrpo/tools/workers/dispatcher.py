@@ -52,7 +52,10 @@ _MAX_RETURNS = 8  # of one call that no worker begins
 
 
 class Dispatcher:
-    """The calls, the workers and the supervisor as the pool sees them. `numbers`: where the names of workers come from."""
+    """The calls, the workers and the supervisor as the pool sees them.
+
+    `numbers`: where the names of workers come from.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,10 @@ class Dispatcher:
                 self._settle(worker, "the process of the tools went away", culprit_known=True)
 
     def _keep_reservation(self, worker: WorkerRecord) -> None:
-        """Its number is known to an environment that has run no code there yet: the next supervisor starts it."""
+        """Have the next supervisor start a worker anew.
+
+        Its number is known to an environment that has run no code there yet.
+        """
         again = WorkerRecord(worker.number, worker.kind, born=time.monotonic())
         for job in worker.waiting:
             job.take_back()
@@ -135,7 +141,7 @@ class Dispatcher:
     # --- life of a worker ------------------------------------------------------------------------------
 
     def _refill(self) -> None:
-        """As many shared workers as asked for."""
+        """Start as many shared workers as are missing."""
         if self._supervision.serving is None or not self._has_functions or self._closing or self.broken is not None:
             return
         shared = sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SHARED and not worker.retiring)
@@ -186,7 +192,7 @@ class Dispatcher:
                 self._answer(job, Reply.from_message(message))
         if message.get("retire") and worker.kind is WorkerKind.SHARED:  # the others have no fellow calls to guard
             self._retire(worker, str(message["retire"]))
-        self._bury_if_done(worker)
+        self._end_if_done(worker)
         self._dispatch()
 
     def _on_exited(self, number: int, status: int) -> None:
@@ -195,13 +201,16 @@ class Dispatcher:
             self._lose(worker, describe_ending(status))
 
     def _on_hung_up(self, worker: WorkerRecord) -> None:
-        """The socket ended: no new calls go there. The exit status usually follows and says more."""
+        """Send no new calls to a worker whose socket ended.
+
+        The exit status usually follows and says more.
+        """
         if self._workers.get(worker.number) is worker:
             worker.hung_up = True
             self._loop.call_later(_EXIT_STATUS_S, self._lose, worker, "the process of the tool closed its connection")
 
     def _lose(self, worker: WorkerRecord, how: str, *, frozen: bool = False) -> None:
-        """A worker is gone, or given up: decide about its calls, and replace it."""
+        """Decide about the calls of a worker that is gone or given up, and replace it."""
         if not self._forget(worker):
             return
         self._kill(worker)
@@ -237,7 +246,7 @@ class Dispatcher:
                 self._answer(job, Reply(how, ToolErrorKind.DIED))
 
     def _queue_again(self, job: Job) -> None:
-        """A call that did not begin where it was sent, or that is to run alone."""
+        """Queue a call that did not begin where it was sent, or that is to run alone."""
         job.take_back()
         job.returns += 1
         if self.broken is not None:
@@ -248,7 +257,10 @@ class Dispatcher:
             self._queue.appendleft(job)
 
     def _retire(self, worker: WorkerRecord, why: str) -> None:
-        """No new calls; a replacement now; what has not begun goes elsewhere; the end when its last caller has an answer."""
+        """Replace a worker now, and end it when its last caller has an answer.
+
+        It gets no new calls; what has not begun goes elsewhere.
+        """
         if worker.retiring:
             return
         _logger.info("a tool worker is replaced: %s", why)
@@ -265,7 +277,7 @@ class Dispatcher:
                 job.recalled = True
             worker.link.send({"op": "withdraw", "ids": [job.id for job in jobs]})
 
-    def _bury_if_done(self, worker: WorkerRecord) -> None:
+    def _end_if_done(self, worker: WorkerRecord) -> None:
         if worker.retiring and not worker.waiting and self._workers.get(worker.number) is worker:
             del self._workers[worker.number]
             self._kill(worker)
@@ -282,7 +294,7 @@ class Dispatcher:
             worker.retiring = True
             for job in worker.waiting:
                 self._answer(job, Reply("the episode ended", ToolErrorKind.DIED))
-            self._bury_if_done(worker)
+            self._end_if_done(worker)
 
     # --- life of a job ----------------------------------------------------------------------------------
 
@@ -353,12 +365,12 @@ class Dispatcher:
             self._loop.call_later(_CANCEL_GRACE_S, self._on_cancel_ignored, worker, job, overdue)
             return
         self._retire(worker, overdue)
-        self._bury_if_done(worker)
+        self._end_if_done(worker)
 
     def _on_cancel_ignored(self, worker: WorkerRecord, job: Job, overdue: str) -> None:
         if job.id in worker.jobs and self._workers.get(worker.number) is worker:
             self._retire(worker, overdue)
-            self._bury_if_done(worker)
+            self._end_if_done(worker)
 
     def _answer(self, job: Job, reply: Reply) -> None:
         if job.answered:
@@ -372,7 +384,7 @@ class Dispatcher:
     # --- who is still there -----------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Find workers that do not start, and workers that several calls wait for and that say nothing.
+        """Find workers that do not start, and silent workers that several calls wait for.
 
         A tick that comes late was held up by the machine, which may have held the workers up too: it counts as two.
         """

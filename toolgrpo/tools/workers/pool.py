@@ -51,7 +51,10 @@ class WorkerPool:
         return job.future
 
     def reserve(self) -> int:
-        """A worker of its own for an environment; calls go there with `submit_on`, `release` ends it."""
+        """Reserve a worker for an environment.
+
+        Calls go there with `submit_on`; `release` ends it.
+        """
         number = next(self._numbers)
         self._loop.call_soon_threadsafe(self._dispatcher.spawn, number, WorkerKind.RESERVED)
         return number

@@ -1,4 +1,4 @@
-"""The parent of all tool workers: a small process that loads the plugin, starts workers, and buries them.
+"""The parent of all tool workers: a small process that loads the plugin, starts workers, and reaps them.
 
 Why not pebble, loky, anyio or multiprocessing: pebble and anyio run one call per process, so 256 slow calls need 256
 processes; loky kills its whole pool at a timeout; all of them unpickle what a child sends, and none contains what a child
@@ -35,11 +35,11 @@ from toolgrpo.errors import UserError
 from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, outlive_parent, watch_process
 from toolgrpo.processes.wire import FrameReader, pack, receive
 from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
-from toolgrpo.tools.plugin.plugin_file import Source
+from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import asked_for
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.workers import own_process
-from toolgrpo.tools.workers.tool_worker import Limits, Worker
+from toolgrpo.tools.workers.tool_worker import Worker, WorkerLimits
 
 __all__ = ["BOOTSTRAP", "main"]
 
@@ -54,14 +54,18 @@ _SWEEP_S = 1.0
 
 
 def main(argv: list[str]) -> None:
-    """`supervisor PATHS SOCKET_FD TRAINER_FD`, or `worker PATHS SOCKET_FD HELLO_FD PARENT`; the first is argv[1]."""
+    """Run as the supervisor, or as a worker.
+
+    Arguments from argv[1] on: `supervisor PATHS SOCKET_FD TRAINER_FD`, or
+    `worker PATHS SOCKET_FD HELLO_FD PARENT`.
+    """
     sock = socket.socket(fileno=int(argv[3]))
     os.set_inheritable(sock.fileno(), False)
     if argv[1] == "worker":
         die_with_parent(int(argv[5]))
         with os.fdopen(int(argv[4])) as file:
             hello = json.load(file)
-        Worker(sock, _load(hello), Limits(**hello["limits"])).serve()
+        Worker(sock, _load(hello), WorkerLimits(**hello["limits"])).serve()
     trainer = int(argv[4])
     if trainer >= 0:
         os.set_inheritable(trainer, False)
@@ -78,7 +82,7 @@ class Supervisor:
         # while these live so does this process: the trainer, and the reaper, its parent
         self._watched = [fd for fd in (trainer, watch_process(os.getppid())) if fd >= 0]
         self._hello = hello
-        self._limits = Limits(**hello["limits"])
+        self._limits = WorkerLimits(**hello["limits"])
         self._plugin = Plugin()
         self._forkable = False
         self._workers: dict[int, int] = {}  # pid -> number
@@ -181,7 +185,7 @@ class Supervisor:
         return child.pid
 
     def _reap(self) -> None:
-        """Report workers that ended, bury everything else that did."""
+        """Reap what has ended, and report the workers among it."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -235,10 +239,10 @@ class Supervisor:
             self._control.sendall(pack(message))
 
 
-def _sources(hello: dict[str, Any]) -> tuple[Source | None, Source | None]:
+def _sources(hello: dict[str, Any]) -> tuple[PluginSource | None, PluginSource | None]:
     """Return where the tools and the environment come from."""
     tools, environment = hello["tools"], hello["environment"]
-    return tools and Source(**tools), environment and Source(**environment)
+    return tools and PluginSource(**tools), environment and PluginSource(**environment)
 
 
 def _load(hello: dict[str, Any]) -> Plugin:
@@ -246,7 +250,10 @@ def _load(hello: dict[str, Any]) -> Plugin:
 
 
 def _reseed() -> None:
-    """Forked siblings must not share numpy's random stream; the standard library's reseeds itself."""
+    """Give a forked worker a random stream of numpy's of its own.
+
+    The standard library's reseeds itself.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -43,11 +43,11 @@ from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import Health
 from toolgrpo.trajectory import ToolErrorKind
 
-__all__ = ["Limits", "Worker"]
+__all__ = ["Worker", "WorkerLimits"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """What every worker is given."""
 
     threads: int = 64
@@ -58,7 +58,7 @@ class Limits:
 class Worker:
     """Serves calls until its socket ends."""
 
-    def __init__(self, sock: socket.socket, plugin: Plugin, limits: Limits) -> None:
+    def __init__(self, sock: socket.socket, plugin: Plugin, limits: WorkerLimits) -> None:
         self._sock = sock
         self._plugin = plugin
         self._limits = limits
@@ -74,7 +74,7 @@ class Worker:
         self._instance: Any = None
 
     def serve(self) -> None:
-        """Answer calls until the trainer is gone; never returns."""
+        """Answer calls until the trainer is gone; never return."""
         own_process.limit_memory(self._limits.memory_mb)
         self._health = Health(self._limits.threads)  # with the limits of its life
         own_process.first_to_be_killed(1000)
@@ -128,7 +128,10 @@ class Worker:
         return self._plugin.environment.tools[name]
 
     def _open_environment(self, call_id: int, row: str) -> None:
-        """Make the instance and reset it, on a thread as every user code; an async reset is awaited on the loop."""
+        """Make the instance and reset it, on a thread as every user code.
+
+        An async reset is awaited on the loop.
+        """
         if not self._begin(call_id):
             return
         environment = self._plugin.environment
@@ -244,11 +247,14 @@ class Worker:
         return self._loop
 
     def _forget_socket(self) -> None:
-        """In a child that a tool forked: our socket is none of its business."""
+        """Close our socket in a child that a tool forked."""
         self._sock.close()
 
     def _leave_forked_child(self) -> None:
-        """A child that a tool forked and that came back from the tool's function must not answer in its parent's name."""
+        """End a child that a tool forked and that came back from the tool's function.
+
+        It must not answer in its parent's name.
+        """
         if os.getpid() != self._pid:
             os._exit(0)
 
@@ -264,7 +270,7 @@ def _kill(pids: set[int]) -> None:
 
 
 def _log_traceback(error: BaseException) -> str:
-    """The error in a line for the model; the traceback goes to the log."""
+    """Return the error in a line for the model; the traceback goes to the log."""
     with suppress(BaseException):  # formatting calls user code
         sys.stderr.write("".join(traceback.format_exception(error, limit=-8)))
         sys.stderr.flush()
