@@ -2,8 +2,9 @@
 
 Invariants:
 
-* Tokens enter a `Ledger` through two verbs only: `sampled(ids, logprobs)` (mask 1) and `context(ids)` (mask 0).
-  The mask is recorded where a token is born; nothing here ever derives it from lengths.
+* Tokens enter a `Ledger` through two verbs only: `sampled(ids, logprobs)` (mask 1) and
+  `context(ids)` (mask 0). The mask is recorded where a token is born; nothing here ever derives it
+  from lengths.
 * `len(ids) == len(mask) == len(logprobs)`, always.
 * A log-probability that was not given is `None`, never 0. Context tokens have none.
 * `finish` turns the ledger into a frozen `Trajectory`, once; after that no verb works.
@@ -33,7 +34,9 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-"""One chat message in the OpenAI form: role, content, and for assistants `tool_calls`, `reasoning_content`."""
+"""One chat message in the OpenAI form: role, content, and for assistants `tool_calls`,
+`reasoning_content`.
+"""
 
 
 class StopReason(StrEnum):
@@ -109,7 +112,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One assistant turn: what was said, what was tried, what came back, and where its tokens lie."""
+    """One assistant turn: what was said, tried and came back, and where its tokens lie."""
 
     start: int  # index into Trajectory.ids of the first sampled token
     end: int  # one past the last sampled token
@@ -123,8 +126,8 @@ class Turn:
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.
 
-        Whether a tool exists and takes the arguments only shows here: an attempt that was read well and refused for one of
-        the two gets the status that says so.
+        Whether a tool exists and takes the arguments only shows here: an attempt that was read well
+        and refused for one of the two gets the status that says so.
         """
         judged = [_judged(attempt, result) for attempt, result in zip(self.attempts, results, strict=False)]
         return replace(self, attempts=(*judged, *self.attempts[len(judged) :]), results=tuple(results))
@@ -163,7 +166,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One finished episode. `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled."""
+    """One finished episode.
+
+    `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled.
+    """
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -222,7 +228,8 @@ class Trajectory:
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
         """Return the trajectory of a record, also after a round trip through JSON text.
 
-        A record may hold more than a trajectory, as those that `toolgrpo.observe.recorder.read_episodes` gives.
+        A record may hold more than a trajectory, as those that
+        `toolgrpo.observe.recorder.read_episodes` gives.
         """
         turns = tuple(
             Turn(

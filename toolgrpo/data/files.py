@@ -1,7 +1,8 @@
 """Rows from files: JSONL, JSON, Parquet and CSV.
 
-Each reader yields every row with the place where it stands, and never raises for a row: what cannot be read comes as a
-`RawRow` with a problem. JSONL, CSV and Parquet are streamed, so memory stays flat; a JSON file is read as a whole.
+Each reader yields every row with the place where it stands, and never raises for a row: what cannot
+be read comes as a `RawRow` with a problem. JSONL, CSV and Parquet are streamed, so memory stays
+flat; a JSON file is read as a whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Known data sets in their original formats: GSM8K, MBPP and AIME, and where the hub keeps them.
 
-A format turns one original row into `prompt`, `answer` and the columns that its reward wants. MBPP's prompt shows one
-test of three, for the name and the arguments of the function; the others stay hidden, so they cannot be hard-coded.
+A format turns one original row into `prompt`, `answer` and the columns that its reward wants.
+MBPP's prompt shows one test of three, for the name and the arguments of the function; the others
+stay hidden, so they cannot be hard-coded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A check of the data: does the gold answer score full marks?
 
-For each reward that can be earned by an answer alone, an episode is written down that gives the gold answer, and the
-reward itself scores it. What comes out below full marks is a row that no model could do well on.
+For each reward that can be earned by an answer alone, an episode is written down that gives the
+gold answer, and the reward itself scores it. What comes out below full marks is a row that no model
+could do well on.
 """
 
 from __future__ import annotations

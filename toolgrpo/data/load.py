@@ -45,7 +45,8 @@ def load_tasks(
 ) -> Dataset:
     """Load the rows of `spec` (see the module), at most `limit` of them.
 
-    `seed` orders a mixture; `system_prompt` is the text of a system message for rows that have none.
+    `seed` orders a mixture; `system_prompt` is the text of a system message for rows that have
+    none.
     """
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")

@@ -11,8 +11,9 @@
         tools: [calculator]                     # column `tools`; default: all
         reward: gsm8k                           # column `reward`: a built-in name or a file, for --reward by_task
 
-Invariants: no row is used twice, so the data set that runs out first (for its weight) bounds the mixture; the order is
-drawn from the seed; the same file and seed give the same rows. Paths are relative to the working folder.
+Invariants: no row is used twice, so the data set that runs out first (for its weight) bounds the
+mixture; the order is drawn from the seed; the same file and seed give the same rows. Paths are
+relative to the working folder.
 """
 
 from __future__ import annotations

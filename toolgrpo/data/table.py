@@ -1,10 +1,11 @@
 """Rows into a `datasets.Dataset` on disk, in flat memory, with their values as they were.
 
-The rows are gone through twice: once to learn the kind of each column, once to write them. A column whose values do not
-fit one kind (numbers here, text there, objects of different keys) is kept as JSON, so every row gives back what it had;
-Arrow alone would fill in keys or turn numbers into text. Not covered: `datasets` reads floating-point numbers inside
-JSON columns with an error of up to a few units of the last binary digit, and cannot read integers there that need more
-than 64 bits, which is an error here; write those as text.
+The rows are gone through twice: once to learn the kind of each column, once to write them. A column
+whose values do not fit one kind (numbers here, text there, objects of different keys) is kept as
+JSON, so every row gives back what it had; Arrow alone would fill in keys or turn numbers into text.
+Not covered: `datasets` reads floating-point numbers inside JSON columns with an error of up to a
+few units of the last binary digit, and cannot read integers there that need more than 64 bits,
+which is an error here; write those as text.
 
 The Arrow file lies in a temporary folder of the process and goes with it.
 """

@@ -1,4 +1,7 @@
-"""Rewards: built in by name, or from a user's file; every one checked. Knows no torch, TRL or vLLM."""
+"""Rewards: built in by name, or from a user's file; every one checked.
+
+Knows no torch, TRL or vLLM.
+"""
 
 from __future__ import annotations
 

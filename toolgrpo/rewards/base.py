@@ -2,12 +2,16 @@
 
 Invariants:
 
-* A call returns exactly one finite float per completion, or raises. What the function returns is never repaired:
-  a wrong length, None, NaN or a failure is a `RewardError` that names the file, the function and the row.
-* The function gets only the arguments it asks for; one that it needs and nobody has is an error that lists what there is.
-* A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and is never a score.
-* Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare BaseException, or returns objects
-  that raise when they are read or shown. How it is watched while it runs: running.py, and what is kept for others: keeping.py.
+* A call returns exactly one finite float per completion, or raises. What the function returns is
+  never repaired: a wrong length, None, NaN or a failure is a `RewardError` that names the file, the
+  function and the row.
+* The function gets only the arguments it asks for; one that it needs and nobody has is an error
+  that lists what there is.
+* A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and
+  is never a score.
+* Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare
+  BaseException, or returns objects that raise when they are read or shown. How it is watched while
+  it runs: running.py, and what is kept for others: keeping.py.
 
 This package knows no torch, TRL or vLLM.
 """
@@ -46,7 +50,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Reward:
     """A checked reward function. `source` says where it is from, for logs and errors.
 
-    A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of with `say`.
+    A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of
+    with `say`.
     """
 
     function: RewardFunction

@@ -1,4 +1,5 @@
-"""`by_task`: each row is scored by the reward that its column `reward` names, a built-in name or the path of a file.
+"""`by_task`: each row is scored by the reward that its column `reward` names, a built-in name or
+the path of a file.
 
 For mixtures of tasks. The rows of one reward are scored together, as if they were the batch.
 """

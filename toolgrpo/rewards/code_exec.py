@@ -1,13 +1,16 @@
-"""`code_exec`: 1.0 if the program of the final response passes all of its row's tests in the sandbox, else 0.0.
+"""`code_exec`: 1.0 if the program of the final response passes all of its row's tests in the
+sandbox, else 0.0.
 
-The program is the last fenced block of Python, or the whole response where that is Python itself. Columns: `tests` (a list
-of asserts, or a text with `def check(candidate)`), and where a row has them `test_imports`, `test_setup_code`, `entry_point`,
-and `allow_forgeable`: true for a row whose tests need objects of the solution, which scores 0 otherwise.
+The program is the last fenced block of Python, or the whole response where that is Python itself.
+Columns: `tests` (a list of asserts, or a text with `def check(candidate)`), and where a row has
+them `test_imports`, `test_setup_code`, `entry_point`, and `allow_forgeable`: true for a row whose
+tests need objects of the solution, which scores 0 otherwise.
 
-Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but in rows that allow it; a sandbox
-that fails is opened anew once, then the error stops the training: it is never a score. A program that takes two workers
-down, on a machine whose sandbox runs others, scores 0. `code_exec/forgeable` and `code_exec/worker_lost` are logged: the
-shares of rows with such tests, and of programs that did that.
+Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but
+in rows that allow it; a sandbox that fails is opened anew once, then the error stops the training:
+it is never a score. A program that takes two workers down, on a machine whose sandbox runs others,
+scores 0. `code_exec/forgeable` and `code_exec/worker_lost` are logged: the shares of rows with such
+tests, and of programs that did that.
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Score:
-    """What a program earned. `forgeable`: its tests are; `worker_lost`: it took its worker down, twice."""
+    """What a program earned.
+
+    `forgeable`: its tests are; `worker_lost`: it took its worker down, twice.
+    """
 
     value: float
     forgeable: bool = False

@@ -1,4 +1,6 @@
-"""The reward that a stateful environment gives for its own episode (its `reward()` or TRL's `get_reward()`)."""
+"""The reward that a stateful environment gives for its own episode (its `reward()` or TRL's
+`get_reward()`).
+"""
 
 from __future__ import annotations
 

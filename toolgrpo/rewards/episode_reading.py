@@ -3,7 +3,7 @@
 final_answer(completion)       what the model said last, without calling a tool
 last_tool_response(completion) the text of the last tool message
 tool_counts(completion)        how often each tool answered
-calls(trajectory)              every call attempt with its status and result, malformed ones included
+calls(trajectory)              every call attempt with its status and result, malformed ones too
 """
 
 from __future__ import annotations

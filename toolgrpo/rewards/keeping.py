@@ -1,10 +1,12 @@
-"""What a reward function finds in this process is there when it has returned: streams, torch's modes, the process itself.
+"""What a reward function finds in this process is there when it has returned.
 
-Kept: `sys.stdin`, `sys.stdout` and `sys.stderr`, the descriptors 0, 1 and 2, torch's gradient mode and default dtype. What
-was changed is put back, and said once. `os._exit` in the function is an error there, not the end of the run; processes that
-it has forked may end themselves with it, and one that comes back from the function ends.
+Kept: `sys.stdin`, `sys.stdout` and `sys.stderr`, the descriptors 0, 1 and 2, torch's gradient mode
+and default dtype. What was changed is put back, and said once. `os._exit` in the function is an
+error there, not the end of the run; processes that it has forked may end themselves with it, and
+one that comes back from the function ends.
 
-Not covered: `os.abort`, `os.exec*` and signals to this process; everything else that a function can change.
+Not covered: `os.abort`, `os.exec*` and signals to this process; everything else that a function can
+change.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def _leave(status: int) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Streams:
-    """The standard streams of one moment: the objects, and copies of the descriptors (None: it was closed)."""
+    """The standard streams of one moment: the objects, and copies of the descriptors (None: it was
+    closed).
+    """
 
     objects: tuple[Any, Any, Any]
     copies: tuple[int | None, int | None, int | None]

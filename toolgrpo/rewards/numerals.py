@@ -1,13 +1,16 @@
 r"""Numbers as people and models write them, read exactly.
 
-Understood: signs (also the typographic minus), thousands separators (`1,234`, `1{,}234`, `1\,234`, `1_234`), decimals, `.5`,
-scientific notation, simple fractions (`3/4`, `\frac{3}{4}`), currency before or after, percent signs, units (`18 m^2`),
-ordinals, bold and code marks, `\boxed{}`. A number glued to a word (`CO2`, `Q4`) is part of the word.
+Understood: signs (also the typographic minus), thousands separators (`1,234`, `1{,}234`, `1\,234`,
+`1_234`), decimals, `.5`, scientific notation, simple fractions (`3/4`, `\frac{3}{4}`), currency
+before or after, percent signs, units (`18 m^2`), ordinals, bold and code marks, `\boxed{}`. A
+number glued to a word (`CO2`, `Q4`) is part of the word.
 
-Invariants: every function takes a time that grows with the length of its text and no faster, whatever a model has written;
-every number that is given out fits a float. Digits that make no such number (`1/0`, a thousand digits) have no value.
+Invariants: every function takes a time that grows with the length of its text and no faster,
+whatever a model has written; every number that is given out fits a float. Digits that make no such
+number (`1/0`, a thousand digits) have no value.
 
-Not covered: decimal commas, thousands split by a plain space, numbers in words or short for them (`42k`), mixed fractions.
+Not covered: decimal commas, thousands split by a plain space, numbers in words or short for them
+(`42k`), mixed fractions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Run a reward function so that it neither hangs a training without a word nor ends it.
 
-Without a timeout the function runs in the caller's thread, since some need the main one (signals, say). With one it runs in
-a thread that is left behind when the deadline passes; context variables, the gradient mode and the CUDA device are the
-caller's there.
+Without a timeout the function runs in the caller's thread, since some need the main one (signals,
+say). With one it runs in a thread that is left behind when the deadline passes; context variables,
+the gradient mode and the CUDA device are the caller's there.
 
-A function that holds the interpreter in one native call (a pattern that backtracks, a huge power) lets no other thread speak:
-then `faulthandler` writes where it is to standard error, and where there is a timeout ends the process 10 s after it.
-Not covered: two rewards that run at the same time in one process each say their lines, but share that last resort.
+A function that holds the interpreter in one native call (a pattern that backtracks, a huge power)
+lets no other thread speak: then `faulthandler` writes where it is to standard error, and where
+there is a timeout ends the process 10 s after it.
+Not covered: two rewards that run at the same time in one process each say their lines, but share
+that last resort.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside_a_reward"
 
 @dataclass(frozen=True)
 class Oversight:
-    """How the calls of one reward are watched. `what` names it; `source` is its file; `say` tells a person."""
+    """How the calls of one reward are watched.
+
+    `what` names it; `source` is its file; `say` tells a person.
+    """
 
     what: str
     source: str
@@ -119,7 +124,9 @@ class Oversight:
 
 @dataclass
 class _Call:
-    """One call: the thread that makes it, and what it gave or raised once it has ended in another thread."""
+    """One call: the thread that makes it, and what it gave or raised once it has ended in another
+    thread.
+    """
 
     thread: int = 0
     ended: threading.Event = field(default_factory=threading.Event)

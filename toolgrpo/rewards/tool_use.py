@@ -1,4 +1,5 @@
-"""`tool_use`: how well tools were used, whatever the answer; a shaping reward to add to one for the answer.
+"""`tool_use`: how well tools were used, whatever the answer; a shaping reward to add to one for the
+answer.
 
 The mean of four parts, each from 0 to 1 and each logged as `tool_use/PART`:
 
@@ -8,7 +9,8 @@ The mean of four parts, each from 0 to 1 and each logged as `tool_use/PART`:
     arguments  share of readable calls whose arguments fit the tool
     economy    share of turns and calls that are neither empty nor a repetition
 
-Without any call the reward is 0.0, except where `expected_tools` is an empty list: then it is 1.0, and 0.0 for a call.
+Without any call the reward is 0.0, except where `expected_tools` is an empty list: then it is 1.0,
+and 0.0 for a call.
 """
 
 from __future__ import annotations

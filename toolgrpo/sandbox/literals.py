@@ -1,7 +1,7 @@
 """Plain values as JSON and back: the only thing that leaves a sandboxed process.
 
-`decode` builds exact built-in types and nothing else, so a value that crossed cannot carry behaviour: no `__eq__` that
-lies, no subclass. `encode` runs beside hostile code and is not trusted.
+`decode` builds exact built-in types and nothing else, so a value that crossed cannot carry
+behaviour: no `__eq__` that lies, no subclass. `encode` runs beside hostile code and is not trusted.
 Not covered: Fraction, Decimal, datetimes and the like, which do not cross.
 """
 
@@ -16,7 +16,9 @@ _MAX_DEPTH = 100
 
 
 class NotPlainError(ValueError):
-    """The value is not made of None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset and dict."""
+    """The value is not made of None, bool, int, float, complex, str, bytes, list, tuple, set,
+    frozenset and dict.
+    """
 
 
 def encode(value: Any, depth: int = 0) -> Any:

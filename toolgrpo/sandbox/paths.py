@@ -1,4 +1,6 @@
-"""Where the interpreter and this package lie: what confined code may read, and how a helper process is started."""
+"""Where the interpreter and this package lie: what confined code may read, and how a helper process
+is started.
+"""
 
 from __future__ import annotations
 

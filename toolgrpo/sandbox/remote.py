@@ -1,13 +1,16 @@
-"""`RemoteSandbox`: runs go to a service that speaks the HTTP interface of SandboxFusion, for those who need another kernel.
+"""`RemoteSandbox`: runs go to a service that speaks the HTTP interface of SandboxFusion, for those
+who need another kernel.
 
     POST {url}/run_code  {"code", "language": "python", "stdin", "run_timeout", "memory_limit_MB", ...}
     -> {"status": "Success" | "Failed" | "SandboxError", "message", "run_result": {"status", "execution_time", "return_code",
        "stdout", "stderr"}, ...}
 
-Invariants: a run has exactly one result or raises SandboxError; what is the service's fault (no connection, an HTTP error, an
-answer that says so or makes no sense) is tried again and then raises: it is never the result of a run. A run can so be
-started more than once; its code must not have effects outside the sandbox, which it cannot have anyway.
-Not covered: sessions, grading and the value of a last expression; the service confines the code, and what it promises is its own.
+Invariants: a run has exactly one result or raises SandboxError; what is the service's fault (no
+connection, an HTTP error, an answer that says so or makes no sense) is tried again and then raises:
+it is never the result of a run. A run can so be started more than once; its code must not have
+effects outside the sandbox, which it cannot have anyway.
+Not covered: sessions, grading and the value of a last expression; the service confines the code,
+and what it promises is its own.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ class ToolBackend(Protocol):
 
 
 class StatelessBackend(ABC):
-    """A backend whose calls know nothing of episodes: all sessions are alike, and answers may be cached."""
+    """A backend whose calls know nothing of episodes: all sessions are alike, and answers may be
+    cached.
+    """
 
     def __init__(self, specs: Sequence[ToolSpec], timeout_s: float, *, cache_all: bool) -> None:
         self.specs = specs

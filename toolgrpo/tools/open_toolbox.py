@@ -46,7 +46,8 @@ def load_tools(
     """Load tools and start their workers.
 
     Args:
-        spec: A plugin file, a module or its name, or a list of functions. A file may export an ENVIRONMENT instead.
+        spec: A plugin file, a module or its name, or a list of functions. A file may export an
+            ENVIRONMENT instead.
         environment: A class with state: `path.py:Class`, `module:Class`, or the class itself.
         mcp_config: An `mcp.json`, or its contents.
         tool_timeout_s: Seconds that one call may take, unless its tool says otherwise.
@@ -54,9 +55,11 @@ def load_tools(
         workers: Worker processes.
         threads_per_worker: Calls that one worker runs at the same time.
         memory_mb: Address space of each worker; 0 for no limit.
-        max_result_chars: Longer results lose their middle before they travel, so that memory lasts. What a model sees of a
-            result is decided in tokens, by `EpisodeLimits.max_tool_response_tokens`.
-        log_path: Where what tools and MCP servers print goes; without it, to the logger `toolgrpo.tools.output`.
+        max_result_chars: Longer results lose their middle before they travel, so that memory lasts.
+            What a model sees of a result is decided in tokens, by
+            `EpisodeLimits.max_tool_response_tokens`.
+        log_path: Where what tools and MCP servers print goes; without it, to the logger
+            `toolgrpo.tools.output`.
         load_timeout_s: Seconds that importing the plugin, or connecting to an MCP server, may take.
     """
     _check_positive(tool_timeout_s=tool_timeout_s, workers=workers, load_timeout_s=load_timeout_s)
@@ -112,7 +115,9 @@ def _held_here(source: PluginSource | None, pool: WorkerPool) -> list[LoadedTool
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What `spec` comes to: a source for the workers, tools held here, and the order of their names if it is known."""
+    """What `spec` comes to: a source for the workers, tools held here, and the order of their names
+    if it is known.
+    """
 
     source: PluginSource | None
     held: list[LoadedTool]

@@ -1,8 +1,8 @@
 """Answers of pure tools, remembered for a run.
 
-Same name and same arguments, same answer; a call that is still running is shared too. Only good answers stay, and only
-so many and so much text of them that a long run does not grow by them. What stays is the answer alone: a finished future
-would keep the event loops of all who waited for it.
+Same name and same arguments, same answer; a call that is still running is shared too. Only good
+answers stay, and only so many and so much text of them that a long run does not grow by them. What
+stays is the answer alone: a finished future would keep the event loops of all who waited for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`load_tools`, `run_tool` and the `Toolbox` between them.
 
-A `Toolbox` joins what it was given: functions in worker processes, functions in this process, an environment class, MCP
-servers. Each is a backend with specs; a session of the toolbox is one session of each backend. The toolbox checks names
-and arguments and turns every answer into one `ToolResult`; nothing that a model can write raises here.
+A `Toolbox` joins what it was given: functions in worker processes, functions in this process, an
+environment class, MCP servers. Each is a backend with specs; a session of the toolbox is one
+session of each backend. The toolbox checks names and arguments and turns every answer into one
+`ToolResult`; nothing that a model can write raises here.
 """
 
 from __future__ import annotations

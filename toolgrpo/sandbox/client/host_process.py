@@ -1,4 +1,6 @@
-"""The sandbox's processes on our side: started by exec with a clean environment, asked for workers, closed."""
+"""The sandbox's processes on our side: started by exec with a clean environment, asked for workers,
+closed.
+"""
 
 from __future__ import annotations
 

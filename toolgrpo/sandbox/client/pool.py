@@ -1,8 +1,9 @@
-"""`Sandbox`: a pool of warm workers that run model-written Python, for any thread and any event loop.
+"""`Sandbox`: a pool of warm workers that run model-written Python, for any thread and event loop.
 
-Invariants: a run has exactly one result or raises SandboxError; a run is never confined less than the rung that was
-logged at start; closing (or the death of this process) ends every process and removes every file. Workers that run tests
-(`judging`) never run anything else, and what comes out of a run is read here in linear time.
+Invariants: a run has exactly one result or raises SandboxError; a run is never confined less than
+the rung that was logged at start; closing (or the death of this process) ends every process and
+removes every file. Workers that run tests (`judging`) never run anything else, and what comes out
+of a run is read here in linear time.
 Not covered: see docs/sandbox.md for what each rung does not promise.
 """
 
@@ -47,9 +48,10 @@ _MOST_HASHED = 5000  # in the sets and keys of one value: some ten milliseconds 
 class Sandbox:
     """Runs code in confined processes. Use as a context manager, or call `close`.
 
-    `allow_unsafe` (or TOOLGRPO_ALLOW_UNSAFE=1 in the environment, for what opens a sandbox by itself, as the `python` tool
-    and the reward `code_exec` do) lets code run unconfined where nothing on this machine confines it.
-    `preload` is imported once for all runs; on the rung `unsafe` each run is an interpreter of its own and imports by itself.
+    `allow_unsafe` (or TOOLGRPO_ALLOW_UNSAFE=1 in the environment, for what opens a sandbox by
+    itself, as the `python` tool and the reward `code_exec` do) lets code run unconfined where
+    nothing on this machine confines it. `preload` is imported once for all runs; on the rung
+    `unsafe` each run is an interpreter of its own and imports by itself.
     """
 
     def __init__(
@@ -179,7 +181,10 @@ class Sandbox:
 
 
 class Session:
-    """Runs that share one namespace and one scratch folder; a run that is killed takes the state with it."""
+    """Runs that share one namespace and one scratch folder.
+
+    A run that is killed takes the state with it.
+    """
 
     def __init__(self, sandbox: Sandbox, workers: deque[_Link]) -> None:
         self._sandbox = sandbox
@@ -214,7 +219,10 @@ class Session:
         return None if answer["state_lost"] else _frame(answer)
 
     def close(self) -> None:
-        """End the session's process; its worker serves others from then on. Waits for a run that is under way."""
+        """End the session's process; its worker serves others from then on.
+
+        Waits for a run that is under way.
+        """
         with self._lock:
             self._closed = True
             link, self._link = self._link, None

@@ -1,4 +1,6 @@
-"""Does a program pass its tests? Runs in the client's process; what it judges and what judges are confined processes."""
+"""Does a program pass its tests? Runs in the client's process; what it judges and what judges are
+confined processes.
+"""
 
 from toolgrpo.sandbox.grading.grade import SuiteGrade, grade
 

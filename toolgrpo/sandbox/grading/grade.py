@@ -1,15 +1,18 @@
 """Does a solution pass its tests? Answered so that the solution has no say in it.
 
-Two processes: the solution's own only receives calls with literal arguments, after its code was loaded, and hands back
-plain literals; the judge (judge.py) runs the tests on those and never sees the solution. Whatever the solution does to
-`==`, to `print`, to builtins or to the frames it runs in happens in its own process, which holds no expected value. The
-judge's process belongs to workers that run judges alone, so nothing of a task is ever in a process that hosts a program.
+Two processes: the solution's own only receives calls with literal arguments, after its code was
+loaded, and hands back plain literals; the judge (judge.py) runs the tests on those and never sees
+the solution. Whatever the solution does to `==`, to `print`, to builtins or to the frames it runs
+in happens in its own process, which holds no expected value. The judge's process belongs to workers
+that run judges alone, so nothing of a task is ever in a process that hosts a program.
 
-Invariants: no answer is a fail, and so is a value that is no plain literal; how a suite is graded depends on the tests alone,
-and is settled before the solution is run; answers pass through this process as texts that it does not read; one deadline
-holds for one grade. A lost worker is a WorkerLostError, never a fail.
-Not covered: suites that need objects of the solution (`SuiteGrade.forgeable`, see docs/sandbox.md): their expressions are
-evaluated in the solution's process, so a value that lies about itself can pass; helpers the tests take from the solution.
+Invariants: no answer is a fail, and so is a value that is no plain literal; how a suite is graded
+depends on the tests alone, and is settled before the solution is run; answers pass through this
+process as texts that it does not read; one deadline holds for one grade. A lost worker is a
+WorkerLostError, never a fail.
+Not covered: suites that need objects of the solution (`SuiteGrade.forgeable`, see docs/sandbox.md):
+their expressions are evaluated in the solution's process, so a value that lies about itself can
+pass; helpers the tests take from the solution.
 """
 
 from __future__ import annotations
@@ -70,9 +73,10 @@ class _Deadline:
 def grade(
     sandbox: Sandbox, program: str, suite: Suite, *, timeout: float | None = None, refuse_forgeable: bool = False
 ) -> SuiteGrade:
-    """Run `program` against its tests within `timeout` (the sandbox's `timeout_s` where None is given).
+    """Run `program` against its tests within `timeout`, by default the sandbox's `timeout_s`.
 
-    `refuse_forgeable`: what a suite that needs objects of the solution gets is a fail, and the program is not run.
+    `refuse_forgeable`: what a suite that needs objects of the solution gets is a fail, and the
+    program is not run.
     """
     todo = plan(suite)
     most_s = sandbox.limits.timeout_s if timeout is None else timeout
@@ -93,7 +97,10 @@ def grade(
 
 
 class _Solution:
-    """The process that holds the solution, asked for one call after the other; once it is lost it gives no more answers."""
+    """The process that holds the solution, asked for one call after the other.
+
+    Once it is lost it gives no more answers.
+    """
 
     def __init__(self, session: Session, deadline: _Deadline) -> None:
         self._session = session
@@ -238,7 +245,7 @@ def _grade_forgeable(
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """What the solution's process evaluates, None for a statement; and what the judge has it equal."""
+    """What the solution's process evaluates, None for a statement; what it is to equal."""
 
     solutions: str | None
     judges: str

@@ -1,8 +1,9 @@
-"""Tests of a solution, read without running them: what they take from it, and whether they can be split.
+"""Tests of a solution, read without running them: what they take from it, can they be split.
 
-Understood: a list of asserts (MBPP) and a `check(candidate)` function with an entry point (HumanEval).
-A suite is splittable when every name that it takes from the solution is only called (so the call can be made in the
-solution's process and everything else outside), and nothing before the tests needs the solution.
+Understood: a list of asserts (MBPP) and a `check(candidate)` function with an entry point
+(HumanEval). A suite is splittable when every name that it takes from the solution is only called
+(so the call can be made in the solution's process and everything else outside), and nothing before
+the tests needs the solution.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _BUILT_IN = frozenset(dir(builtins)) | {"__name__"}
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of one task. `imports` run before the solution, `setup` after it and before the tests."""
+    """The tests of one task.
+
+    `imports` run before the solution, `setup` after it and before the tests.
+    """
 
     tests: tuple[str, ...]
     imports: str = ""

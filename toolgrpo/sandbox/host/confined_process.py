@@ -1,9 +1,10 @@
 """The confined process: forked, confined, warmed up, and waiting for code before it is needed.
 
-Forked by the forker (forker.py), from which it can inherit nothing worth reading: that process reads no request.
+Forked by the forker (forker.py), from which it can inherit nothing worth reading: that process
+reads no request.
 
-Invariants: nothing of the model runs before `_confine` is done; the process holds no descriptor but its own five pipes;
-it dies with its forker.
+Invariants: nothing of the model runs before `_confine` is done; the process holds no descriptor but
+its own five pipes; it dies with its forker.
 """
 
 from __future__ import annotations

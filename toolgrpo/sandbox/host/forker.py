@@ -1,12 +1,15 @@
-"""The forker: between a worker and the processes that run code, so that these inherit nothing of any request.
+"""The forker: between a worker and the processes that run code, so that these inherit nothing of
+any request.
 
-A worker reads requests (other conversations' code, the tests of a task). They lie in its frames and, once dropped, in its
-freed memory, and a process that it forked would have all of that. So before its first request a worker forks one process,
-the forker, which forks on its behalf and is told nothing but folders, limits and process numbers. A request goes from the
-worker's pipe straight into the process that runs it.
+A worker reads requests (other conversations' code, the tests of a task). They lie in its frames
+and, once dropped, in its freed memory, and a process that it forked would have all of that. So
+before its first request a worker forks one process, the forker, which forks on its behalf and is
+told nothing but folders, limits and process numbers. A request goes from the worker's pipe straight
+into the process that runs it.
 
-Invariants: the forker holds no end of the client's channel and reads no request; on the rung `namespaces` it is the first
-process of a process table of its own, so that all it forks goes with it; it dies with its worker.
+Invariants: the forker holds no end of the client's channel and reads no request; on the rung
+`namespaces` it is the first process of a process table of its own, so that all it forks goes with
+it; it dies with its worker.
 """
 
 from __future__ import annotations

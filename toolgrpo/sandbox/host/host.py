@@ -1,10 +1,13 @@
-"""The process that everything sandboxed is forked from. Started by exec with a clean environment; never has threads.
+"""The process that everything sandboxed is forked from. Started by exec with a clean environment;
+never has threads.
 
-It reads no request: what is forked from it knows nothing but what the client opened the sandbox with.
+It reads no request: what is forked from it knows nothing but what the client opened the sandbox
+with.
 
-It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for each channel that the
-client sends over the control socket. It owns the scratch folder: when the client closes the socket or dies, however it
-dies, the host kills the workers, removes the folder and ends.
+It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for
+each channel that the client sends over the control socket. It owns the scratch folder: when the
+client closes the socket or dies, however it dies, the host kills the workers, removes the folder
+and ends.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ def main() -> None:
     adopt_orphans()
     if settings["rung"] == Rung.NAMESPACES:
         leave_network()
-    # Before the preload, so that what runs touch lies together, and the libraries that most never touch stay whole.
+    # Before the preload, so that what runs touch lies together, and the libraries that most never
+    # touch stay whole.
     from toolgrpo.sandbox.host import confined_process, forker, run_worker
     from toolgrpo.sandbox.inside import cells
 
@@ -142,7 +146,7 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
 
 
 def _end_all(pidfds: list[int]) -> None:
-    """Kill the workers, which takes all they started with them, and wait until everything is gone."""
+    """Kill the workers, and with them all they started, and wait until everything is gone."""
     for pidfd in pidfds:
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """A process that runs code, as its worker holds it: on any POSIX system, however it was started.
 
-Invariant: `ended` can be read as soon as the process has ended, and not before; nothing that its code does to its own
-descriptors changes that.
+Invariant: `ended` can be read as soon as the process has ended, and not before; nothing that its
+code does to its own descriptors changes that.
 """
 
 from __future__ import annotations

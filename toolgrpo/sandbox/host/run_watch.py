@@ -1,7 +1,7 @@
 """Watches one run in its confined process: feeds it, collects what comes out, ends it at a limit.
 
-Invariant: what is kept of a run is bounded, however much it writes. Nothing that comes out of the process is read as
-more than bytes here.
+Invariant: what is kept of a run is bounded, however much it writes. Nothing that comes out of the
+process is read as more than bytes here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Outcome:
 
 
 def watch(process: Process, request: dict[str, Any], scratch: str, client: socket.socket) -> Outcome:
-    """Hand one request to a live process and move bytes until its result, its end, a limit, or the client's end."""
+    """Hand one request to a live process and move bytes until the run is over.
+
+    That is its result, its end, a limit, or the client's end.
+    """
     job = {key: request[key] for key in _JOB if key in request}
     inputs = {process.requests: memoryview(pack(job))}
     if process.stdin >= 0:  # closed after a session's first run

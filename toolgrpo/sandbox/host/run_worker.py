@@ -1,13 +1,14 @@
-"""One worker: takes a request, has a waiting process run it, answers, and prepares the next process.
+"""One worker: takes a request, has a waiting process run it, answers, prepares the next process.
 
-A run costs a fork before it and the end of a process after it; both cost more than the run. So the next process is forked
-ahead, confined and waiting, and the last one ends after the answer, in a folder of its own, while the next is prepared.
+A run costs a fork before it and the end of a process after it; both cost more than the run. So the
+next process is forked ahead, confined and waiting, and the last one ends after the answer, in a
+folder of its own, while the next is prepared.
 
-Invariants: one request, one answer; when an answer is sent, every process of the run has been killed (a session's lives,
-stopped, until its next run); a folder is used again only after its process is gone and the folder is empty; what waits
-is a process that has run nothing. Trusted code: nothing of the model runs in this process. No
-process that runs code is forked from this one, whose memory holds the requests of others: a
-`Launcher` is told limits and folders, never a request.
+Invariants: one request, one answer; when an answer is sent, every process of the run has been
+killed (a session's lives, stopped, until its next run); a folder is used again only after its
+process is gone and the folder is empty; what waits is a process that has run nothing. Trusted code:
+nothing of the model runs in this process. No process that runs code is forked from this one, whose
+memory holds the requests of others: a `Launcher` is told limits and folders, never a request.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class _Worker:
     def _build_folder(self) -> _ScratchFolder:
         path = f"{self._base}{self._built}"
         self._built += 1
-        # Built once: opening some fifteen paths costs more than the rest of the confinement together.
+        # Built once: opening some fifteen paths costs more than the rest of the confinement
+        # together.
         folder = _ScratchFolder(path, self._launcher.prepare_scratch(path))
         self._folders.append(folder)
         return folder

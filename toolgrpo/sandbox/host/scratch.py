@@ -1,13 +1,16 @@
-"""The scratch folders of runs: made, measured, emptied. Runs in trusted processes, on what a stranger left behind.
+"""The scratch folders of runs: made, measured, emptied. Runs in trusted processes, on what a
+stranger left behind.
 
-A sandbox's folder in the temporary directory is locked by the process that made it, for as long as that lives; the next
-sandbox to start removes those that nobody holds any more (both processes that would have removed them were killed).
+A sandbox's folder in the temporary directory is locked by the process that made it, for as long as
+that lives; the next sandbox to start removes those that nobody holds any more (both processes that
+would have removed them were killed).
 
-Invariants: symbolic links are removed, never followed; no depth of nesting, no name and no mode defeats `empty`, and
-`holds_more_than` always answers: folders are opened one below the other, so no path is longer than one name; a folder that is
-locked, or another user's, is never swept.
-Not covered: a folder that is written to while it is emptied (the caller waits for the writer's end, or tries again); a
-temporary directory that several machines share on a file system whose locks hold on one machine only.
+Invariants: symbolic links are removed, never followed; no depth of nesting, no name and no mode
+defeats `empty`, and `holds_more_than` always answers: folders are opened one below the other, so no
+path is longer than one name; a folder that is locked, or another user's, is never swept.
+Not covered: a folder that is written to while it is emptied (the caller waits for the writer's end,
+or tries again); a temporary directory that several machines share on a file system whose locks hold
+on one machine only.
 """
 
 from __future__ import annotations
@@ -121,8 +124,8 @@ def remove(folder: str, patience_s: float = _REMOVE_S) -> None:
 def holds_more_than(folder: str, most: int) -> bool:
     """Return whether what is below a folder takes more than `most` bytes.
 
-    Folders nested very deeply, and what cannot be looked into, count as too much; a file that goes away meanwhile counts
-    nothing. Takes a bounded time, whatever is there.
+    Folders nested very deeply, and what cannot be looked into, count as too much; a file that goes
+    away meanwhile counts nothing. Takes a bounded time, whatever is there.
     """
     try:
         return _used(folder, None, most, _DEEPEST) > most

@@ -1,12 +1,15 @@
-"""A worker that confines nothing and needs nothing of Linux: each process that runs code is a new interpreter.
+"""A worker that confines nothing and needs nothing of Linux: each process that runs code is a new
+interpreter.
 
-For `allow_unsafe=True` on macOS, and on a Linux where nothing confines. Forking an interpreter that has imported numpy is not
-safe on macOS, so nothing is forked here; the price is an interpreter's start for each run, paid ahead of it.
+For `allow_unsafe=True` on macOS, and on a Linux where nothing confines. Forking an interpreter that
+has imported numpy is not safe on macOS, so nothing is forked here; the price is an interpreter's
+start for each run, paid ahead of it.
 
-Invariants: imports only what every POSIX system has; ends with its opener, and with it the process that runs code, which
-holds the read end of a pipe whose write end is here (inside/unconfined_main.py).
-Not covered: what the code starts in a process group of its own lives on; when this process and its opener are both killed,
-its folder stays until the next sandbox starts.
+Invariants: imports only what every POSIX system has; ends with its opener, and with it the process
+that runs code, which holds the read end of a pipe whose write end is here
+(inside/unconfined_main.py).
+Not covered: what the code starts in a process group of its own lives on; when this process and its
+opener are both killed, its folder stays until the next sandbox starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a confined process uses that no limit of the kernel bounds: threads, and files that have lost their names.
+"""What a confined process uses that no limit of the kernel bounds: threads, and files that have
+lost their names.
 
-Read from /proc, through a descriptor that the client has opened: a worker in a pid namespace of its own still sees there the
-process that a pidfd names. Where /proc does not tell (root in a container may not look at other users' processes), what it
-does not tell counts nothing.
+Read from /proc, through a descriptor that the client has opened: a worker in a pid namespace of its
+own still sees there the process that a pidfd names. Where /proc does not tell (root in a container
+may not look at other users' processes), what it does not tell counts nothing.
 """
 
 from __future__ import annotations

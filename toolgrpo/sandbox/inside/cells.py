@@ -1,9 +1,10 @@
-"""What happens inside the confined process: run the code as a notebook cell, hand back plain literals.
+"""What happens inside the confined process: run the code as a notebook cell, hand back plain
+literals.
 
 The same process can be a judge's, and then runs a task's tests instead (judge.py).
 
-Nothing here is trusted once the model's code has run beside it: the worker reads what is written on the result pipe as
-a stranger's text.
+Nothing here is trusted once the model's code has run beside it: the worker reads what is written on
+the result pipe as a stranger's text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The host inside bubblewrap: for machines with user namespaces and `bwrap` but without Landlock.
 
-What bubblewrap gives: no file but the interpreter's, read-only; a network, process table and IPC of its own; a scratch
-folder that is memory and goes with it. What our own layers add inside: seccomp, limits, an end to every run. No /proc is
-mounted, since the first process of bubblewrap would show its environment there (it is started with none, too).
+What bubblewrap gives: no file but the interpreter's, read-only; a network, process table and IPC of
+its own; a scratch folder that is memory and goes with it. What our own layers add inside: seccomp,
+limits, an end to every run. No /proc is mounted, since the first process of bubblewrap would show
+its environment there (it is started with none, too).
 """
 
 from __future__ import annotations

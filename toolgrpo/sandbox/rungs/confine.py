@@ -1,8 +1,9 @@
 """The two confinements behind functions of ours, namespaces, and giving up root.
 
-`confine_files` (Landlock): from then on the process reads the named folders, writes its scratch folder, and reaches no
-TCP port, no abstract socket and no process outside. `confine_syscalls` (seccomp): from then on it makes the allowed
-system calls only. Both are irreversible and both set no_new_privs.
+`confine_files` (Landlock): from then on the process reads the named folders, writes its scratch
+folder, and reaches no TCP port, no abstract socket and no process outside. `confine_syscalls`
+(seccomp): from then on it makes the allowed system calls only. Both are irreversible and both set
+no_new_privs.
 Not covered: metadata (`stat`) of files outside, which Landlock does not handle; kernel bugs.
 """
 
@@ -71,7 +72,9 @@ def file_rules(readable: Iterable[str], scratch: str) -> landlockpy.Ruleset:
 
 
 class SyscallRules:
-    """A seccomp filter laid out in memory once, so that loading it into a process is one system call."""
+    """A seccomp filter laid out in memory once, so that loading it into a process is one system
+    call.
+    """
 
     def __init__(self, rules: seccompy.Filter) -> None:
         program = rules.program
@@ -83,8 +86,8 @@ class SyscallRules:
 def confine_files(rules: landlockpy.Ruleset) -> None:
     """Landlock this process; the rules' descriptor can be closed afterwards.
 
-    The two libraries build the rules; what a new process does with them are bare system calls, since each page of memory
-    that it touches is a page to copy.
+    The two libraries build the rules; what a new process does with them are bare system calls,
+    since each page of memory that it touches is a page to copy.
     """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if _libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, rules.fileno(), 0) != 0:
@@ -101,8 +104,9 @@ def confine_syscalls(rules: SyscallRules) -> None:
 def drop_privileges(*, keep_reading: bool) -> None:
     """Give up groups and capabilities; who is root becomes nobody.
 
-    `keep_reading` keeps root's capability to pass folders that nobody may not enter, for an interpreter that lives in
-    root's home; only to be used where Landlock says which folders can be read at all.
+    `keep_reading` keeps root's capability to pass folders that nobody may not enter, for an
+    interpreter that lives in root's home; only to be used where Landlock says which folders can be
+    read at all.
     """
     if os.getuid() != 0:
         _set_capabilities(0)  # an own user namespace gives them

@@ -1,7 +1,7 @@
 """Which rung this machine can hold, found out by doing.
 
-The ladder never steps down silently: what was chosen is one log line that says what it does not promise, and with
-nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
+The ladder never steps down silently: what was chosen is one log line that says what it does not
+promise, and with nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
 """
 
 from __future__ import annotations

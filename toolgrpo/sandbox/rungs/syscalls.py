@@ -1,10 +1,11 @@
 """The system calls that sandboxed code may make: an allow-list, everything else answers EPERM.
 
-Default-deny also answers system-call numbers of other ABIs (x32 numbers match no rule; another architecture is killed).
-What is left out on purpose: creating processes, exec, sockets other than an AF_UNIX socketpair, signals to others,
-ptrace and its relatives, changing modes, owners, times and attributes, links, mounts, namespaces, keys, bpf, io_uring,
-userfaultfd, memfd, raising limits; and what would keep memory or files where nothing counts them: larger buffers of sockets
-and pipes, sending descriptors.
+Default-deny also answers system-call numbers of other ABIs (x32 numbers match no rule; another
+architecture is killed). What is left out on purpose: creating processes, exec, sockets other than
+an AF_UNIX socketpair, signals to others, ptrace and its relatives, changing modes, owners, times
+and attributes, links, mounts, namespaces, keys, bpf, io_uring, userfaultfd, memfd, raising limits;
+and what would keep memory or files where nothing counts them: larger buffers of sockets and pipes,
+sending descriptors.
 """
 
 from __future__ import annotations

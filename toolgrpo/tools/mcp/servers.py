@@ -86,7 +86,7 @@ class McpBackend:
         return await asyncio.wrap_future(future)
 
     async def leave(self, connections: Iterable[McpConnection]) -> None:
-        """Close the connections of an episode; those of a backend that is closed are closed already."""
+        """Close the connections of an episode, unless the backend is closed, and they with it."""
         for connection in connections:
             if not self._closed:
                 await asyncio.wrap_future(self._thread.submit(connection.close()))

@@ -1,7 +1,8 @@
-"""JSON arguments into what a function's annotations say: an Enum member, a dataclass, a pydantic model, a date.
+"""JSON arguments into what a function's annotations say: an Enum member, a dataclass, a pydantic
+model, a date.
 
-The trainer has already checked the arguments against the schema; here pydantic makes the objects and checks what only the
-types themselves know.
+The trainer has already checked the arguments against the schema; here pydantic makes the objects
+and checks what only the types themselves know.
 """
 
 from __future__ import annotations

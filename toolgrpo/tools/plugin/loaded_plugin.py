@@ -1,7 +1,8 @@
 """What a supervisor or worker has loaded: functions, and perhaps an environment class.
 
-An environment is a class with `reset(**row)`, public methods that are the tools, and optionally `reward()` (TRL's
-`get_reward()` is the same) and `close()`. Classes written for TRL's `environment_factory` work as they are.
+An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
+`reward()` (TRL's `get_reward()` is the same) and `close()`. Classes written for TRL's
+`environment_factory` work as they are.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Plugin:
 
 
 def load_plugin(tools: PluginSource | None, environment: PluginSource | None) -> Plugin:
-    """Load both sources; a tools file may export ENVIRONMENT instead of, or beside, TOOL_FUNCTIONS."""
+    """Load both sources; a tools file may export ENVIRONMENT, with or without TOOL_FUNCTIONS."""
     functions: Sequence[LoadedTool] = ()
     if tools is not None:
         exports_environment = tools.callables is None and hasattr(import_source(tools), "ENVIRONMENT")

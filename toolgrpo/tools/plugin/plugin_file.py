@@ -1,7 +1,7 @@
 """From a plugin file, a module or callables to tools that can be called.
 
-Runs where the tools will run (the supervisor and the workers; the trainer's process only for tools that ask for it), so a
-plugin file whose import crashes or hangs does not take the trainer with it.
+Runs where the tools will run (the supervisor and the workers; the trainer's process only for tools
+that ask for it), so a plugin file whose import crashes or hangs does not take the trainer with it.
 
 Every error names the file and what to do.
 """

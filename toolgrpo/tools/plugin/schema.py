@@ -1,13 +1,15 @@
 """Tool schemas from signatures and docstrings, in the OpenAI function form.
 
-For the simple types the result equals `transformers.utils.get_json_schema`, so that prompts stay those that TRL users have
-(a test compares them; only a bare `list`, and unions of types with insides, say more here), with one part left out: the
-return type. Servers of OpenAI's interface drop it, and a served prompt must be the trained one. Everything richer (Enum,
-dataclass, TypedDict, pydantic models, dates, Annotated constraints, sets) comes from pydantic, with references inlined.
-transformers itself is not used: importing it takes seconds, and a tool worker must start in well under one; it also reads
-only Google docstrings. docstring_parser reads Google, NumPy and reST.
+For the simple types the result equals `transformers.utils.get_json_schema`, so that prompts stay
+those that TRL users have (a test compares them; only a bare `list`, and unions of types with
+insides, say more here), with one part left out: the return type. Servers of OpenAI's interface drop
+it, and a served prompt must be the trained one. Everything richer (Enum, dataclass, TypedDict,
+pydantic models, dates, Annotated constraints, sets) comes from pydantic, with references inlined.
+transformers itself is not used: importing it takes seconds, and a tool worker must start in well
+under one; it also reads only Google docstrings. docstring_parser reads Google, NumPy and reST.
 
-Not covered: recursive models (refused with a sentence), *args and **kwargs (give an explicit schema).
+Not covered: recursive models (refused with a sentence), *args and **kwargs (give an explicit
+schema).
 """
 
 from __future__ import annotations

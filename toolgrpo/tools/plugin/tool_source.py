@@ -1,7 +1,7 @@
 """Where tools come from, as something a worker can load by itself.
 
-A file and a module are loaded again in the workers. Callables travel by cloudpickle: those of importable modules by
-name, those of scripts, notebooks and closures by value.
+A file and a module are loaded again in the workers. Callables travel by cloudpickle: those of
+importable modules by name, those of scripts, notebooks and closures by value.
 """
 
 from __future__ import annotations

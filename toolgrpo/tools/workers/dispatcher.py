@@ -1,18 +1,24 @@
-"""Who runs which call, until when, and what happens when a worker or the supervisor is lost. All of it on one event loop.
+"""Who runs which call, until when, and what happens when a worker or the supervisor is lost.
+
+All of it on one event loop.
 
 Invariants:
 
-* Every job's future gets exactly one reply: the tool's, TIMEOUT at its deadline, DIED, or `ToolExecutorError`.
-* A call that overruns is answered at its deadline; its worker takes no new calls, is replaced at once, and is killed when
-  the calls of others on it are done. A coroutine is cancelled first, and its worker stays if that works.
-* A call has begun when its worker said so, which it does before any code of the tool runs. One that has not begun when its
-  worker or the supervisor is gone, or its worker cannot begin it, goes to another as if nothing had been.
-* A worker that dies with one begun call on it costs that call. With several, nobody knows which did it; and one that stops
-  answering while others wait (a tool that holds the interpreter lock) may yet have come to its end: each begun call runs
-  once more, alone in a process of its own, with a deadline of its own. So a call may run twice, for the sake of a fellow
-  call only; `isolate=True` calls and environment methods never do.
-* A supervisor that is gone takes its workers with it: begun calls are DIED, the others run under the next supervisor.
-  Nothing is sent to one that is gone, and no start is counted that had none.
+* Every job's future gets exactly one reply: the tool's, TIMEOUT at its deadline, DIED, or
+  `ToolExecutorError`.
+* A call that overruns is answered at its deadline; its worker takes no new calls, is replaced at
+  once, and is killed when the calls of others on it are done. A coroutine is cancelled first, and
+  its worker stays if that works.
+* A call has begun when its worker said so, which it does before any code of the tool runs. One that
+  has not begun when its worker or the supervisor is gone, or its worker cannot begin it, goes to
+  another as if nothing had been.
+* A worker that dies with one begun call on it costs that call. With several, nobody knows which did
+  it; and one that stops answering while others wait (a tool that holds the interpreter lock) may
+  yet have come to its end: each begun call runs once more, alone in a process of its own, with a
+  deadline of its own. So a call may run twice, for the sake of a fellow call only; `isolate=True`
+  calls and environment methods never do.
+* A supervisor that is gone takes its workers with it: begun calls are DIED, the others run under
+  the next supervisor. Nothing is sent to one that is gone, and no start is counted that had none.
 """
 
 from __future__ import annotations
@@ -224,7 +230,7 @@ class Dispatcher:
         self._dispatch()
 
     def _forget(self, worker: WorkerRecord) -> bool:
-        """Take it off the list, and take note of all it still had to say; False if it is off already."""
+        """Take it off the list, noting all it still had to say; False if it is off already."""
         if self._workers.get(worker.number) is not worker:
             return False
         del self._workers[worker.number]
@@ -386,7 +392,8 @@ class Dispatcher:
     async def _tick(self) -> None:
         """Find workers that do not start, and silent workers that several calls wait for.
 
-        A tick that comes late was held up by the machine, which may have held the workers up too: it counts as two.
+        A tick that comes late was held up by the machine, which may have held the workers up too:
+        it counts as two.
         """
         now = time.monotonic()
         while True:

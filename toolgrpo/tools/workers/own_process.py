@@ -1,4 +1,5 @@
-"""What a supervisor and a worker do to themselves and to processes below them, each with a harmless fallback off Linux.
+"""What a supervisor and a worker do to themselves and to processes below them, each with a harmless
+fallback off Linux.
 
 Not covered off Linux: a tool's children that leave their process group outlive it there.
 """

@@ -1,4 +1,4 @@
-"""The pool's records: a call on its way, a worker as the trainer sees it, and what the pool is given."""
+"""The pool's records: a call on its way, a worker as the trainer sees it, the pool's options."""
 
 from __future__ import annotations
 

@@ -1,20 +1,24 @@
-"""The parent of all tool workers: a small process that loads the plugin, starts workers, and reaps them.
+"""The parent of all tool workers: a small process that loads the plugin and starts workers.
 
-Why not pebble, loky, anyio or multiprocessing: pebble and anyio run one call per process, so 256 slow calls need 256
-processes; loky kills its whole pool at a timeout; all of them unpickle what a child sends, and none contains what a child
-forks. And none may fork the trainer, which has threads and a GPU. So: the trainer starts this process by exec, and it
+Why not pebble, loky, anyio or multiprocessing: pebble and anyio run one call per process, so 256
+slow calls need 256 processes; loky kills its whole pool at a timeout; all of them unpickle what a
+child sends, and none contains what a child forks. And none may fork the trainer, which has threads
+and a GPU. So: the trainer starts this process by exec, and it
 
 * imports the plugin file, so that an import that crashes or hangs is not the trainer's;
-* forks workers from itself in milliseconds, if the import left it forkable (one thread, no new descriptors), or else
-  starts each by exec;
-* is the subreaper of everything below it: a process that a tool left behind, double-forked or not, becomes its child and
-  is killed within a second. Processes that the plugin's import started are left alone;
-* kills everything below it when the trainer goes away, however that happens, forks of the trainer that live on included;
-* has a reaper above it (`processes/reaper.py`), which does the same when the supervisor itself is killed, alone or with the
-  trainer, or hangs in the plugin's import.
+* forks workers from itself in milliseconds, if the import left it forkable (one thread, no new
+  descriptors), or else starts each by exec;
+* is the subreaper of everything below it: a process that a tool left behind, double-forked or not,
+  becomes its child and is killed within a second. Processes that the plugin's import started are
+  left alone;
+* kills everything below it when the trainer goes away, however that happens, forks of the trainer
+  that live on included;
+* has a reaper above it (`processes/reaper.py`), which does the same when the supervisor itself is
+  killed, alone or with the trainer, or hangs in the plugin's import.
 
-It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's socket attached), `kill`
-and `secrets` come in, `wants` (before the import), `loaded`, `failed` and `exited` go out.
+It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's
+socket attached), `kill` and `secrets` come in, `wants` (before the import), `loaded`, `failed` and
+`exited` go out.
 """
 
 from __future__ import annotations
@@ -219,7 +223,7 @@ class Supervisor:
                 os.waitpid(-1, 0)
 
     def _ask_for_secrets(self) -> None:
-        """Get the variables that the plugin asks for and that the trainer kept back, before it is imported."""
+        """Get the withheld variables that the plugin asks for, before it is imported."""
         wanted = {name for source in _sources(self._hello) if source is not None for name in asked_for(source)}
         if wanted.isdisjoint(self._hello["withheld"]):
             return

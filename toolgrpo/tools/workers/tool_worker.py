@@ -1,19 +1,20 @@
 """One tool worker: reads calls from its socket, runs them, answers. Many calls at a time.
 
-Sync functions run on threads, async ones on a loop of their own, the socket is read on the main thread; so a tool that
-blocks blocks its own thread (or its fellow coroutines) only. Deadlines are the trainer's business: a worker that cannot
-keep them is killed, and the worker needs not agree.
+Sync functions run on threads, async ones on a loop of their own, the socket is read on the main
+thread; so a tool that blocks blocks its own thread (or its fellow coroutines) only. Deadlines are
+the trainer's business: a worker that cannot keep them is killed, and the worker needs not agree.
 
-A call is announced (`begun`) before any of its code runs; what has not begun can be taken back (`withdraw`), and is given
-back (`returned`) where it cannot begin. So the trainer knows of every call whether it may have had effects, also when this
-process is gone.
+A call is announced (`begun`) before any of its code runs; what has not begun can be taken back
+(`withdraw`), and is given back (`returned`) where it cannot begin. So the trainer knows of every
+call whether it may have had effects, also when this process is gone.
 
-After each call the process is put right, and replaced where it cannot be (`health.py`): the reply says `retire` and why.
-The working directory and umask are those of before (each thread has its own), and processes that a stateless sync tool
-left behind are killed.
+After each call the process is put right, and replaced where it cannot be (`health.py`): the reply
+says `retire` and why. The working directory and umask are those of before (each thread has its
+own), and processes that a stateless sync tool left behind are killed.
 
-Not covered: threads of one worker share one interpreter, so a tool that changes another module's globals is seen by its
-fellows until the worker is replaced. `@tool(isolate=True)` gives each call a process of its own.
+Not covered: threads of one worker share one interpreter, so a tool that changes another module's
+globals is seen by its fellows until the worker is replaced. `@tool(isolate=True)` gives each call a
+process of its own.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Worker:
             self._give_back([call_id], retire=str(error))
 
     def _begin(self, call_id: int) -> bool:
-        """Announce that the tool's code runs from here on; False if the call was given back meanwhile."""
+        """Announce that the tool's code runs from here on; False if the call was given back."""
         with self._begin_lock:
             if call_id not in self._unbegun:
                 return False
