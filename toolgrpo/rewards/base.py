@@ -11,7 +11,7 @@ Invariants:
   is never a score.
 * Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare
   BaseException, or returns objects that raise when they are read or shown. How it is watched while
-  it runs: running.py, and what is kept for others: keeping.py.
+  it runs: running.py, and what is kept for others: process_state.py.
 
 This package knows no torch, TRL or vLLM.
 """
@@ -98,7 +98,7 @@ class Reward:
             raise
         except BaseException as error:  # what it returned has code of its own
             raise RewardError(
-                f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_told(error)}"
+                f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_described(error)}"
             ) from error
 
     def check_columns(self, columns: Iterable[str]) -> None:
@@ -153,7 +153,7 @@ class Reward:
         number = _as_float(value)
         if number is None or not abs(number) <= _LARGEST:
             raise RewardError(
-                f"{self._where()} returned {_short(value)} for row {row}{_about(row, available)}; every reward must be a "
+                f"{self._where()} returned {_short(value)} for row {row}{_prompt_end(row, available)}; every reward must be a "
                 f"finite number (at most {_LARGEST:g}). Where nothing can be scored, return a number on purpose (0.0) or raise."
             )
         return number
@@ -164,8 +164,8 @@ class Reward:
         row = self._failing_row(oversight, given)
         frames = traceback.extract_tb(error.__traceback__)
         line = line_of([(frame.filename, frame.lineno) for frame in frames], self.source)
-        which = f" at row {row}{_about(row, available)}" if row is not None else ""
-        return RewardError(f"{self._where()} raised {_told(error)}{line}{which}. Mend the reward or the row.")
+        which = f" at row {row}{_prompt_end(row, available)}" if row is not None else ""
+        return RewardError(f"{self._where()} raised {_described(error)}{line}{which}. Mend the reward or the row.")
 
     def _failing_row(self, oversight: Oversight, given: Mapping[str, Any]) -> int | None:
         """Return the first row that fails alone, found by asking again, one row at a time.
@@ -219,7 +219,7 @@ def _as_float(value: Any) -> float | None:
         return None
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Describe an error in one line, also one that cannot say what it is."""
     try:
         text = str(error)
@@ -240,7 +240,7 @@ def _short(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def _about(row: int, available: Mapping[str, Any]) -> str:
+def _prompt_end(row: int, available: Mapping[str, Any]) -> str:
     """Return the end of the row's prompt, so that a person finds it in the data."""
     prompts = available.get("prompts")
     if not prompts or row >= len(prompts):

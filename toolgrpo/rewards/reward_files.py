@@ -7,7 +7,7 @@ from pathlib import Path
 from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.base import Reward
-from toolgrpo.rewards.keeping import guarded_exit
+from toolgrpo.rewards.process_state import guarded_exit
 
 __all__ = ["load_reward"]
 

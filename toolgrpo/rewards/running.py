@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.keeping import THREADS, caller_of_torch, kept, real_exit
+from toolgrpo.rewards.process_state import THREADS, caller_of_torch, real_exit, restored_state
 
 __all__ = ["Oversight", "line_of"]
 
@@ -61,7 +61,7 @@ class Oversight:
             return _result_of(function)
         token = _inside.set(True)
         try:
-            with kept(self.what, self._say_safely):
+            with restored_state(self.what, self._say_safely):
                 if self.timeout_s is not None:
                     return self._run_in_thread(function, self.timeout_s)
                 with self._saying_lines(_Call(threading.get_ident())):

@@ -80,7 +80,7 @@ def fork_confined(
             os.dup2(requests[0], 100)
             os.dup2(results[1], 101)
             _confine(settings, rules, scratch, limits)
-            _live()
+            _serve_cells()
         finally:
             os._exit(125)
     for fd in (stdin[0], stdout[1], stderr[1], requests[0], results[1]):
@@ -127,7 +127,7 @@ def _keep_own_descriptors() -> None:
     os.closerange(5, _MOST_FDS)
 
 
-def _live() -> None:
+def _serve_cells() -> None:
     """Run one cell after the other."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     namespace = cells.fresh_namespace()

@@ -38,7 +38,7 @@ _WARM_UPS = (
 def main() -> None:
     settings = json.loads(sys.argv.pop())  # programs see no arguments
     for name in ("control", "owner", "proc", "vmstat"):
-        settings[name] = _lowered(settings[name])
+        settings[name] = _renumbered_low(settings[name])
     control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
@@ -73,7 +73,7 @@ def main() -> None:
         os._exit(0)
 
 
-def _lowered(fd: int | None) -> int | None:
+def _renumbered_low(fd: int | None) -> int | None:
     """Move a descriptor to the lowest free number.
 
     Processes that confine themselves close all up to some number.

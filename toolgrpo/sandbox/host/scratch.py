@@ -59,28 +59,28 @@ def make(path: str, owner: int | None) -> None:
 
 def empty(folder: str) -> None:
     """Remove everything in a folder; the folder stays, since the rules of the next run name it."""
-    top = _opened(folder, None)
+    top = _open_folder(folder, None)
     try:
         while entries := _entries(top):
             for name, is_folder in entries:
                 if is_folder:
-                    _lift(name, top)
+                    _remove_folder(name, top)
                 else:
                     os.unlink(name, dir_fd=top)
     finally:
         os.close(top)
 
 
-def _lift(name: str, top: int) -> None:
+def _remove_folder(name: str, top: int) -> None:
     """Remove a folder of `top`, after moving the folders in it up to `top`.
 
     So nothing is ever deep.
     """
-    fd = _opened(name, top)
+    fd = _open_folder(name, top)
     try:
         for inner, is_folder in _entries(fd):
             if is_folder:
-                _lift_one(inner, fd, top)
+                _move_up(inner, fd, top)
             else:
                 os.unlink(inner, dir_fd=fd)
     finally:
@@ -88,7 +88,7 @@ def _lift(name: str, top: int) -> None:
     os.rmdir(name, dir_fd=top)
 
 
-def _lift_one(name: str, parent: int, top: int) -> None:
+def _move_up(name: str, parent: int, top: int) -> None:
     new = secrets.token_hex(16)
     try:
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=top)
@@ -97,7 +97,7 @@ def _lift_one(name: str, parent: int, top: int) -> None:
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=top)
 
 
-def _opened(name: str, parent: int | None) -> int:
+def _open_folder(name: str, parent: int | None) -> int:
     """Open a folder to read and change it; code that nothing confines can have shut it."""
     if stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=parent)

@@ -106,7 +106,7 @@ class SpawnLauncher:
             **limits,
         }
         program = subprocess.Popen(
-            [sys.executable, "-I", "-c", starter("inside.unconfined_main", "live"), json.dumps(settings)],
+            [sys.executable, "-I", "-c", starter("inside.unconfined_main", "main"), json.dumps(settings)],
             stdin=stdin[0],
             stdout=stdout[1],
             stderr=stderr[1],

@@ -74,7 +74,7 @@ def use_streams() -> None:
 def answer(request: dict[str, Any], namespace: dict[str, Any], pipes: Pipes) -> None:
     """Do what a request asks for and report it; ends the process unless it is a session's."""
     if "suite" in request:
-        outcome = judge.judge(request["suite"], lambda call: _put(call, pipes))
+        outcome = judge.judge(request["suite"], lambda call: _ask_solution(call, pipes))
     elif "call" in request:
         function, arguments = request["call"]
         outcome = answer_call(function, arguments, namespace)
@@ -87,7 +87,7 @@ def answer(request: dict[str, Any], namespace: dict[str, Any], pipes: Pipes) -> 
         os._exit(outcome["exit_code"])
 
 
-def _put(call: list[str], pipes: Pipes) -> dict[str, Any]:
+def _ask_solution(call: list[str], pipes: Pipes) -> dict[str, Any]:
     """Report a judge's question and return the answer, which is its session's next request."""
     report(pipes.results, {"status": "ok", "exit_code": 0, "need": call})
     answer = read_frame(pipes.requests)
@@ -105,10 +105,10 @@ def answer_call(function: str, arguments: str, namespace: dict[str, Any]) -> dic
         args, kwargs = decode_text(arguments)
         return {"status": "ok", "exit_code": 0, "answer": encode_text(eval(function, namespace)(*args, **kwargs))}
     except BaseException as error:
-        return {"status": "ok", "exit_code": 0, "error": _said(error)}
+        return {"status": "ok", "exit_code": 0, "error": _error_text(error)}
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:  # of an exception of the model's own
@@ -139,7 +139,7 @@ def evaluate_all(expressions: list[str], namespace: dict[str, Any]) -> dict[str,
         try:
             answers.append({"value": encode(eval(source, namespace))})
         except BaseException as error:
-            answers.append({"error": _said(error)})
+            answers.append({"error": _error_text(error)})
     return {"status": "ok", "exit_code": 0, "answers": answers}
 
 

@@ -49,7 +49,7 @@ def judge(suite: dict[str, Any], ask: Ask) -> dict[str, Any]:
     The report: `verdicts`, per test `["pass"]` or `["fail", why]`; `broken`, why the prelude
     cannot run; `unsplittable`, found by `explore`.
     """
-    call = _explored() if suite["explore"] else _asked(ask)
+    call = _exploring_stand_ins() if suite["explore"] else _asking_stand_ins(ask)
     namespace: dict[str, Any] = {"__name__": "__judge__", "__builtins__": builtins}
     namespace.update({name: call(name) for name in suite["names"]})
     report: dict[str, Any] = {"status": "ok", "exit_code": 0}
@@ -76,7 +76,7 @@ def _verdict(test: str, namespace: dict[str, Any]) -> list[str]:
     return ["pass"]
 
 
-def _asked(ask: Ask) -> Callable[[str], Callable[..., Any]]:
+def _asking_stand_ins(ask: Ask) -> Callable[[str], Callable[..., Any]]:
     """Return a maker of stand-ins that put each call to who holds the solution."""
 
     def stand_in(name: str) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def _asked(ask: Ask) -> Callable[[str], Callable[..., Any]]:
     return stand_in
 
 
-def _explored() -> Callable[[str], Callable[..., Any]]:
+def _exploring_stand_ins() -> Callable[[str], Callable[..., Any]]:
     """Return a maker of stand-ins whose answer goes along with everything."""
     anything = _Anything(iter(range(_MOST_LOOKS)))
 

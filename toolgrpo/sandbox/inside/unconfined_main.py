@@ -23,14 +23,14 @@ from typing import Any
 from toolgrpo.processes.wire import read_frame
 from toolgrpo.sandbox.inside import cells
 
-__all__ = ["READY", "live"]
+__all__ = ["READY", "main"]
 
 READY = b"\n"  # on the pipe of the results, once the first request can come
 _LOOK_S = 0.1
 _PEAK_UNIT = 1 if os.uname().sysname == "Darwin" else 1024  # of ru_maxrss, in bytes
 
 
-def live() -> None:
+def main() -> None:
     settings = json.loads(sys.argv.pop())  # programs see no arguments
     requests, results = settings["requests"], settings["results"]
     os.umask(0o077)

@@ -309,14 +309,14 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _describe(error: BaseException) -> str:
-    error = _first(error)
+    error = _first_error(error)
     if isinstance(error, pydantic.ValidationError):
         wrong = error.errors(include_url=False, include_input=False)[0]
         return cut(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}", 300).text
     return describe_exception(error, 300)
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     """Return the first real error of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
-    "first_to_be_killed",
     "forkable",
     "kill_group",
     "limit_memory",
+    "offer_to_oom_killer",
     "open_descriptors",
     "own_directory_per_thread",
 ]
@@ -32,7 +32,7 @@ def own_directory_per_thread() -> bool:
     return _LINUX and ctypes.CDLL(None).unshare(_CLONE_FS) == 0
 
 
-def first_to_be_killed(score: int) -> None:
+def offer_to_oom_killer(score: int) -> None:
     """Have the kernel kill this process before the trainer when memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(score))

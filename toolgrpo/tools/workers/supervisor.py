@@ -96,7 +96,7 @@ class Supervisor:
 
     def run(self) -> None:
         adopt_orphans()
-        own_process.first_to_be_killed(500)
+        own_process.offer_to_oom_killer(500)
         before = own_process.open_descriptors()
         try:
             self._ask_for_secrets()

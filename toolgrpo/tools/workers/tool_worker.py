@@ -78,7 +78,7 @@ class Worker:
         """Answer calls until the trainer is gone; never return."""
         own_process.limit_memory(self._limits.memory_mb)
         self._health = Health(self._limits.threads)  # with the limits of its life
-        own_process.first_to_be_killed(1000)
+        own_process.offer_to_oom_killer(1000)
         signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
         os.register_at_fork(after_in_child=self._forget_socket)
         faulthandler.enable()

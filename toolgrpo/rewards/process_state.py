@@ -19,19 +19,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-__all__ = ["THREADS", "caller_of_torch", "guarded_exit", "kept", "real_exit"]
+__all__ = ["THREADS", "caller_of_torch", "guarded_exit", "real_exit", "restored_state"]
 
 THREADS = "toolgrpo-reward"
 """How the names of the threads begin in which rewards run."""
 
 real_exit = os._exit
 _STREAMS = ("stdin", "stdout", "stderr")
-_said: set[str] = set()
+_already_said: set[str] = set()
 _guarded: list[tuple[int, int]] = []  # the process and the thread of each that is under way
 
 
 @contextmanager
-def kept(what: str, say: Callable[[str], None]) -> Iterator[None]:
+def restored_state(what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Put back afterwards what the reward `what` has changed, and `say` so."""
     process, streams, torch_before = os.getpid(), _Streams.current(), _modes_of_torch()
     try:
@@ -43,8 +43,8 @@ def kept(what: str, say: Callable[[str], None]) -> Iterator[None]:
         changed = [*streams.restore(), *_restore_torch(torch_before)]
         for change in changed:
             text = f"{what} changed {change}, which is put back each time"
-            if text not in _said:
-                _said.add(text)
+            if text not in _already_said:
+                _already_said.add(text)
                 say(text)
 
 
