@@ -46,7 +46,7 @@ def read_json(path: Path) -> Iterator[RawRow]:
     try:
         content = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        hint = " (one object a line is called .jsonl)" if getattr(error, "msg", "") == "Extra data" else ""
+        hint = " (one object per line is called .jsonl)" if getattr(error, "msg", "") == "Extra data" else ""
         raise DataError(f"{path} is not valid JSON: {error}{hint}") from error
     if not isinstance(content, list):
         raise DataError(f"{path} must hold a list of rows, but it is a {type(content).__name__}")
