@@ -1,14 +1,10 @@
 """Who runs which call, until when, and what happens when a worker or the supervisor is lost.
 
-All of it on one event loop.
+Invariants, on one event loop:
 
-Invariants:
-
-* Every job's future gets exactly one reply: the tool's, TIMEOUT at its deadline, DIED, or
-  `ToolExecutorError`.
+* Every job's future gets one reply: the tool's, TIMEOUT at its deadline, DIED, ToolExecutorError.
 * A call that overruns is answered at its deadline; its worker takes no new calls, is replaced at
-  once, and is killed when the calls of others on it are done. A coroutine is cancelled first, and
-  its worker stays if that works.
+  once, and killed when the other calls on it are done, unless a coroutine ends when cancelled.
 * A call has begun when its worker said so, which it does before any code of the tool runs. One that
   has not begun when its worker or the supervisor is gone, or its worker cannot begin it, goes to
   another as if nothing had been.
@@ -58,10 +54,7 @@ _MAX_RETURNS = 8  # of one call that no worker begins
 
 
 class Dispatcher:
-    """The calls, the workers and the supervisor as the pool sees them.
-
-    `numbers`: where the names of workers come from.
-    """
+    """The calls, workers and supervisor as the pool sees them. `numbers`: of new workers."""
 
     def __init__(
         self,
@@ -108,10 +101,7 @@ class Dispatcher:
                 self._settle(worker, "the process of the tools went away", culprit_known=True)
 
     def _keep_reservation(self, worker: WorkerRecord) -> None:
-        """Have the next supervisor start a worker anew.
-
-        Its number is known to an environment that has run no code there yet.
-        """
+        """Let the next supervisor start a worker whose environment has run no code there yet."""
         again = WorkerRecord(worker.number, worker.kind, born=time.monotonic())
         for job in worker.waiting:
             job.take_back()
@@ -130,9 +120,8 @@ class Dispatcher:
         self._log.close()
 
     def _break(self, reason: str) -> None:
-        self.broken = ToolExecutorError(
-            f"{reason}. The last that was printed there:\n{self._log.tail.decode('utf-8', 'replace')}"
-        )
+        printed = self._log.tail.decode("utf-8", "replace")
+        self.broken = ToolExecutorError(f"{reason}. The last that was printed there:\n{printed}")
         _logger.error("%s", self.broken)
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
         for job in (*self._queue, *never_begin):
@@ -207,10 +196,7 @@ class Dispatcher:
             self._lose(worker, describe_ending(status))
 
     def _on_hung_up(self, worker: WorkerRecord) -> None:
-        """Send no new calls to a worker whose socket ended.
-
-        The exit status usually follows and says more.
-        """
+        """Send no new calls there: the socket ended. The exit status usually says more later."""
         if self._workers.get(worker.number) is worker:
             worker.hung_up = True
             self._loop.call_later(_EXIT_STATUS_S, self._lose, worker, "the process of the tool closed its connection")
@@ -224,8 +210,8 @@ class Dispatcher:
             self._start_failures += 1
             if self._start_failures >= _MAX_START_FAILURES:
                 self._break("tool workers end before they can take a call")
-        begun = sum(1 for job in worker.jobs.values() if job.begun)
-        self._settle(worker, how, culprit_known=begun == 1 and not frozen)
+        n_begun = sum(job.begun for job in worker.jobs.values())
+        self._settle(worker, how, culprit_known=n_begun == 1 and not frozen)
         self._refill()
         self._dispatch()
 
@@ -263,10 +249,7 @@ class Dispatcher:
             self._queue.appendleft(job)
 
     def _retire(self, worker: WorkerRecord, why: str) -> None:
-        """Replace a worker now, and end it when its last caller has an answer.
-
-        It gets no new calls; what has not begun goes elsewhere.
-        """
+        """Replace a worker now, and end it when its last caller has an answer."""
         if worker.retiring:
             return
         _logger.info("a tool worker is replaced: %s", why)
@@ -332,12 +315,9 @@ class Dispatcher:
     def _worker_for(self, job: Job) -> WorkerRecord | None:
         if not job.alone:
             return self._shared_worker(needs_loop=job.is_async)
-        if (
-            sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SINGLE)
-            >= self._options.limits.threads
-        ):
-            return None
-        return self.spawn(next(self._numbers), WorkerKind.SINGLE)
+        n_single = sum(worker.kind is WorkerKind.SINGLE for worker in self._workers.values())
+        is_full = n_single >= self._options.limits.threads
+        return None if is_full else self.spawn(next(self._numbers), WorkerKind.SINGLE)
 
     def _shared_worker(self, *, needs_loop: bool) -> WorkerRecord | None:
         return choose_worker(self._workers.values(), self._options.limits.threads, needs_loop=needs_loop)
@@ -392,8 +372,7 @@ class Dispatcher:
     async def _tick(self) -> None:
         """Find workers that do not start, and silent workers that several calls wait for.
 
-        A tick that comes late was held up by the machine, which may have held the workers up too:
-        it counts as two.
+        A tick that comes late counts as two: the machine may have held the workers up too.
         """
         now = time.monotonic()
         while True:
