@@ -1,6 +1,7 @@
 """Teach a language model to use tools by reinforcement learning: a TRL `GRPOTrainer` extension.
 
-The public names are imported on first use, so that `import toolgrpo.tools` in a tool worker stays light.
+The public names are imported on first use, so that `import toolgrpo.tools` in a tool worker stays
+light.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class PluginError(UserError):
 
 
 class RewardError(UserError):
-    """A reward function raised, or returned something that is not one finite number a completion."""
+    """A reward function raised, or returned other than one finite number per completion."""
 
 
 class DataError(UserError):
@@ -87,7 +87,9 @@ class EngineError(WorldError):
 
 
 class FinalEngineError(EngineError):
-    """An engine's failure that nobody tries again: the engine did, or the request itself cannot be answered."""
+    """An engine's failure that nobody tries again: the engine did, or the request itself cannot be
+    answered.
+    """
 
 
 class ToolExecutorError(WorldError):

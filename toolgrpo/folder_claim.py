@@ -1,12 +1,15 @@
-"""One run for one output folder: a second one is refused, with the process and the time of the first.
+"""One run for one output folder: a second is refused, with the process and time of the first.
 
-Each process of a run holds a lock on a file of its own in the folder (`.run.lock`, `.run.rank1.lock` and so on), so the
-processes of one run never meet, and a second run meets the first in each of its processes. The system drops a lock when
-its process ends, however it ends, so none is ever stale, and the files stay where they are.
+Each process of a run holds a lock on a file of its own in the folder (`.run.lock`,
+`.run.rank1.lock` and so on), so the processes of one run never meet, and a second run meets the
+first in each of its processes. The system drops a lock when its process ends, however it ends, so
+none is ever stale, and the files stay where they are.
 
-Invariants: what a process claimed it may claim again; a process that it forked does not keep the folder from the next run.
+Invariants: what a process claimed it may claim again; a process that it forked does not keep the
+folder from the next run.
 
-Not covered: file systems that know no locks (some NFS mounts): there the claim says so, and the run goes on.
+Not covered: file systems that know no locks (some NFS mounts): there the claim says so, and the run
+goes on.
 """
 
 from __future__ import annotations
@@ -116,7 +119,7 @@ def _unguarded(folder: Path, error: OSError) -> str:
 
 
 def _forget_in_child() -> None:
-    """A fork has the lock too, as long as it has the file open."""
+    """Close the file in a fork, which has the lock too as long as it has that open."""
     for descriptor in _descriptors.values():
         with contextlib.suppress(OSError):
             os.close(descriptor)

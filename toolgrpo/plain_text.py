@@ -1,10 +1,13 @@
-"""Text that others wrote, made safe to show and to keep: nothing in it steers a terminal or tears a line.
+"""Text that others wrote, made safe to show and to keep: nothing in it steers a terminal or tears a
+line.
 
-Models, tools, rewards and servers write what they like: escape sequences that clear a screen or rename its window, C1
-controls, line separators that `str.splitlines` takes for the end of a line, marks that turn the reading direction around,
-halves of surrogate pairs that no file takes. Both functions write such a character as its escape; neither changes any other.
+Models, tools, rewards and servers write what they like: escape sequences that clear a screen or
+rename its window, C1 controls, line separators that `str.splitlines` takes for the end of a line,
+marks that turn the reading direction around, halves of surrogate pairs that no file takes. Both
+functions write such a character as its escape; neither changes any other.
 
-Nothing but the standard library: tool workers and the trainer share it. Not covered: letters that only look like others.
+Nothing but the standard library: tool workers and the trainer share it. Not covered: letters that
+only look like others.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ def plain(text: str) -> str:
 
 
 def plain_json(json_text: str) -> str:
-    """Return a JSON text that stays on its line and means the same, without what a reader cannot see.
+    """Return a JSON text that stays on its line and means the same, with nothing unseen in it.
 
-    Outside of its strings JSON is ASCII, so each character that is replaced stands in a string, where `\\uXXXX` is the same.
+    Outside of its strings JSON is ASCII, so each character that is replaced stands in a string,
+    where `\\uXXXX` is the same.
     """
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
 

@@ -1,9 +1,9 @@
 """Load a user's Python file: tools, environments, rewards, in whichever process needs them.
 
-A file is loaded under a name made from its path: two files of one name live side by side, `if __name__ == "__main__"`
-blocks do not run, and the file's folder is a package for it, so that `from . import helper` and `import helper` both work.
-The name also holds what the file says, so a file that was edited meanwhile is loaded anew. Every error names the file, its
-line, and what to do.
+A file is loaded under a name made from its path: two files of one name live side by side,
+`if __name__ == "__main__"` blocks do not run, and the file's folder is a package for it, so that
+`from . import helper` and `import helper` both work. The name also holds what the file says, so a
+file that was edited meanwhile is loaded anew. Every error names the file, its line, and what to do.
 """
 
 from __future__ import annotations

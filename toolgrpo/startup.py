@@ -1,7 +1,7 @@
 """What has to happen in a process before PyTorch is imported.
 
-`prepare()` is called on the first lines of a recipe. It imports nothing heavy, and does nothing that a user has set
-otherwise in the environment.
+`prepare()` is called on the first lines of a recipe. It imports nothing heavy, and does nothing
+that a user has set otherwise in the environment.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ __all__ = ["give_memory_back", "prepare"]
 
 
 def prepare() -> None:
-    """Environment defaults; on a CPU also Intel's OpenMP (vLLM generates about a third faster) and memory that is kept."""
+    """Set environment defaults; on a CPU also use Intel's OpenMP and keep freed memory.
+
+    With that OpenMP vLLM generates about a third faster.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
     if sys.platform.startswith("linux") and not os.path.exists("/proc/driver/nvidia"):
-        # oneDNN, which vLLM multiplies with, remembers how for each number of tokens: 250 KiB for each, and 1024 of them.
-        # The sizes of decoding fit into fewer, and those of prompts seldom come again.
+        # oneDNN, which vLLM multiplies with, remembers how for each number of tokens: 250 KiB for
+        # each, and 1024 of them. The sizes of decoding fit into fewer, and those of prompts seldom
+        # come again.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
         _preload_openmp()
         _keep_memory()
@@ -33,8 +37,8 @@ def prepare() -> None:
 def give_memory_back() -> None:
     """Return what `_keep_memory` keeps and nobody uses, from the middle of the heap too.
 
-    Blocks of ever new sizes spread over the heap, so without this a long run touches more and more of it. The next step asks
-    for its pages again, which costs a fraction of a second.
+    Blocks of ever new sizes spread over the heap, so without this a long run touches more and more
+    of it. The next step asks for its pages again, which costs a fraction of a second.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -42,7 +46,7 @@ def give_memory_back() -> None:
 
 
 def _preload_openmp() -> None:
-    """Load libiomp5 before PyTorch brings its own OpenMP; where it is not installed, nothing changes."""
+    """Load libiomp5 before PyTorch brings its own OpenMP, where it is installed."""
     library = _libiomp5()
     if library is not None and "torch" not in sys.modules:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -51,9 +55,10 @@ def _preload_openmp() -> None:
 def _keep_memory() -> None:
     """Let glibc keep freed memory for the next tensor.
 
-    It returns every large block to the system and gets fresh pages for the next one, which the kernel has to clear: half of
-    the time of a training pass on a CPU (benchmarks/training_pass.py shows it). The price is that memory
-    stays at its high-water mark until `give_memory_back`. MALLOC_ variables in the environment are the user's own choice and win.
+    It returns every large block to the system and gets fresh pages for the next one, which the
+    kernel has to clear: half of the time of a training pass on a CPU (benchmarks/training_pass.py
+    shows it). The price is that memory stays at its high-water mark until `give_memory_back`.
+    MALLOC_ variables in the environment are the user's own choice and win.
     """
     if any(name.startswith("MALLOC_") for name in os.environ):
         return

@@ -1,4 +1,4 @@
-"""Which errors mean that a disk did not take what was written, under whatever names libraries raise them."""
+"""Which errors mean that a disk did not take what was written, by whatever name it is raised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _NEARLY_NOTHING_BYTES = 16 << 20
 
 @contextmanager
 def storage_errors(what: str, folder: Path) -> Iterator[None]:
-    """Turn an error that means a full or failing disk into one sentence about `what`; every other passes."""
+    """Turn an error that means a full or failing disk into one sentence about `what`.
+
+    Every other error passes.
+    """
     try:
         yield
     except ToolGRPOError:

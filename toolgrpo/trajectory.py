@@ -2,8 +2,9 @@
 
 Invariants:
 
-* Tokens enter a `Ledger` through two verbs only: `sampled(ids, logprobs)` (mask 1) and `context(ids)` (mask 0).
-  The mask is recorded where a token is born; nothing here ever derives it from lengths.
+* Tokens enter a `Ledger` through two verbs only: `sampled(ids, logprobs)` (mask 1) and
+  `context(ids)` (mask 0). The mask is recorded where a token is born; nothing here ever derives it
+  from lengths.
 * `len(ids) == len(mask) == len(logprobs)`, always.
 * A log-probability that was not given is `None`, never 0. Context tokens have none.
 * `finish` turns the ledger into a frozen `Trajectory`, once; after that no verb works.
@@ -33,7 +34,9 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-"""One chat message in the OpenAI form: role, content, and for assistants `tool_calls`, `reasoning_content`."""
+"""One chat message in the OpenAI form: role, content, and for assistants `tool_calls`,
+`reasoning_content`.
+"""
 
 
 class StopReason(StrEnum):
@@ -112,7 +115,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One assistant turn: what was said, what was tried, what came back, and where its tokens lie."""
+    """One assistant turn: what was said, tried and came back, and where its tokens lie."""
 
     start: int  # index into Trajectory.ids of the first sampled token
     end: int  # one past the last sampled token
@@ -124,10 +127,10 @@ class Turn:
     duration_s: float = 0.0  # of the sampling
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
-        """The turn with what came back, one result for each of its first attempts.
+        """Return the turn with what came back, one result for each of its first attempts.
 
-        Whether a tool exists and takes the arguments only shows here: an attempt that was read well and refused for one of
-        the two gets the status that says so.
+        Whether a tool exists and takes the arguments only shows here: an attempt that was read well
+        and refused for one of the two gets the status that says so.
         """
         judged = [_judged(attempt, result) for attempt, result in zip(self.attempts, results, strict=False)]
         return replace(self, attempts=(*judged, *self.attempts[len(judged) :]), results=tuple(results))
@@ -166,7 +169,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One finished episode. `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled."""
+    """One finished episode.
+
+    `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled.
+    """
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -218,14 +224,15 @@ class Trajectory:
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
 
     def to_record(self) -> dict[str, Any]:
-        """A JSON-ready dict; `from_record` gives back an equal trajectory."""
+        """Return a JSON-ready dict; `from_record` gives back an equal trajectory."""
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
         """Return the trajectory of a record, also after a round trip through JSON text.
 
-        A record may hold more than a trajectory, as those that `toolgrpo.observe.recorder.read_episodes` gives.
+        A record may hold more than a trajectory, as those that
+        `toolgrpo.observe.recorder.read_episodes` gives.
         """
         turns = tuple(
             Turn(
@@ -284,12 +291,15 @@ class Ledger:
         self._done = False
 
     def __len__(self) -> int:
-        """How many tokens stand after the prompt."""
+        """Return how many tokens stand after the prompt."""
         return len(self._mask)
 
     @property
     def all_ids(self) -> list[int]:
-        """Prompt and everything after it: exactly what the engine is asked to continue. Do not change it."""
+        """Return the prompt and everything after it: exactly what the engine is asked to continue.
+
+        Do not change it.
+        """
         return self._all_ids
 
     @property
@@ -305,7 +315,10 @@ class Ledger:
         return tuple(self._turns)
 
     def sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
-        """Tokens the model said, each with its log-probability (None only for an engine that gives none)."""
+        """Add tokens that the model said, each with its log-probability.
+
+        None only for an engine that gives none.
+        """
         self._check_open()
         if logprobs is None and self._expects_logprobs and ids:
             raise ValueError(f"the engine gives log-probabilities, but {len(ids)} sampled tokens came without them")
@@ -318,14 +331,14 @@ class Ledger:
         self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)
 
     def context(self, ids: Sequence[int]) -> None:
-        """Tokens the model did not say: tool results, turn markers, a close that was synthesised."""
+        """Add tokens that the model did not say: tool results, turn markers, a made-up close."""
         self._check_open()
         self._all_ids.extend(ids)
         self._mask.extend([0] * len(ids))
         self._logprobs.extend([None] * len(ids))
 
     def say(self, *messages: Message) -> None:
-        """Messages as the reward function will see them."""
+        """Add messages as the reward function will see them."""
         self._check_open()
         self._messages.extend(messages)
 

@@ -1,10 +1,13 @@
-"""Reach the parts of TRL that are used outside its trainer and are no public names. Tested with TRL 1.16.0.
+"""Reach the parts of TRL that are used outside its trainer and are no public names. Tested with TRL
+1.16.0.
 
 * the folder `trl/chat_templates`, with the chat templates of the families that TRL trains;
-* `trl.chat_template_utils.add_response_schema`, which knows how the turns of these templates are read;
+* `trl.chat_template_utils.add_response_schema`, which knows how the turns of these templates are
+  read;
 * `trl.generation.vllm_client.VLLMClient`, which sends weights to a `vllm serve` over NCCL.
 
-What is private in TRL's trainer is touched in `toolgrpo/trainer/trl_seam.py` alone. Nothing is imported before it is asked for.
+What is private in TRL's trainer is touched in `toolgrpo/trainer/trl_seam.py` alone. Nothing is
+imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ __all__ = ["chat_template", "chat_template_names", "nccl_client", "response_sche
 
 
 def chat_template_names() -> list[str]:
-    """Return the names of the chat templates that TRL ships; its training variants are not among them."""
+    """Return the names of the chat templates that TRL ships, without its training variants."""
     return sorted(path.stem for path in _templates().glob("*.jinja") if not path.stem.endswith("_training"))
 
 
@@ -27,7 +30,10 @@ def chat_template(name: str) -> str:
 
 
 def response_schema(tokenizer: Any) -> dict[str, Any] | None:
-    """Return what TRL says of how turns of exactly this tokenizer's chat template are read, if it knows the template."""
+    """Return what TRL says of how turns of this tokenizer's chat template are read.
+
+    None where TRL does not know exactly this template.
+    """
     from trl.chat_template_utils import add_response_schema
 
     try:

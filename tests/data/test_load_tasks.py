@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.data import BadRows, check_gold, load_tasks
-from toolgrpo.errors import DataError
+from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards import get_reward
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -195,8 +195,10 @@ def test_reasoning_gym_tasks_hold_out_other_questions() -> None:
 
 
 def test_an_answer_that_its_own_reward_refuses_is_found() -> None:
-    rows = [{"prompt": "x", "answer": "2 or 3/0"}, {"prompt": "x", "answer": "+"}]
+    rows = [{"prompt": "x", "answer": "2 or 3"}, {"prompt": "x", "answer": "2 or 3/0"}]
     assert check_gold(rows[:1], get_reward("gsm8k")) == 1
+    with pytest.raises(RewardError, match="holds no number: '2 or 3/0'"):
+        check_gold(rows, get_reward("gsm8k"))
     with pytest.raises(DataError, match=r"row 1: its own answer ' ' scores 0"):
         check_gold([*rows[:1], {"prompt": "x", "answer": " "}], get_reward("exact_match"))
     assert check_gold(rows, get_reward("tool_use")) is None

@@ -19,11 +19,11 @@ def score(program: str) -> float:
 
 def kill_the_sandbox() -> None:
     """As the kernel does it where memory is short."""
-    mothers = [child for child in psutil.Process().children() if "toolgrpo.sandbox" in " ".join(child.cmdline())]
-    assert mothers
-    for mother in mothers:
-        mother.kill()
-        mother.wait(60)
+    hosts = [child for child in psutil.Process().children() if "toolgrpo.sandbox" in " ".join(child.cmdline())]
+    assert hosts
+    for host in hosts:
+        host.kill()
+        host.wait(60)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is Linux's")

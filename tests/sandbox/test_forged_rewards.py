@@ -96,7 +96,7 @@ def test_what_forks_programs_holds_no_channel_and_hosts_none() -> None:
     with Sandbox(workers=2) as sandbox, sandbox.session() as program, sandbox.judging() as judge:
         program.run("1")
         judge.run("1")
-        workers = psutil.Process(sandbox._mother.pid).children()
+        workers = psutil.Process(sandbox._host.pid).children()
         assert len(workers) == 3, "one rests, one has a program, one a judge"
         for worker in workers:
             (forker,) = worker.children()

@@ -260,7 +260,7 @@ def short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         shared._sandbox.close()
 
 
-def mothers() -> list[int]:
+def hosts() -> list[int]:
     return [
         child.pid
         for child in psutil.Process().children()
@@ -271,7 +271,7 @@ def mothers() -> list[int]:
 def test_a_program_that_kills_its_grader_scores_nothing_and_ends_nothing(short_of_memory: None) -> None:
     with Sandbox(workers=1) as sandbox, pytest.raises(WorkerLostError):
         grade(sandbox, KILLS_ITSELF, Suite(("assert twice(2) == 4",)))
-    before = mothers()
+    before = hosts()
     programs = [
         KILLS_ITSELF,
         "def twice(x): return 2 * x",
@@ -286,7 +286,7 @@ def test_a_program_that_kills_its_grader_scores_nothing_and_ends_nothing(short_o
     )
     assert scores == [0.0, 1.0, 0.0, 0.0]
     assert metrics["code_exec/worker_lost"] == 0.5
-    assert len(mothers()) == len(before) + 1, "a sandbox that was given up is closed"
+    assert len(hosts()) == len(before) + 1, "a sandbox that was given up is closed"
 
 
 def test_where_nothing_runs_it_is_no_score(short_of_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:

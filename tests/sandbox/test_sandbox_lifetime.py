@@ -24,16 +24,16 @@ sandbox.run("open('left', 'w').write('x')")
 holder = sandbox.session()
 session = holder.__enter__()
 session.run("open('kept', 'w').write('x')")
-print(sandbox._mother.pid, sandbox._mother.scratch, flush=True)
+print(sandbox._host.pid, sandbox._host.scratch, flush=True)
 sandbox.run("open('more', 'w').write('x')\\nwhile True: pass", timeout=60)
 """
 
 
-def gone(mother: int, scratch: Path, within_s: float = 120.0) -> bool:
-    """Whether the mother and its folder go away."""
+def gone(host: int, scratch: Path, within_s: float = 120.0) -> bool:
+    """Whether the host and its folder go away."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        if not scratch.exists() and not running(mother):
+        if not scratch.exists() and not running(host):
             return True
         time.sleep(0.02)
     return False
@@ -63,9 +63,9 @@ def wait_until(what: Callable[[], bool], within_s: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-def family(mother: int) -> set[int]:
+def family(host: int) -> set[int]:
     """A process and everything below it."""
-    found, new = set(), {mother}
+    found, new = set(), {host}
     while new:
         found |= new
         new = {child for pid in new for child in children(pid)} - found
@@ -76,21 +76,21 @@ def family(mother: int) -> set[int]:
 def test_a_killed_owner_leaves_no_process_and_no_folder(how: signal.Signals) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    mother, scratch = owner.stdout.readline().split()
+    host, scratch = owner.stdout.readline().split()
     wait_until(lambda: any(Path(scratch).glob("*/more")))  # it is in the middle of a run
-    processes = family(int(mother))
-    assert len(processes) >= 4, "the mother, two workers and their processes"
+    processes = family(int(host))
+    assert len(processes) >= 4, "the host, two workers and their processes"
     owner.send_signal(how)
     owner.communicate()
-    assert gone(int(mother), Path(scratch))
+    assert gone(int(host), Path(scratch))
     wait_until(lambda: not [pid for pid in processes if running(pid)])
 
 
 def test_closing_leaves_no_process_and_no_folder() -> None:
     sandbox = Sandbox(workers=2)
-    mother, scratch = sandbox._mother.pid, Path(str(sandbox._mother.scratch))
+    host, scratch = sandbox._host.pid, Path(str(sandbox._host.scratch))
     sandbox.run("1")
-    processes = family(mother)
+    processes = family(host)
     sandbox.close()
     assert not scratch.exists()
     assert not [pid for pid in processes if running(pid)]
@@ -98,10 +98,10 @@ def test_closing_leaves_no_process_and_no_folder() -> None:
         sandbox.run("1")
 
 
-def test_a_killed_mother_is_an_error_and_its_folder_is_removed_on_closing() -> None:
+def test_a_killed_host_is_an_error_and_its_folder_is_removed_on_closing() -> None:
     sandbox = Sandbox(workers=1)
-    scratch = Path(str(sandbox._mother.scratch))
-    os.kill(sandbox._mother.pid, signal.SIGKILL)
+    scratch = Path(str(sandbox._host.scratch))
+    os.kill(sandbox._host.pid, signal.SIGKILL)
     with pytest.raises(SandboxError):
         for _ in range(500):  # its workers die a moment after it
             sandbox.run("1")
@@ -117,15 +117,15 @@ def test_a_sandbox_outlives_the_thread_that_opened_it() -> None:
     thread.join()
     time.sleep(0.2)
     with opened[0] as sandbox:
-        mother = sandbox._mother.pid
+        host = sandbox._host.pid
         assert sandbox.run("1 + 1").value == 2
-        assert running(mother)
+        assert running(host)
 
 
 def test_a_killed_worker_is_replaced() -> None:
     with Sandbox(workers=1) as sandbox:
         assert sandbox.run("1").ok
-        below = family(sandbox._mother.pid) - {sandbox._mother.pid}
+        below = family(sandbox._host.pid) - {sandbox._host.pid}
         for pid in below:
             with suppress(ProcessLookupError):  # it went with its worker
                 os.kill(pid, signal.SIGKILL)
@@ -139,12 +139,12 @@ def test_the_worker_of_a_closed_session_serves_others_and_keeps_nothing() -> Non
             session.run("secret = 1; import sys; sys.kept = 1")
             if sandbox.rung != "seccomp":
                 session.run("open('f', 'w').write('x')")
-        before = family(sandbox._mother.pid)
+        before = family(sandbox._host.pid)
         found = sandbox.run("import sys\n('secret' in globals(), hasattr(sys, 'kept'))")
         assert found.value == (False, False)
         if sandbox.rung != "seccomp":
             assert sandbox.run("import os; os.listdir()").value == []
-        assert len(family(sandbox._mother.pid)) <= len(before) + 1, "no new worker was needed"
+        assert len(family(sandbox._host.pid)) <= len(before) + 1, "no new worker was needed"
 
 
 FORKING = """
@@ -167,7 +167,7 @@ while not os.path.exists({go!r}):
     os.sched_yield()
 print(sandbox.run("6 * 7").value)
 sandbox.close()
-print([process.returncode for process in getattr(sandbox._mother, "_workers", None) or [sandbox._mother._process]])
+print([process.returncode for process in getattr(sandbox._host, "_workers", None) or [sandbox._host._process]])
 """
 
 

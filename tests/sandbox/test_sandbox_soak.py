@@ -65,11 +65,11 @@ def private_kb(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
-def family_kb(mother: int) -> int:
-    """The memory of a mother and all below it that is nobody else's; again if one of them ends meanwhile."""
+def family_kb(host: int) -> int:
+    """The memory of a host and all below it that is nobody else's; again if one of them ends meanwhile."""
     while True:
         try:
-            return sum(map(private_kb, alive(mother)))
+            return sum(map(private_kb, alive(host)))
         except (FileNotFoundError, ProcessLookupError):
             continue
 
@@ -115,11 +115,11 @@ class Client(threading.Thread):
 
 def soak(runs: int, killed_workers: int) -> None:
     with Sandbox(workers=2) as sandbox:
-        mother = sandbox._mother.pid
+        host = sandbox._host.pid
         for _ in range(20):
             sandbox.run("1")
         settle(sandbox)
-        family_warm_kb, mother_warm_kb = family_kb(mother), private_kb(mother)
+        family_warm_kb, host_warm_kb = family_kb(host), private_kb(host)
         clients = [Client(sandbox, seed, runs // CLIENTS) for seed in range(CLIENTS)]
         for client in clients:
             client.start()
@@ -128,21 +128,21 @@ def soak(runs: int, killed_workers: int) -> None:
         assert [wrong for client in clients for wrong in client.wrong] == []
         assert sum(client.answered for client in clients) >= runs
         settle(sandbox)
-        assert family_kb(mother) < family_warm_kb + FAMILY_GROWTH_KB, "the workers' memory grew"
+        assert family_kb(host) < family_warm_kb + FAMILY_GROWTH_KB, "the workers' memory grew"
         for _ in range(killed_workers):
-            kill_and_wait(random.Random(0).choice(alive(mother)[1:]))
+            kill_and_wait(random.Random(0).choice(alive(host)[1:]))
             assert sandbox.run("1 + 1").value == 2
         settle(sandbox)
-        assert private_kb(mother) < mother_warm_kb + 4096, "the mother's memory grew"
+        assert private_kb(host) < host_warm_kb + 4096, "the host's memory grew"
 
 
 def settle(sandbox: Sandbox) -> None:
-    """Once nothing runs, what is left is the mother, two workers and a process that waits in each."""
-    mother = sandbox._mother.pid
+    """Once nothing runs, what is left is the host, two workers and a process that waits in each."""
+    host = sandbox._host.pid
     deadline = time.monotonic() + 60.0
     while True:
-        processes = alive(mother)
-        folders = list(Path(str(sandbox._mother.scratch)).iterdir())
+        processes = alive(host)
+        folders = list(Path(str(sandbox._host.scratch)).iterdir())
         files = [file for folder in folders for file in folder.iterdir()]
         try:
             fds = descriptors(processes)

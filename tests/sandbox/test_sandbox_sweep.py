@@ -25,13 +25,13 @@ sandbox = Sandbox(workers=1, preload=[], rung=sys.argv[2], allow_unsafe=True)
 holder = sandbox.session()
 session = holder.__enter__()
 session.run("import os\\nos.makedirs('a/b')\\nopen('a/b/kept', 'w').write('x')")
-print(*(getattr(sandbox._mother, "pids", None) or [sandbox._mother.pid]), flush=True)
+print(*(getattr(sandbox._host, "pids", None) or [sandbox._host.pid]), flush=True)
 session.run("while True: pass", timeout=600)
 """
 
 
 @pytest.mark.parametrize("rung", ["landlock", "unsafe"])
-def test_what_a_killed_opener_and_mother_leave_goes_when_the_next_sandbox_starts(
+def test_what_a_killed_opener_and_host_leave_goes_when_the_next_sandbox_starts(
     rung: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -43,10 +43,10 @@ def test_what_a_killed_opener_and_mother_leave_goes_when_the_next_sandbox_starts
         command = [sys.executable, "-c", OPENER, str(tmp_path), rung]
         opener = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert opener.stdout is not None
-        mothers = [psutil.Process(int(pid)) for pid in opener.stdout.readline().split()]
-        family = [*mothers, *(child for mother in mothers for child in mother.children(recursive=True))]
-        for mother in mothers:
-            os.kill(mother.pid, signal.SIGKILL)
+        hosts = [psutil.Process(int(pid)) for pid in opener.stdout.readline().split()]
+        family = [*hosts, *(child for host in hosts for child in host.children(recursive=True))]
+        for host in hosts:
+            os.kill(host.pid, signal.SIGKILL)
         opener.kill()
         opener.communicate()
         _, alive = psutil.wait_procs(family, timeout=120)

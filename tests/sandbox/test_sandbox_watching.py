@@ -54,7 +54,7 @@ def ended_by(process: Silent, request: dict[str, Any], folder: Path, client: soc
         os.set_blocking(fd, False)
     outcome = watch(process, request, str(folder), client)
     verdict = answer(process, outcome, request)["verdict"]
-    process.bury()
+    process.release()
     for fd in process.theirs:
         os.close(fd)
     return None if verdict is None else str(verdict)

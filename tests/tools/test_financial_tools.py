@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
-from toolgrpo.tools.plugin.plugin_file import Source, load_functions
+from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 
 FILE = Path(__file__).parents[2] / "tools_funcs" / "financial_tools_complex.py"
-TOOLS = {tool.spec.name: tool for tool in load_functions(Source(path=str(FILE)))}
+TOOLS = {tool.spec.name: tool for tool in load_functions(PluginSource(path=str(FILE)))}
 
 
 def call(name: str, **arguments: Any) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.tools.toolbox import Session
+from toolgrpo.tools.toolbox import ToolboxSession
 from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +32,7 @@ def toolbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolbox]:
         yield box
 
 
-async def call(session: Session, name: str) -> ToolResult:
+async def call(session: ToolboxSession, name: str) -> ToolResult:
     (result,) = await session.call([attempt(name)])
     return result
 

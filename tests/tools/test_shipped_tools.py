@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgrpo.tools import load_tools, run_tool
-from toolgrpo.tools.plugin.plugin_file import Source, load_functions
+from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 from toolgrpo.trajectory import ToolErrorKind
 
 FOLDER = Path(__file__).parents[2] / "tools_funcs"
 
 
 def tools_of(name: str) -> dict[str, Any]:
-    return {tool.spec.name: tool.function for tool in load_functions(Source(path=str(FOLDER / name)))}
+    return {tool.spec.name: tool.function for tool in load_functions(PluginSource(path=str(FOLDER / name)))}
 
 
 CALCULATOR = tools_of("calculator_tools.py")["calculator"]

@@ -11,7 +11,7 @@ import pytest
 from toolgrpo.errors import PluginError
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.tools.toolbox import Session
+from toolgrpo.tools.toolbox import ToolboxSession
 from toolgrpo.trajectory import CallAttempt, ToolErrorKind
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
@@ -23,7 +23,7 @@ def toolbox():
         yield box
 
 
-async def say(session: Session, *attempts: CallAttempt) -> list[str]:
+async def say(session: ToolboxSession, *attempts: CallAttempt) -> list[str]:
     return [result.content for result in await session.call(attempts)]
 
 

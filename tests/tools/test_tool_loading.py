@@ -9,7 +9,7 @@ import pytest
 
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.plugin.loaded_plugin import load_plugin
-from toolgrpo.tools.plugin.plugin_file import Source, load_functions
+from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
@@ -33,7 +33,7 @@ def write(folder: Path, text: str, name: str = "my_tools.py") -> Path:
 
 
 def load(path: Path) -> list[str]:
-    return [tool.spec.name for tool in load_functions(Source(path=str(path)))]
+    return [tool.spec.name for tool in load_functions(PluginSource(path=str(path)))]
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_a_path_that_does_not_exist_or_is_no_python_file(tmp_path: Path) -> None
 
 def test_a_module_that_does_not_exist() -> None:
     with pytest.raises(PluginError, match=r"No module named 'no_such_module_anywhere'.*check the spelling"):
-        load_functions(Source(module="no_such_module_anywhere"))
+        load_functions(PluginSource(module="no_such_module_anywhere"))
 
 
 def test_two_files_of_one_name_and_imports_beside_them() -> None:
-    first = load_functions(Source(path=str(FIXTURES / "first" / "same_name_tools.py")))
-    second = load_functions(Source(path=str(FIXTURES / "second" / "same_name_tools.py")))
+    first = load_functions(PluginSource(path=str(FIXTURES / "first" / "same_name_tools.py")))
+    second = load_functions(PluginSource(path=str(FIXTURES / "second" / "same_name_tools.py")))
     assert (first[0].function(), second[0].function()) == ("first", "second")
 
 
@@ -106,7 +106,7 @@ def test_the_decorator_says_more(tmp_path: Path) -> None:
         TOOL_FUNCTIONS = [finish, free]
         """,
     )
-    stop, free = (tool.spec for tool in load_functions(Source(path=str(path))))
+    stop, free = (tool.spec for tool in load_functions(PluginSource(path=str(path))))
     assert (stop.name, stop.ends_episode, stop.timeout_s, stop.cache, stop.isolate) == ("stop", True, 3, False, True)
     assert free.is_async and free.parameters["required"] == ["x"]
     assert type(stop).from_json(stop.to_json()) == stop
@@ -123,14 +123,14 @@ def test_impossible_options_are_refused_where_they_are_written(options: dict) ->
 def test_sources_of_what_a_user_gives(tmp_path: Path) -> None:
     import json as a_module
 
-    assert source_of("tools.py") == Source(path="tools.py")
-    assert source_of(Path("a/b.py")) == Source(path="a/b.py")
-    assert source_of("package.tools") == Source(module="package.tools")
-    assert source_of(a_module) == Source(module="json")
+    assert source_of("tools.py") == PluginSource(path="tools.py")
+    assert source_of(Path("a/b.py")) == PluginSource(path="a/b.py")
+    assert source_of("package.tools") == PluginSource(module="package.tools")
+    assert source_of(a_module) == PluginSource(module="json")
     assert source_of([len]).callables is not None
-    assert environment_source("a/b.py:Maze") == Source(path="a/b.py", attribute="Maze")
-    assert environment_source("pkg.mod:Maze") == Source(module="pkg.mod", attribute="Maze")
-    assert environment_source("a/b.py") == Source(path="a/b.py")
+    assert environment_source("a/b.py:Maze") == PluginSource(path="a/b.py", attribute="Maze")
+    assert environment_source("pkg.mod:Maze") == PluginSource(module="pkg.mod", attribute="Maze")
+    assert environment_source("a/b.py") == PluginSource(path="a/b.py")
     with pytest.raises(PluginError, match=r"tools\[1\] is not callable"):
         source_of([len, 3])
     with pytest.raises(PluginError, match="got a int"):
@@ -163,17 +163,17 @@ def test_what_cannot_travel_is_refused_with_a_way_out() -> None:
 def test_environment_errors(tmp_path: Path, text: str, says: str) -> None:
     path = write(tmp_path, text, "my_environment.py")
     with pytest.raises(PluginError) as caught:
-        load_plugin(None, Source(path=str(path), attribute="E"))
+        load_plugin(None, PluginSource(path=str(path), attribute="E"))
     assert says in str(caught.value)
     assert "my_environment.py" in str(caught.value)
 
 
 def test_a_file_may_export_both(tmp_path: Path) -> None:
     body = "class E:\n    def reset(self): ...\n    def go(self) -> str:\n        '''Go.'''\n        return ''\nENVIRONMENT = E\n"
-    spec = load_plugin(Source(path=str(write(tmp_path, GOOD + body + "TOOL_FUNCTIONS = [add]"))), None).spec
+    spec = load_plugin(PluginSource(path=str(write(tmp_path, GOOD + body + "TOOL_FUNCTIONS = [add]"))), None).spec
     assert [tool.name for tool in spec.functions] == ["add"]
     assert spec.environment is not None and [tool.name for tool in spec.environment.tools] == ["go"]
     assert type(spec).from_json(spec.to_json()) == spec
     clash = body.replace("def go", "def add") + "TOOL_FUNCTIONS = [add]"
     with pytest.raises(PluginError, match="one function and one method"):
-        load_plugin(Source(path=str(write(tmp_path, GOOD + clash, "clash.py"))), None)
+        load_plugin(PluginSource(path=str(write(tmp_path, GOOD + clash, "clash.py"))), None)

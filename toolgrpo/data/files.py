@@ -1,7 +1,8 @@
 """Rows from files: JSONL, JSON, Parquet and CSV.
 
-Each reader yields every row with the place where it stands, and never raises for a row: what cannot be read comes as a
-`RawRow` with a problem. JSONL, CSV and Parquet are streamed, so memory stays flat; a JSON file is read as a whole.
+Each reader yields every row with the place where it stands, and never raises for a row: what cannot
+be read comes as a `RawRow` with a problem. JSONL, CSV and Parquet are streamed, so memory stays
+flat; a JSON file is read as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BATCH = 1000
 
 
 def read_jsonl(path: Path) -> Iterator[RawRow]:
-    """One JSON object a line; empty lines are passed over."""
+    """Read one JSON object per line; empty lines are passed over."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -41,11 +42,11 @@ def read_jsonl(path: Path) -> Iterator[RawRow]:
 
 
 def read_json(path: Path) -> Iterator[RawRow]:
-    """A list of JSON objects."""
+    """Read a list of JSON objects."""
     try:
         content = json.loads(path.read_bytes())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        hint = " (one object a line is called .jsonl)" if getattr(error, "msg", "") == "Extra data" else ""
+        hint = " (one object per line is called .jsonl)" if getattr(error, "msg", "") == "Extra data" else ""
         raise DataError(f"{path} is not valid JSON: {error}{hint}") from error
     if not isinstance(content, list):
         raise DataError(f"{path} must hold a list of rows, but it is a {type(content).__name__}")
@@ -66,7 +67,7 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
 
 
 def read_csv(path: Path) -> Iterator[RawRow]:
-    """A first line of column names, then one row a line (or several, in quotes)."""
+    """Read a first line of column names, then one row per line (or several lines, in quotes)."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # the default refuses 131,073 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
@@ -92,7 +93,7 @@ READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
 
 
 def read_file(path: Path) -> Iterator[RawRow]:
-    """Every row of a file, by the kind that its name ends with."""
+    """Read every row of a file, by the kind that its name ends with."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path}: files of this kind are not read; use {', '.join(READERS)} (or .yaml for a mixture)")
@@ -107,7 +108,10 @@ def read_file(path: Path) -> Iterator[RawRow]:
 
 
 def find_files(folder: Path, split: str) -> list[Path]:
-    """The files of one split in a folder: `train.jsonl`, or `train-00000-of-00002.parquet` and so on."""
+    """Find the files of one split in a folder.
+
+    That is `train.jsonl`, or `train-00000-of-00002.parquet` and so on.
+    """
     files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS and file.is_file()]
     if not files:
         raise DataError(f"the folder {folder} holds no data files ({', '.join(READERS)})")
@@ -145,7 +149,7 @@ def _object_row(where: str, row: Any) -> RawRow:
 
 
 def _skip_line(file: IO[bytes], line: bytes) -> int:
-    """Read on to the end of an overlong line; how many bytes that took."""
+    """Read on to the end of an overlong line; return how many bytes that took."""
     skipped = 0
     while not line.endswith(b"\n") and (line := file.readline(MAX_LINE_BYTES)):
         skipped += len(line)

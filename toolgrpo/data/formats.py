@@ -1,7 +1,8 @@
 """Known data sets in their original formats: GSM8K, MBPP and AIME, and where the hub keeps them.
 
-A format turns one original row into `prompt`, `answer` and the columns that its reward wants. MBPP's prompt shows one
-test of three, for the name and the arguments of the function; the others stay hidden, so they cannot be hard-coded.
+A format turns one original row into `prompt`, `answer` and the columns that its reward wants.
+MBPP's prompt shows one test of three, for the name and the arguments of the function; the others
+stay hidden, so they cannot be hard-coded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class Format:
 
 
 def gsm8k(columns: Mapping[str, Any]) -> Row:
-    """{question, answer: "... #### N"}: the answer is the bare N, the worked solution stays as `solution`."""
+    """Convert {question, answer: "... #### N"}.
+
+    The answer is the bare N; the worked solution stays as `solution`.
+    """
     question, solution = _text(columns, "question"), _text(columns, "answer")
     marked = re.search(r"####\s*(\S.*)\s*$", solution)
     if marked is None:
@@ -43,7 +47,10 @@ def gsm8k(columns: Mapping[str, Any]) -> Row:
 
 
 def mbpp(columns: Mapping[str, Any]) -> Row:
-    """Both forms of MBPP. `test_setup` runs before the code, `test_setup_code` after it and before the tests."""
+    """Convert both forms of MBPP.
+
+    `test_setup` runs before the code, `test_setup_code` after it and before the tests.
+    """
     task = _text(columns, "text" if "text" in columns else "prompt")
     tests = columns.get("test_list")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
@@ -60,7 +67,10 @@ def mbpp(columns: Mapping[str, Any]) -> Row:
 
 
 def aime(columns: Mapping[str, Any]) -> Row:
-    """{problem, answer, ...} or {input, output}; an answer is an integer from 0 to 999, leading zeros or not."""
+    """Convert {problem, answer, ...} or {input, output}.
+
+    An answer is an integer from 0 to 999, leading zeros or not.
+    """
     by_name = {name.lower(): value for name, value in columns.items()}
     question = "problem" if "problem" in by_name else "question" if "question" in by_name else "input"
     answer = "answer" if "answer" in by_name else "output"

@@ -1,7 +1,8 @@
 """A check of the data: does the gold answer score full marks?
 
-For each reward that can be earned by an answer alone, an episode is written down that gives the gold answer, and the
-reward itself scores it. What comes out below full marks is a row that no model could do well on.
+For each reward that can be earned by an answer alone, an episode is written down that gives the
+gold answer, and the reward itself scores it. What comes out below full marks is a row that no model
+could do well on.
 """
 
 from __future__ import annotations
@@ -17,40 +18,41 @@ from toolgrpo.trajectory import Message
 __all__ = ["GOLD", "check_gold"]
 
 
-def _says(row: Mapping[str, Any]) -> list[Message]:
+def _answer(row: Mapping[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": str(row["answer"])}]
 
 
-def _tool_says(row: Mapping[str, Any]) -> list[Message]:
+def _tool_then_answer(row: Mapping[str, Any]) -> list[Message]:
     return [
         {"role": "assistant", "content": ""},
         {"role": "tool", "name": "gold", "content": str(row["answer"])},
-        *_says(row),
+        *_answer(row),
     ]
 
 
-def _boxed(row: Mapping[str, Any]) -> list[Message]:
+def _boxed_answer(row: Mapping[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": rf"\boxed{{{row['answer']}}}"}]
 
 
-def _program(row: Mapping[str, Any]) -> list[Message]:
+def _program_as_answer(row: Mapping[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": f"```python\n{row['answer']}\n```"}]
 
 
 GOLD: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {
-    "accuracy": _tool_says,
-    "code_exec": _program,
-    "exact_match": _says,
-    "gsm8k": _says,
-    "math": _boxed,
-    "reasoning_gym": _boxed,
+    "accuracy": _tool_then_answer,
+    "code_exec": _program_as_answer,
+    "exact_match": _answer,
+    "gsm8k": _answer,
+    "math": _boxed_answer,
+    "reasoning_gym": _boxed_answer,
 }
 
 
 def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
-    """How many rows were checked, all with full marks; None where this reward needs more than an answer.
+    """Check that gold answers get full marks; return how many rows were checked.
 
-    With `by_task` each row is checked with the reward of its own task, where that can be done.
+    None where this reward needs more than an answer. With `by_task` each row is checked with the
+    reward of its own task, where that can be done.
     """
     checked = 0
     for number, row in enumerate(rows):

@@ -4,7 +4,7 @@ arithmetic                        the embedded tasks (also: embedded)
 gsm8k, mbpp, aime                 from the hub, by their usual ids
 gsm8k:PATH, mbpp:PATH, aime:PATH  the original format from a local file or folder
 data.jsonl, .json, .parquet, .csv rows with `prompt` and `answer`
-FOLDER                            one file a split: train.jsonl, test.jsonl, ...
+FOLDER                            one file per split: train.jsonl, test.jsonl, ...
 reasoning_gym:NAME[:SIZE[:SEED]]  generated problems
 mixture.yaml                      several of these, with weights, tools and rewards (toolgrpo/data/mixture.py)
 OWNER/NAME[:CONFIG]               any other data set of the hub with `prompt` and `answer`
@@ -43,9 +43,10 @@ def load_tasks(
     seed: int = 0,
     system_prompt: str | None = None,
 ) -> Dataset:
-    """The rows of `spec` (see the module), at most `limit` of them.
+    """Load the rows of `spec` (see the module), at most `limit` of them.
 
-    `seed` orders a mixture; `system_prompt` is the text of a system message for rows that have none.
+    `seed` orders a mixture; `system_prompt` is the text of a system message for rows that have
+    none.
     """
     if limit is not None and limit < 1:
         raise DataError(f"the limit of rows must be at least 1, got {limit}")
@@ -68,7 +69,7 @@ def load_tasks(
 def task_rows(
     spec: str, *, split: str, limit: int | None = None, on_bad_row: OnBadRow = raise_bad_row
 ) -> Iterator[Row]:
-    """The checked rows of anything but a mixture, one at a time."""
+    """Yield the checked rows of anything but a mixture."""
     source, convert = _resolve(spec, split, limit)
     return good_rows(source.rows(), convert, on_bad_row)
 
@@ -117,4 +118,4 @@ def _gym(rest: str, split: str) -> GymTasks:
 
 
 def _ignore(error: DataError) -> None:
-    """The second time through, bad rows were already reported."""
+    """Ignore a bad row: it was reported the first time through."""

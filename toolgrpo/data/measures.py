@@ -1,7 +1,8 @@
-"""Measures of success that tasks bring with them, by the name that rows give in their column `success_measure`.
+"""Measures of success that tasks bring with them, by the name that rows give in their column
+`success_measure`.
 
-A row without one is judged by its reward: an episode that reaches the threshold is a success. A task has a measure of its
-own where that is not what a person would call success.
+A row without one is judged by its reward: an episode that reaches the threshold is a success. A
+task has a measure of its own where that is not what a person would call success.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from toolgrpo.errors import DataError
 __all__ = ["MEASURES", "Measure", "measure_of"]
 
 Measure = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], bool]
-"""`measure(messages, row)`: whether an episode with these messages after its prompt did the task of this row."""
+"""`measure(messages, row)`: whether an episode with these messages after its prompt did the task of
+this row.
+"""
 
 
 def _arithmetic(messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> bool:

@@ -11,8 +11,9 @@
         tools: [calculator]                     # column `tools`; default: all
         reward: gsm8k                           # column `reward`: a built-in name or a file, for --reward by_task
 
-Invariants: no row is used twice, so the data set that runs out first (for its weight) bounds the mixture; the order is
-drawn from the seed; the same file and seed give the same rows. Paths are relative to the working folder.
+Invariants: no row is used twice, so the data set that runs out first (for its weight) bounds the
+mixture; the order is drawn from the seed; the same file and seed give the same rows. Paths are
+relative to the working folder.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Mixture:
     def rows(
         self, load: Callable[..., Iterator[Row]], *, limit: int | None, seed: int, on_bad_row: OnBadRow
     ) -> Iterator[Row]:
-        """The rows of all tasks, in the shares of their weights, in an order drawn from the seed."""
+        """Yield the rows of all tasks, by their weights, in an order drawn from the seed."""
         parts = [list(load(task.data, on_bad_row=on_bad_row)) for task in self.tasks]
         for task, part in zip(self.tasks, parts, strict=True):
             if not part:

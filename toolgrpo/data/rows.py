@@ -83,7 +83,7 @@ class BadRows:
             self.first.append(error)
 
     def summary(self) -> str:
-        """One line for the number of skipped rows, and one for each of the first few."""
+        """Return one line for the number of skipped rows, and one for each of the first few."""
         if not self.count:
             return "no bad rows"
         more = self.count - len(self.first)
@@ -97,7 +97,7 @@ def raise_bad_row(error: DataError) -> None:
 
 
 def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow) -> Iterator[Row]:
-    """The rows in the form that training wants; each bad one goes to `on_bad_row`."""
+    """Yield the rows in the form that training wants; each bad one goes to `on_bad_row`."""
     with_answer: bool | None = None
     for raw in raw_rows:
         try:
@@ -115,7 +115,7 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
 
 
 def check_row(columns: Mapping[str, Any]) -> Row:
-    """The row with its prompt as messages and its answer as text."""
+    """Check a row; return it with its prompt as messages and its answer as text."""
     row = dict(columns)
     if "prompt" not in row:
         raise RowProblem(f"it has no 'prompt'; its columns are {', '.join(map(str, row)) or '(none)'}")
@@ -134,7 +134,10 @@ def check_row(columns: Mapping[str, Any]) -> Row:
 
 
 def with_opening(row: Row, system_prompt: str | None, examples: Sequence[Row] = ()) -> Row:
-    """The row with this system message, if it has none of its own, and worked examples before its own messages."""
+    """Return the row with a system message and worked examples before its own messages.
+
+    A system message of its own stays.
+    """
     if not (system_prompt or examples):
         return row
     prompt = row["prompt"]
@@ -144,7 +147,7 @@ def with_opening(row: Row, system_prompt: str | None, examples: Sequence[Row] = 
 
 
 def check_examples(examples: Any) -> list[Row]:
-    """Worked examples as messages: they begin with the user and end with the assistant."""
+    """Check worked examples, which begin with the user and end with the assistant."""
     messages = [_message(message, number) for number, message in enumerate(examples, start=1)]
     if messages and (messages[0]["role"] != "user" or messages[-1]["role"] != "assistant"):
         raise RowProblem("worked examples must begin with a user message and end with an assistant message")

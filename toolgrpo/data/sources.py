@@ -92,7 +92,9 @@ class ArithmeticTasks:
 
 @dataclass(frozen=True, slots=True)
 class GymTasks:
-    """`reasoning_gym:NAME`: endless problems with a scorer each, which the reward `reasoning_gym` asks.
+    """`reasoning_gym:NAME`: endless problems with a scorer each.
+
+    The reward `reasoning_gym` asks the scorer.
 
     The held-out split draws from another seed, and leaves out what the training split has.
     """

@@ -1,10 +1,11 @@
 """Rows into a `datasets.Dataset` on disk, in flat memory, with their values as they were.
 
-The rows are gone through twice: once to learn the kind of each column, once to write them. A column whose values do not
-fit one kind (numbers here, text there, objects of different keys) is kept as JSON, so every row gives back what it had;
-Arrow alone would fill in keys or turn numbers into text. Not covered: `datasets` reads floating-point numbers inside
-JSON columns with an error of up to a few units of the last binary digit, and cannot read integers there that need more
-than 64 bits, which is an error here; write those as text.
+The rows are gone through twice: once to learn the kind of each column, once to write them. A column
+whose values do not fit one kind (numbers here, text there, objects of different keys) is kept as
+JSON, so every row gives back what it had; Arrow alone would fill in keys or turn numbers into text.
+Not covered: `datasets` reads floating-point numbers inside JSON columns with an error of up to a
+few units of the last binary digit, and cannot read integers there that need more than 64 bits,
+which is an error here; write those as text.
 
 The Arrow file lies in a temporary folder of the process and goes with it.
 """
@@ -52,7 +53,10 @@ _LISTS = {int: "ints", float: "floats", str: "texts"}
 
 
 def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
-    """A dataset of the rows, None if there are none. `rows(first)` gives them anew; `first` is True the first time."""
+    """Write a dataset of the rows; None if there are none.
+
+    `rows(first)` gives them anew; `first` is True the first time.
+    """
     kinds: dict[str, str] = {}
     for batch in _batches(rows(True)):
         for column in dict.fromkeys(key for row in batch for key in row):

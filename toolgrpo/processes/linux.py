@@ -1,6 +1,7 @@
 """What Linux offers to keep a process and its descendants in hand. Elsewhere each does nothing.
 
-Not covered: `die_with_parent` follows the thread that forked, and is not inherited by what the process forks.
+Not covered: `die_with_parent` follows the thread that forked, and is not inherited by what the
+process forks.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have this process killed when its parent ends; at once where `parent` is given and has ended already."""
+    """Have this process killed when its parent ends; at once where `parent` has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:  # it ended before the kernel was told to watch it
         os.kill(os.getpid(), signal.SIGKILL)
@@ -51,7 +52,7 @@ def name_process(name: str) -> None:
 
 
 def watch_process(pid: int) -> int:
-    """Return a descriptor that becomes readable when the process ends, or -1 where there is no such thing."""
+    """Return a descriptor that becomes readable when the process ends; -1 where there is none."""
     if not _LINUX or not hasattr(os, "pidfd_open"):
         return -1
     with suppress(OSError):
@@ -70,7 +71,10 @@ def children(thread_id: int | None = None) -> list[int]:
 
 
 def kill_marked(variable: str) -> None:
-    """Kill the processes of this user that were started with this environment variable: what no parent answers for."""
+    """Kill the processes of this user that were started with this environment variable.
+
+    For those that no parent answers for.
+    """
     mark = f"{variable}=".encode()
     for name in _entries("/proc"):
         with suppress(OSError, ValueError):  # no process, another user's, or one that has ended

@@ -1,17 +1,18 @@
-"""A small process above a tree of others, so that nothing of the tree outlives it, however its members end.
+"""A small process above a tree of others: nothing of the tree outlives it, however members end.
 
-A kernel without a process namespace or a cgroup of one's own ends no grandchildren: whoever is killed cannot tidy up. So
-`fork_under_reaper` leaves a process behind that runs no code but this page's, and whose child the caller goes on as. All
-that the caller starts, daemons and new sessions included, comes down to the reaper when the processes between have ended.
-It kills everything when
+A kernel without a process namespace or a cgroup of one's own ends no grandchildren: whoever is
+killed cannot tidy up. So `fork_under_reaper` leaves a process behind that runs no code but this
+page's, and whose child the caller goes on as. All that the caller starts, daemons and new sessions
+included, comes down to the reaper when the processes between have ended. It kills everything when
 
 * its child ends, by itself or by `kill -9`;
-* the owner ends: a process far above, watched through a descriptor that no fork of it can keep open. The child has some
-  seconds to tidy up, then it is killed, whatever it is doing;
+* the owner ends: a process far above, watched through a descriptor that no fork of it can keep
+  open. The child has some seconds to tidy up, then it is killed, whatever it is doing;
 * it gets SIGTERM.
 
-It ends as its child ended. Not covered: the reaper killed together with its child (each alone is covered, as the child
-watches the reaper in turn), and systems other than Linux, where the caller simply goes on.
+It ends as its child ended. Not covered: the reaper killed together with its child (each alone is
+covered, as the child watches the reaper in turn), and systems other than Linux, where the caller
+simply goes on.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Send frames between processes: four bytes of length, then JSON. Standard library only.
 
-JSON in both directions: nothing that comes from a process that ran somebody's code is ever unpickled. What must be Python
-objects on the way in (a row for an environment, a function given as a callable) travels as base64 of a pickle, from the
-trainer to its children only.
+JSON in both directions: nothing that comes from a process that ran somebody's code is ever
+unpickled. What must be Python objects on the way in (a row for an environment, a function given as
+a callable) travels as base64 of a pickle, from the trainer to its children only.
 
-Invariants: a frame is bounded in both directions; `FrameReader`, which reads what such a process sends, gives objects only
-and says `WireError` for anything else.
+Invariants: a frame is bounded in both directions; `FrameReader`, which reads what such a process
+sends, gives objects only and says `WireError` for anything else.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def read_frame(fd: int) -> Any:
 
 
 def hang_up(channel: socket.socket) -> None:
-    """End a channel for the other side too, also where a process that we forked holds a copy of our end."""
+    """End a channel for the other side too.
+
+    Also where a process that we forked holds a copy of our end.
+    """
     with suppress(OSError):  # the peer has gone
         channel.shutdown(socket.SHUT_RDWR)
     channel.close()

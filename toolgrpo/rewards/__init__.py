@@ -1,4 +1,7 @@
-"""Rewards: built in by name, or from a user's file; every one checked. Knows no torch, TRL or vLLM."""
+"""Rewards: built in by name, or from a user's file; every one checked.
+
+Knows no torch, TRL or vLLM.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ _BY_TASK = "by_task"
 
 
 def get_reward(name: str) -> Reward:
-    """A built-in reward by its name."""
+    """Return a built-in reward by its name."""
     if name == _BY_TASK:
         return Reward(ByTask(_named_or_file), name=name, source="built in")
     if name not in BUILT_IN:

@@ -1,6 +1,7 @@
 """`accuracy`: the last tool response against the answer.
 
-1.0 if it is the answer (case and outer space ignored), 0.1 if a tool was called but the answer differs, 0.0 without a call.
+1.0 if it is the answer (case and outer space ignored), 0.1 if a tool was called but the answer
+differs, 0.0 without a call.
 """
 
 from __future__ import annotations

@@ -2,12 +2,16 @@
 
 Invariants:
 
-* A call returns exactly one finite float per completion, or raises. What the function returns is never repaired:
-  a wrong length, None, NaN or a failure is a `RewardError` that names the file, the function and the row.
-* The function gets only the arguments it asks for; one that it needs and nobody has is an error that lists what there is.
-* A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and is never a score.
-* Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare BaseException, or returns objects
-  that raise when they are read or shown. How it is watched while it runs: running.py, and what is kept for others: keeping.py.
+* A call returns exactly one finite float per completion, or raises. What the function returns is
+  never repaired: a wrong length, None, NaN or a failure is a `RewardError` that names the file, the
+  function and the row.
+* The function gets only the arguments it asks for; one that it needs and nobody has is an error
+  that lists what there is.
+* A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and
+  is never a score.
+* Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare
+  BaseException, or returns objects that raise when they are read or shown. How it is watched while
+  it runs: running.py, and what is kept for others: process_state.py.
 
 This package knows no torch, TRL or vLLM.
 """
@@ -46,7 +50,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Reward:
     """A checked reward function. `source` says where it is from, for logs and errors.
 
-    A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of with `say`.
+    A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of
+    with `say`.
     """
 
     function: RewardFunction
@@ -72,7 +77,10 @@ class Reward:
         return self.name
 
     def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[float]:
-        """One float per completion; `arguments` are what TRL passes: prompts, ids, trajectories, every column."""
+        """Return one float per completion.
+
+        `arguments` are what TRL passes: prompts, ids, trajectories, every column.
+        """
         available = {"completions": completions, **arguments}
         if "prompts" in available:
             available.setdefault("prompt", available["prompts"])  # a column of the data, which TRL passes as `prompts`
@@ -90,11 +98,14 @@ class Reward:
             raise
         except BaseException as error:  # what it returned has code of its own
             raise RewardError(
-                f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_told(error)}"
+                f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_described(error)}"
             ) from error
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """`RewardError` if the function needs an argument that neither the trainer nor these columns will give."""
+        """Raise RewardError if the function needs an argument that nobody will give.
+
+        Arguments come from the trainer and from these columns.
+        """
         self._check_has({*_GIVEN, *columns})
 
     def _select(self, available: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +153,7 @@ class Reward:
         number = _as_float(value)
         if number is None or not abs(number) <= _LARGEST:
             raise RewardError(
-                f"{self._where()} returned {_short(value)} for row {row}{_about(row, available)}; every reward must be a "
+                f"{self._where()} returned {_short(value)} for row {row}{_prompt_end(row, available)}; every reward must be a "
                 f"finite number (at most {_LARGEST:g}). Where nothing can be scored, return a number on purpose (0.0) or raise."
             )
         return number
@@ -153,11 +164,14 @@ class Reward:
         row = self._failing_row(oversight, given)
         frames = traceback.extract_tb(error.__traceback__)
         line = line_of([(frame.filename, frame.lineno) for frame in frames], self.source)
-        which = f" at row {row}{_about(row, available)}" if row is not None else ""
-        return RewardError(f"{self._where()} raised {_told(error)}{line}{which}. Mend the reward or the row.")
+        which = f" at row {row}{_prompt_end(row, available)}" if row is not None else ""
+        return RewardError(f"{self._where()} raised {_described(error)}{line}{which}. Mend the reward or the row.")
 
     def _failing_row(self, oversight: Oversight, given: Mapping[str, Any]) -> int | None:
-        """The first row that fails alone, found by asking again, one row at a time; None where that takes too long."""
+        """Return the first row that fails alone, found by asking again, one row at a time.
+
+        None where that takes too long.
+        """
         n = len(given["completions"])
         deadline = time.monotonic() + _SEARCH_S
         for row in range(n):
@@ -198,15 +212,15 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
 
 
 def _as_float(value: Any) -> float | None:
-    """A real number as a float; None for anything else, and for what is too large."""
+    """Return a real number as a float; None for anything else, and for what is too large."""
     try:
         return float(value) if isinstance(value, numbers.Real) else None
     except OverflowError:
         return None
 
 
-def _told(error: BaseException) -> str:
-    """An error in one line, also one that cannot say what it is."""
+def _described(error: BaseException) -> str:
+    """Describe an error in one line, also one that cannot say what it is."""
     try:
         text = str(error)
     except KeyboardInterrupt:
@@ -226,8 +240,8 @@ def _short(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def _about(row: int, available: Mapping[str, Any]) -> str:
-    """The end of the row's prompt, so that a person finds it in the data."""
+def _prompt_end(row: int, available: Mapping[str, Any]) -> str:
+    """Return the end of the row's prompt, so that a person finds it in the data."""
     prompts = available.get("prompts")
     if not prompts or row >= len(prompts):
         return ""

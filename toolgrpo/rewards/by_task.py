@@ -1,4 +1,5 @@
-"""`by_task`: each row is scored by the reward that its column `reward` names, a built-in name or the path of a file.
+"""`by_task`: each row is scored by the reward that its column `reward` names, a built-in name or
+the path of a file.
 
 For mixtures of tasks. The rows of one reward are scored together, as if they were the batch.
 """
@@ -47,13 +48,13 @@ class ByTask:
         return scores
 
     def reward(self, name: str) -> Reward:
-        """The reward that rows call by this name, loaded once."""
+        """Return the reward that rows call by this name, loaded once."""
         if name not in self._found:
             self._found[name] = self._find(name)
         return self._found[name]
 
     def check_columns(self, names: Iterable[str | None], columns: Collection[str]) -> None:
-        """That there is each reward that rows name, and that the data has the columns it asks for."""
+        """Check that every reward that rows name exists, and has the columns it asks for."""
         for name in dict.fromkeys(names):
             if name is None:
                 raise RewardError("reward by_task: some rows name no reward in their column 'reward'")

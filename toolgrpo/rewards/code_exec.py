@@ -1,13 +1,16 @@
-"""`code_exec`: 1.0 if the program of the final response passes all of its row's tests in the sandbox, else 0.0.
+"""`code_exec`: 1.0 if the program of the final response passes all of its row's tests in the
+sandbox, else 0.0.
 
-The program is the last fenced block of Python, or the whole response where that is Python itself. Columns: `tests` (a list
-of asserts, or a text with `def check(candidate)`), and where a row has them `test_imports`, `test_setup_code`, `entry_point`,
-and `allow_forgeable`: true for a row whose tests need objects of the solution, which scores 0 otherwise.
+The program is the last fenced block of Python, or the whole response where that is Python itself.
+Columns: `tests` (a list of asserts, or a text with `def check(candidate)`), and where a row has
+them `test_imports`, `test_setup_code`, `entry_point`, and `allow_forgeable`: true for a row whose
+tests need objects of the solution, which scores 0 otherwise.
 
-Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but in rows that allow it; a sandbox
-that fails is opened anew once, then the error stops the training: it is never a score. A program that takes two workers
-down, on a machine whose sandbox runs others, scores 0. `code_exec/forgeable` and `code_exec/worker_lost` are logged: the
-shares of rows with such tests, and of programs that did that.
+Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but
+in rows that allow it; a sandbox that fails is opened anew once, then the error stops the training:
+it is never a score. A program that takes two workers down, on a machine whose sandbox runs others,
+scores 0. `code_exec/forgeable` and `code_exec/worker_lost` are logged: the shares of rows with such
+tests, and of programs that did that.
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Score:
-    """What a program earned. `forgeable`: its tests are; `worker_lost`: it took its worker down, twice."""
+    """What a program earned.
+
+    `forgeable`: its tests are; `worker_lost`: it took its worker down, twice.
+    """
 
     value: float
     forgeable: bool = False
@@ -91,7 +97,7 @@ def code_exec(
 
 
 def program_of(text: str) -> str | None:
-    """The program of a response; None where it holds none."""
+    """Return the program of a response; None where it holds none."""
     program = _last_fenced(text)
     if program is not None:
         return program
@@ -104,7 +110,7 @@ def program_of(text: str) -> str | None:
 
 
 def _last_fenced(text: str) -> str | None:
-    """The last block of Python between two fences, found line by line."""
+    """Return the last block of Python between two fences, found line by line."""
     found: str | None = None
     begins: int | None = None  # where the body of the open block does
     is_python = False
@@ -162,7 +168,7 @@ def _graded(sandbox: Sandbox, program: str, task: _Task) -> _Score:
 
 @cache
 def _say_that_rows_are_refused() -> None:
-    """Once a process; the metric has the rest."""
+    """Warn once per process; the metric has the rest."""
     logger.warning(
         "code_exec scores 0 in rows whose tests need objects of the solution (a class of it, a function given to it), "
         "since a program can forge these; see code_exec/forgeable for how many. A row says `allow_forgeable: true` to be graded"
@@ -170,7 +176,7 @@ def _say_that_rows_are_refused() -> None:
 
 
 class _Shared:
-    """One sandbox a process, started by the first program that is scored."""
+    """One sandbox per process, started by the first program that is scored."""
 
     _sandbox: Sandbox | None = None
     _lock = threading.Lock()
@@ -179,7 +185,10 @@ class _Shared:
     @classmethod
     @contextmanager
     def lent(cls) -> Iterator[Sandbox]:
-        """The sandbox, for a while. One that fails is given up: closed when nobody uses it any more, and opened anew."""
+        """Lend the sandbox.
+
+        One that fails is given up: closed when nobody uses it any more, and opened anew.
+        """
         with cls._lock:
             if cls._sandbox is None:
                 cls._sandbox = Sandbox(workers=_WORKERS)

@@ -1,4 +1,6 @@
-"""The reward that a stateful environment gives for its own episode (its `reward()` or TRL's `get_reward()`)."""
+"""The reward that a stateful environment gives for its own episode (its `reward()` or TRL's
+`get_reward()`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ __all__ = ["environment"]
 
 
 def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[float]:
-    """What each episode's environment gave; an environment that gives nothing is an error, not a zero."""
+    """Return what each episode's environment gave.
+
+    An environment that gives nothing is an error, not a zero.
+    """
     rewards: list[float] = []
     for row, trajectory in enumerate(trajectories):
         if trajectory.reward is None:

@@ -3,7 +3,7 @@
 final_answer(completion)       what the model said last, without calling a tool
 last_tool_response(completion) the text of the last tool message
 tool_counts(completion)        how often each tool answered
-calls(trajectory)              every call attempt with its status and result, malformed ones included
+calls(trajectory)              every call attempt with its status and result, malformed ones too
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Call", "calls", "final_answer", "last_tool_response", "tool_counts"]
 
 
 def final_answer(completion: Sequence[Message]) -> str:
-    """The text of the last message if it is the model's and calls no tool, else the empty text."""
+    """Return the text of the last message if it is the model's and calls no tool, else ""."""
     if not completion:
         return ""
     last = completion[-1]
@@ -31,7 +31,7 @@ def last_tool_response(completion: Sequence[Message]) -> str | None:
 
 
 def tool_counts(completion: Sequence[Message]) -> Counter[str]:
-    """Tool messages by the name of their tool; those of attempts without a name are not counted."""
+    """Count tool messages by the name of their tool, without those that have none."""
     return Counter(
         str(message["name"]) for message in completion if message["role"] == "tool" and message.get("name") is not None
     )

@@ -1,6 +1,6 @@
-"""`exact_match`: 1.0 if the answer appears in the final response as a whole (case and spacing ignored), else 0.0.
+"""`exact_match`: 1.0 if the answer appears in the final response as a whole, else 0.0.
 
-"7" does not appear in "72", "7.5" or "-7".
+Case and spacing are ignored. "7" does not appear in "72", "7.5" or "-7".
 """
 
 from __future__ import annotations

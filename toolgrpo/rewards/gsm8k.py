@@ -1,7 +1,8 @@
 r"""`gsm8k`: 1.0 if the last number of the final response equals the answer, else 0.0.
 
-The answer is a bare number or GSM8K's own text that ends in `#### N`. Where the response marks its answer (`\boxed{}`
-or `####`), the last number of the marked part counts. An answer without a number is an error of the data.
+The answer is a bare number or GSM8K's own text that ends in `#### N`. Where the response marks its
+answer (`\boxed{}` or `####`), the last number of the marked part counts. An answer without a number
+is an error of the data.
 """
 
 from __future__ import annotations

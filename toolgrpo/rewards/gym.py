@@ -1,12 +1,13 @@
-r"""`reasoning_gym`: 1.0 if the scorer of the row's own task gives full marks to the bare answer, else 0.0.
+r"""`reasoning_gym`: 1.0 if the scorer of the row's own task gives full marks to the bare answer,
+else 0.0.
 
-The bare answer is what stands in the last `\boxed{}` or `<answer>` of the final response, or else its last line after
-"answer:" or "answer is". Partial marks count as nothing: some of the scorers give them for a substring or for any text
-at all.
+The bare answer is what stands in the last `\boxed{}` or `<answer>` of the final response, or else
+its last line after "answer:" or "answer is". Partial marks count as nothing: some of the scorers
+give them for a substring or for any text at all.
 
-Some of the scorers evaluate the answer as Python. So all run in the sandbox; those that expect a list read literals alone, and
-those that expect a formula get none but formulas. One that raises, or takes more than 5 s, could not read the model's answer, which
-is then wrong.
+Some of the scorers evaluate the answer as Python. So all run in the sandbox; those that expect a
+list read literals alone, and those that expect a formula get none but formulas. One that raises, or
+takes more than 5 s, could not read the model's answer, which is then wrong.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ if {reads_lists}:
     sys.modules[type(scorer).__module__].eval = ast.literal_eval
 float(scorer.score_answer({answer!a}, pickle.loads({entry!r})))
 """
-# Formulas have no text, no attribute and no function of Python's but these: what sympy evaluates then computes, and no more.
+# Formulas have no text, no attribute and no function of Python's but these: what sympy evaluates
+# then computes, and no more.
 _NO_FORMULA = re.compile(r"""[^\x00-\x7f]|["'\[\]{}\\:;@]|__|\.\s*[A-Za-z_]""")
 _NOT_IN_FORMULAS = frozenset(dir(builtins)) - {"abs", "max", "min", "pow", "round"}
 
@@ -66,7 +68,7 @@ def reasoning_gym(
 
 
 def bare_answer(text: str) -> str:
-    """The answer without the words around it."""
+    """Return the answer without the words around it."""
     inside = boxed(text)
     if inside is not None:
         return inside
@@ -79,7 +81,7 @@ def bare_answer(text: str) -> str:
 
 
 def _last_tagged(text: str) -> str | None:
-    """What stands in the last closed `<answer>`, found in one pass over the tags."""
+    """Return what stands in the last closed `<answer>`, found in one pass over the tags."""
     start, last = -1, None
     for tag in re.finditer(r"<(/?)answer>", text, re.IGNORECASE):
         if tag[1] and start >= 0:
@@ -113,7 +115,7 @@ def _is_formula(answer: str) -> bool:
 
 @cache
 def _sandbox() -> Sandbox:
-    """One a process, opened by the first answer that is scored."""
+    """Return the sandbox, one per process, opened by the first answer that is scored."""
     sandbox = Sandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
     atexit.register(sandbox.close)
     return sandbox

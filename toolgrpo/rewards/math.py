@@ -1,8 +1,9 @@
-r"""`math`: 1.0 if the final response gives the answer, else 0.0; AIME integers, and whatever stands in `\boxed{}`.
+r"""`math`: 1.0 if the final response gives the answer, else 0.0; AIME integers, and whatever stands
+in `\boxed{}`.
 
-A response's answer is what stands in its last `\boxed{}`, or else its last number. Numbers are compared as numbers
-(leading zeros do not count), anything else as LaTeX text without spacing and sizing marks. Not covered: the equality of
-different expressions, such as x+1 and 1+x.
+A response's answer is what stands in its last `\boxed{}`, or else its last number. Numbers are
+compared as numbers (leading zeros do not count), anything else as LaTeX text without spacing and
+sizing marks. Not covered: the equality of different expressions, such as x+1 and 1+x.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 r"""Numbers as people and models write them, read exactly.
 
-Understood: signs (also the typographic minus), thousands separators (`1,234`, `1{,}234`, `1\,234`, `1_234`), decimals, `.5`,
-scientific notation, simple fractions (`3/4`, `\frac{3}{4}`), currency before or after, percent signs, units (`18 m^2`),
-ordinals, bold and code marks, `\boxed{}`. A number glued to a word (`CO2`, `Q4`) is part of the word.
+Understood: signs (also the typographic minus), thousands separators (`1,234`, `1{,}234`, `1\,234`,
+`1_234`), decimals, `.5`, scientific notation, simple fractions (`3/4`, `\frac{3}{4}`), currency
+before or after, percent signs, units (`18 m^2`), ordinals, bold and code marks, `\boxed{}`. A
+number glued to a word (`CO2`, `Q4`) is part of the word.
 
-Invariants: every function takes a time that grows with the length of its text and no faster, whatever a model has written;
-every number that is given out fits a float. Digits that make no such number (`1/0`, a thousand digits) have no value.
+Invariants: every function takes a time that grows with the length of its text and no faster,
+whatever a model has written; every number that is given out fits a float. Digits that make no such
+number (`1/0`, a thousand digits) have no value.
 
-Not covered: decimal commas, thousands split by a plain space, numbers in words or short for them (`42k`), mixed fractions.
+Not covered: decimal commas, thousands split by a plain space, numbers in words or short for them
+(`42k`), mixed fractions.
 """
 
 from __future__ import annotations
@@ -32,19 +35,19 @@ _MINUS = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\
 
 
 def all_numbers(text: str) -> list[Fraction]:
-    """The numbers of a text, exactly, in their order; those without a value are left out."""
+    """Return the numbers of a text, exactly, in their order, without those that have no value."""
     values = (_value(match) for match in _NUMBER.finditer(_plain(text)))
     return [value for value in values if value is not None]
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text; None where there is none, or where the last one has no value."""
+    """Return the last number of a text; None where there is none, or it has no value."""
     last = deque(_NUMBER.finditer(_plain(text)), maxlen=1)
     return _value(last[0]) if last else None
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last closed `\boxed{...}`, with its braces matched."""
+    r"""Return what stands in the last closed `\boxed{...}`, with its braces matched."""
     open_braces: list[tuple[bool, int]] = []  # each: is it a box's, and where its inside starts
     start, end = -1, -1
     for brace in _BRACE.finditer(text):
@@ -58,7 +61,10 @@ def boxed(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str:
-    r"""The part of a text that is marked as the answer: in `\boxed{}`, after `####`, or else all of it."""
+    r"""Return the part of a text that is marked as the answer, or else all of it.
+
+    Marks are `\boxed{}` and `####`.
+    """
     inside = boxed(text)
     if inside is not None:
         return inside

@@ -7,7 +7,7 @@ from pathlib import Path
 from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.base import Reward
-from toolgrpo.rewards.keeping import guarded_exit
+from toolgrpo.rewards.process_state import guarded_exit
 
 __all__ = ["load_reward"]
 
@@ -15,7 +15,10 @@ _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(c
 
 
 def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
-    """The function `name` of a Python file, checked. The file may import its neighbours."""
+    """Load the function `name` of a Python file, and check it.
+
+    The file may import its neighbours.
+    """
     file = Path(path)
     with guarded_exit():
         module = import_file(file)

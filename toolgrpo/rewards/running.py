@@ -1,12 +1,14 @@
-"""Run a reward function so that it neither hangs a training without a word nor ends it: lines, a deadline, an end of its own.
+"""Run a reward function so that it neither hangs a training without a word nor ends it.
 
-Without a timeout the function runs in the caller's thread, since some need the main one (signals, say). With one it runs in
-a thread that is left behind when the deadline passes; context variables, the gradient mode and the CUDA device are the
-caller's there.
+Without a timeout the function runs in the caller's thread, since some need the main one (signals,
+say). With one it runs in a thread that is left behind when the deadline passes; context variables,
+the gradient mode and the CUDA device are the caller's there.
 
-A function that holds the interpreter in one native call (a pattern that backtracks, a huge power) lets no other thread speak:
-then `faulthandler` writes where it is to standard error, and where there is a timeout ends the process 10 s after it.
-Not covered: two rewards that run at the same time in one process each say their lines, but share that last resort.
+A function that holds the interpreter in one native call (a pattern that backtracks, a huge power)
+lets no other thread speak: then `faulthandler` writes where it is to standard error, and where
+there is a timeout ends the process 10 s after it.
+Not covered: two rewards that run at the same time in one process each say their lines, but share
+that last resort.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.keeping import THREADS, caller_of_torch, kept, real_exit
+from toolgrpo.rewards.process_state import THREADS, caller_of_torch, real_exit, restored_state
 
 __all__ = ["Oversight", "line_of"]
 
@@ -39,7 +41,10 @@ _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("inside_a_reward"
 
 @dataclass(frozen=True)
 class Oversight:
-    """How the calls of one reward are watched. `what` names it; `source` is its file; `say` tells a person."""
+    """How the calls of one reward are watched.
+
+    `what` names it; `source` is its file; `say` tells a person.
+    """
 
     what: str
     source: str
@@ -48,15 +53,18 @@ class Oversight:
     every_s: float = 60.0  # between the lines of one that runs long
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises, awaited if it can be; RewardError when the timeout passes."""
+        """Return or raise what the function does, awaited if it can be.
+
+        RewardError when the timeout passes.
+        """
         if _inside.get():  # a reward that calls others, as by_task does
             return _result_of(function)
         token = _inside.set(True)
         try:
-            with kept(self.what, self._say_safely):
+            with restored_state(self.what, self._say_safely):
                 if self.timeout_s is not None:
                     return self._run_in_thread(function, self.timeout_s)
-                with self._spoken_of(_Call(threading.get_ident())):
+                with self._saying_lines(_Call(threading.get_ident())):
                     return _result_of(function)
         finally:
             _inside.reset(token)
@@ -69,7 +77,7 @@ class Oversight:
             name=f"{THREADS}-call",
             daemon=True,
         )
-        with self._spoken_of(call):
+        with self._saying_lines(call):
             thread.start()
             ended = call.ended.wait(timeout_s)
         if ended:
@@ -83,8 +91,8 @@ class Oversight:
         )
 
     @contextmanager
-    def _spoken_of(self, call: _Call) -> Iterator[None]:
-        """A line every `every_s` seconds, from another thread, for as long as this lasts."""
+    def _saying_lines(self, call: _Call) -> Iterator[None]:
+        """Say a line every `every_s` seconds, from another thread, for as long as this lasts."""
         over, arming = threading.Event(), threading.Lock()
         started = time.monotonic()
 
@@ -116,7 +124,9 @@ class Oversight:
 
 @dataclass
 class _Call:
-    """One call: the thread that makes it, and what it gave or raised once it has ended in another thread."""
+    """One call: the thread that makes it, and what it gave or raised once it has ended in another
+    thread.
+    """
 
     thread: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
@@ -140,14 +150,17 @@ class _Call:
 
 
 def line_of(frames: Iterable[tuple[str, int | None]], source: str) -> str:
-    """` (line N)` for the innermost of frames (file, line) that lies in the reward's own file, else nothing."""
+    """Return ` (line N)` of the innermost frame in the reward's own file, else nothing.
+
+    Each frame is (file, line).
+    """
     path = source.partition(":")[0]
     lines = [line for file, line in frames if file == path]
     return f" (line {lines[-1]})" if lines else ""
 
 
 def line_of_thread(thread: int, source: str) -> str:
-    """The same for what a thread does at this moment."""
+    """Do as `line_of` for what a thread does at this moment."""
     frame = sys._current_frames().get(thread)
     frames: list[tuple[str, int | None]] = []
     while frame is not None:
@@ -162,7 +175,10 @@ def _result_of(function: Callable[[], Any]) -> Any:
 
 
 def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    """The result of a coroutine, on the loop that all async rewards share (so that their clients live on)."""
+    """Return the result of a coroutine, run on the loop that all async rewards share.
+
+    They share one so that their clients live on.
+    """
 
     async def run() -> tuple[Any, BaseException | None]:
         try:
@@ -209,7 +225,10 @@ class _RewardLoop:
 
 
 def _end_with_main_thread(what: str) -> None:
-    """End the process when its main thread has ended but waits for threads that the function left behind has started."""
+    """End the process when its main thread has ended but waits for threads.
+
+    They are those that the function left behind has started.
+    """
     threading.main_thread().join()
     time.sleep(_LEAVE_S)
     with suppress(OSError):

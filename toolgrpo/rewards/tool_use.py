@@ -1,4 +1,5 @@
-"""`tool_use`: how well tools were used, whatever the answer; a shaping reward to add to one for the answer.
+"""`tool_use`: how well tools were used, whatever the answer; a shaping reward to add to one for the
+answer.
 
 The mean of four parts, each from 0 to 1 and each logged as `tool_use/PART`:
 
@@ -8,7 +9,8 @@ The mean of four parts, each from 0 to 1 and each logged as `tool_use/PART`:
     arguments  share of readable calls whose arguments fit the tool
     economy    share of turns and calls that are neither empty nor a repetition
 
-Without any call the reward is 0.0, except where `expected_tools` is an empty list: then it is 1.0, and 0.0 for a call.
+Without any call the reward is 0.0, except where `expected_tools` is an empty list: then it is 1.0,
+and 0.0 for a call.
 """
 
 from __future__ import annotations
@@ -51,15 +53,15 @@ def tool_use(
     **kwargs: Any,
 ) -> list[float]:
     expected = expected_tools if expected_tools is not None else [None] * len(trajectories)
-    uses = [judge(trajectory, wanted) for trajectory, wanted in zip(trajectories, expected, strict=True)]
+    uses = [_parts(trajectory, wanted) for trajectory, wanted in zip(trajectories, expected, strict=True)]
     if log_metric is not None and uses:
         for part in asdict(uses[0]):
             log_metric(f"tool_use/{part}", sum(getattr(use, part) for use in uses) / len(uses))
     return [use.score for use in uses]
 
 
-def judge(trajectory: Trajectory, expected: Sequence[str] | None) -> ToolUse:
-    """The four parts of one episode."""
+def _parts(trajectory: Trajectory, expected: Sequence[str] | None) -> ToolUse:
+    """Return the four parts of one episode's score."""
     made = calls(trajectory)
     if expected is not None and not expected:
         return ToolUse(0.0, 0.0, 0.0, 0.0) if made else ToolUse(1.0, 1.0, 1.0, 1.0)

@@ -1,7 +1,7 @@
-"""What a trainer is given as rewards, each watched while it runs: checked ones, and plain functions as TRL takes them.
+"""What a trainer is given as rewards, checked or plain functions, each watched while it runs.
 
-A plain function stays what it is for TRL, which calls it as before: it may give None for a row, and an async one runs beside
-the others. Not covered: reward models, which are not called as functions.
+A plain function stays what it is for TRL, which calls it as before: it may give None for a row, and
+an async one runs beside the others. Not covered: reward models, which are not called as functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ __all__ = ["watched"]
 
 
 def watched(rewards: Any, timeout_s: float | None, say: Callable[[str], None]) -> Any:
-    """The same rewards, with a deadline for each call; `say` tells a person of one that runs long."""
+    """Return the same rewards, with a deadline for each call.
+
+    `say` tells a person of one that runs long.
+    """
     if isinstance(rewards, Sequence) and not isinstance(rewards, str):
         return [watched(reward, timeout_s, say) for reward in rewards]
     if isinstance(rewards, Reward):

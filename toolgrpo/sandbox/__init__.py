@@ -1,6 +1,7 @@
 """Runs model-written Python in processes that are confined; fails closed. See docs/sandbox.md.
 
-The names are imported on first use: the processes that run code import this package too, and need neither.
+The names are imported on first use: the processes that run code import this package too, and need
+neither.
 """
 
 from __future__ import annotations

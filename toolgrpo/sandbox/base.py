@@ -1,7 +1,7 @@
 """What a sandboxed run is asked for and what it gives back.
 
-Invariants: a result's `value` is built from exact built-in types only, whatever the run's code did; every run has one
-status. This module imports the standard library alone.
+Invariants: a result's `value` is built from exact built-in types only, whatever the run's code did;
+every run has one status. This module imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What one run did. `value` is the last expression's where it is a plain literal; `value_repr` is its text."""
+    """What one run did.
+
+    `value` is the last expression's where it is a plain literal; `value_repr` is its text.
+    """
 
     status: RunStatus
     stdout: str = ""

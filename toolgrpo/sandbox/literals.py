@@ -1,7 +1,7 @@
 """Plain values as JSON and back: the only thing that leaves a sandboxed process.
 
-`decode` builds exact built-in types and nothing else, so a value that crossed cannot carry behaviour: no `__eq__` that
-lies, no subclass. `encode` runs beside hostile code and is not trusted.
+`decode` builds exact built-in types and nothing else, so a value that crossed cannot carry
+behaviour: no `__eq__` that lies, no subclass. `encode` runs beside hostile code and is not trusted.
 Not covered: Fraction, Decimal, datetimes and the like, which do not cross.
 """
 
@@ -16,11 +16,16 @@ _MAX_DEPTH = 100
 
 
 class NotPlainError(ValueError):
-    """The value is not made of None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset and dict."""
+    """The value is not made of None, bool, int, float, complex, str, bytes, list, tuple, set,
+    frozenset and dict.
+    """
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A JSON form of a plain value; subclasses (a Counter, a namedtuple, numpy numbers) become what they refine."""
+    """Return a JSON form of a plain value.
+
+    Subclasses (a Counter, a namedtuple, numpy numbers) become what they refine.
+    """
     if depth > _MAX_DEPTH:
         raise NotPlainError("nested too deeply")
     if value is None or value is True or value is False:
@@ -46,12 +51,12 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def encode_text(value: Any) -> str:
-    """The form as a text, for who only hands it on."""
+    """Return the form as a text, for who only hands it on."""
     return json.dumps(encode(value), separators=(",", ":"))
 
 
 def decode_text(text: str) -> Any:
-    """The inverse of `encode_text`; NotPlainError on anything that it does not write."""
+    """Undo `encode_text`; NotPlainError on anything that it does not write."""
     try:
         form = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -60,10 +65,11 @@ def decode_text(text: str) -> Any:
 
 
 def decode(form: Any, *, most_hashed: int | None = None) -> Any:
-    """The inverse of `encode`; NotPlainError on anything that `encode` does not write.
+    """Undo `encode`; NotPlainError on anything that `encode` does not write.
 
-    `most_hashed` bounds what goes into sets and keys of dicts, but for plain texts as keys, whose hashes nobody can foresee:
-    the others can be chosen so that each meets all before it, which takes quadratic time.
+    `most_hashed` bounds what goes into sets and keys of dicts, but for plain texts as keys, whose
+    hashes nobody can foresee: the others can be chosen so that each meets all before it, which
+    takes quadratic time.
     """
     return _Decoding(most_hashed).value(form, 0)
 
@@ -115,7 +121,10 @@ class _Decoding:
 
 
 def _weight(form: Any, enough: int) -> int:
-    """How much there is to compare where one value is compared with another; not counted much beyond `enough`."""
+    """Return how much there is to compare where one value is compared with another.
+
+    Not counted much beyond `enough`.
+    """
     weight, waiting = 0, [form]
     while waiting and weight <= enough:
         part = waiting.pop()

@@ -1,13 +1,16 @@
-"""`RemoteSandbox`: runs go to a service that speaks the HTTP interface of SandboxFusion, for those who need another kernel.
+"""`RemoteSandbox`: runs go to a service that speaks the HTTP interface of SandboxFusion, for those
+who need another kernel.
 
     POST {url}/run_code  {"code", "language": "python", "stdin", "run_timeout", "memory_limit_MB", ...}
     -> {"status": "Success" | "Failed" | "SandboxError", "message", "run_result": {"status", "execution_time", "return_code",
        "stdout", "stderr"}, ...}
 
-Invariants: a run has exactly one result or raises SandboxError; what is the service's fault (no connection, an HTTP error, an
-answer that says so or makes no sense) is tried again and then raises: it is never the result of a run. A run can so be
-started more than once; its code must not have effects outside the sandbox, which it cannot have anyway.
-Not covered: sessions, grading and the value of a last expression; the service confines the code, and what it promises is its own.
+Invariants: a run has exactly one result or raises SandboxError; what is the service's fault (no
+connection, an HTTP error, an answer that says so or makes no sense) is tried again and then raises:
+it is never the result of a run. A run can so be started more than once; its code must not have
+effects outside the sandbox, which it cannot have anyway.
+Not covered: sessions, grading and the value of a last expression; the service confines the code,
+and what it promises is its own.
 """
 
 from __future__ import annotations
@@ -93,12 +96,12 @@ class RemoteSandbox:
     async def arun(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
     ) -> SandboxResult:
-        """`run` without blocking the event loop it is awaited on."""
+        """Do as `run`, without blocking the event loop it is awaited on."""
         call = functools.partial(self.run, code, stdin=stdin, timeout=timeout, memory_mb=memory_mb)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def close(self) -> None:
-        """Nothing is kept open between runs; runs that have not begun are given up. Idempotent."""
+        """Give up runs that have not begun; nothing is kept open between runs. Idempotent."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> RemoteSandbox:
@@ -136,7 +139,7 @@ class RemoteSandbox:
 
 
 def _result(answer: Any, limits: Limits) -> SandboxResult:
-    """A service's answer as a result; _ServiceFailed where it is none."""
+    """Return a service's answer as a result; _ServiceFailed where it is none."""
     ran = answer.get("run_result") if isinstance(answer, dict) else None
     if not isinstance(ran, dict) or answer.get("status") not in ("Success", "Failed"):
         said = answer.get("message") or answer.get("status") if isinstance(answer, dict) else answer

@@ -1,4 +1,4 @@
-"""Tools that cannot hurt the run: loading, schemas, validation, worker processes, environments, MCP."""
+"""Tools that cannot hurt the run: loading, schemas, checks, worker processes, environments, MCP."""
 
 from __future__ import annotations
 

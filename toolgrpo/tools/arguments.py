@@ -1,7 +1,7 @@
 """Arguments that a model wrote, checked against a tool's schema, in words the model can learn from.
 
 Nothing that a model writes raises here or takes long: what is nested too deeply or has too many
-digits is refused before anything walks it (`bounds.py`), coercion takes one step a value
+digits is refused before anything walks it (`bounds.py`), coercion takes one step per value
 (`coercion.py`), and a check has a bound of processor time (`validation.py`).
 Not covered: what only the tool's own types can check (a pydantic validator, say); the worker does
 that.
@@ -89,7 +89,7 @@ def names_near(word: str, known: Iterable[str]) -> str:
 
 
 def signature_text(name: str, parameters: Mapping[str, Any]) -> str:
-    """`add(a: integer, b: integer = optional)`: how to call the tool, in one line."""
+    """Return how to call a tool, as in `add(a: integer, b: integer (optional))`."""
     required = set(parameters.get("required", ()))
     parts = [
         f"{key}: {_type_text(sub)}" + ("" if key in required else " (optional)")

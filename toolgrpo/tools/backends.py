@@ -15,7 +15,7 @@ from toolgrpo.tools.result_cache import ResultCache
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.pool import WorkerPool
 
-__all__ = ["Backend", "BackendSession", "FunctionBackend", "StatelessBackend"]
+__all__ = ["BackendSession", "FunctionBackend", "StatelessBackend", "ToolBackend"]
 
 
 class BackendSession(Protocol):
@@ -33,7 +33,7 @@ class BackendSession(Protocol):
     async def close(self) -> None: ...
 
 
-class Backend(Protocol):
+class ToolBackend(Protocol):
     """A source of tools that is running."""
 
     @property
@@ -45,7 +45,9 @@ class Backend(Protocol):
 
 
 class StatelessBackend(ABC):
-    """A backend whose calls know nothing of episodes: all sessions are alike, and answers may be cached."""
+    """A backend whose calls know nothing of episodes: all sessions are alike, and answers may be
+    cached.
+    """
 
     def __init__(self, specs: Sequence[ToolSpec], timeout_s: float, *, cache_all: bool) -> None:
         self.specs = specs
@@ -82,7 +84,7 @@ class _StatelessSession:
         self._backend = backend
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments)
@@ -91,7 +93,7 @@ class _StatelessSession:
         return None
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class FunctionBackend(StatelessBackend):

@@ -1,8 +1,9 @@
 """What the rollout asks of tools: names, schemas, and sessions that answer call attempts.
 
-A session belongs to one episode. `call` answers every attempt it is given, in order, one result each, malformed ones
-included; it never raises for anything a model can write and never outlives its deadlines.
-This package imports no torch, TRL or vLLM: a tool worker must start in well under a second.
+A session belongs to one episode. `call` answers every attempt it is given, in order, one result
+each, malformed ones included; it never raises for anything a model can write and never outlives its
+deadlines. This package imports no torch, TRL or vLLM: a tool worker must start in well under a
+second.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ToolSession(Protocol):
     async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]: ...
 
     async def reward(self) -> float | None:
-        """What a stateful environment gives for the episode so far, if it gives anything."""
+        """Return what a stateful environment gives for the episode so far, if anything."""
         ...
 
     async def __aenter__(self) -> ToolSession: ...

@@ -39,7 +39,7 @@ def _integer(digits: str) -> int:
 
 
 def beyond_bounds(value: object) -> str | None:
-    """Say what in a JSON value is beyond the bounds, in one step a value, without recursion."""
+    """Say what in a JSON value is beyond the bounds, in one step per value, without recursion."""
     pending: list[tuple[object, int]] = [(value, 1)]
     while pending:
         node, depth = pending.pop()

@@ -14,7 +14,10 @@ _FORM = '{"name": "...", "arguments": {...}}'
 
 
 def parse_call(call: object) -> CallAttempt:
-    """`{"name": ..., "arguments": {...}}` as text or object; the OpenAI form with a `function` inside is understood too."""
+    """Read a call, `{"name": ..., "arguments": {...}}`, as text or object.
+
+    The OpenAI form with a `function` inside is understood too.
+    """
     if isinstance(call, CallAttempt):
         return call
     raw = call if isinstance(call, str) else _written(call)

@@ -1,8 +1,9 @@
 """Stateful tools: one instance of an environment class per episode, each in a process of its own.
 
-A process each, because a state that hangs or dies must cost its own episode and no other. Calls of one turn run one after
-the other, in call order, as the methods share their instance's state; none is ever run twice. After a call that overran
-or killed the process, the environment is gone: later calls are told so, and there is no reward (None, never 0).
+A process each, because a state that hangs or dies must cost its own episode and no other. Calls of
+one turn run one after the other, in call order, as the methods share their instance's state; none
+is ever run twice. After a call that overran or killed the process, the environment is gone: later
+calls are told so, and there is no reward (None, never 0).
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class EnvironmentSession:
         self.observation: str | None = None
 
     async def open(self) -> None:
-        """Make the instance and reset it with the row. A reset that raises is the plugin's error, and ends the run."""
+        """Make the instance and reset it with the row.
+
+        A reset that raises is the plugin's error, and ends the run.
+        """
         row = pack_objects(dict(self._row))
         for attempt in range(1, _OPEN_ATTEMPTS + 1):
             self._worker = self._pool.reserve()
@@ -89,7 +93,7 @@ class EnvironmentSession:
             return reply
 
     async def reward(self) -> float | None:
-        """What the instance gives; None if it gives none or is gone."""
+        """Return what the instance gives; None if it gives none or is gone."""
         if not self._spec.gives_reward or self._worker is None:
             return None
         reply = await self._ask({"op": "reward"}, self._timeout_s)

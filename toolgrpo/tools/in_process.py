@@ -1,7 +1,9 @@
-"""Tools that asked to run in the trainer's process: on a thread each, coroutines on a loop of their own.
+"""Tools that asked to run in the trainer's process: on a thread each, coroutines on a loop of their
+own.
 
-Deadlines are kept towards the model, but nothing can end such a tool: a call that overruns keeps its thread, and a crash
-is the trainer's. `@tool(in_process=True)` is for tools that need the trainer's own objects.
+Deadlines are kept towards the model, but nothing can end such a tool: a call that overruns keeps
+its thread, and a crash is the trainer's. `@tool(in_process=True)` is for tools that need the
+trainer's own objects.
 """
 
 from __future__ import annotations

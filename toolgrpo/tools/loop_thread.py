@@ -1,11 +1,12 @@
 """An event loop on a thread of its own, that outlives the loops of training steps.
 
-Every rollout may run on a fresh loop (`asyncio.run` per step), while tool workers and MCP sessions live for the whole
-run. So what they need a loop for lives here, and results are handed over as `concurrent.futures.Future`, which any
-thread and any loop can wait for.
+Every rollout may run on a fresh loop (`asyncio.run` per step), while tool workers and MCP sessions
+live for the whole run. So what they need a loop for lives here, and results are handed over as
+`concurrent.futures.Future`, which any thread and any loop can wait for.
 
-A tool's code may run on such a loop, and may stop it, or raise SystemExit or KeyboardInterrupt in a callback or a task of
-its own, which asyncio lets through. The loop then goes on where it was: what waits on it loses nothing.
+A tool's code may run on such a loop, and may stop it, or raise SystemExit or KeyboardInterrupt in a
+callback or a task of its own, which asyncio lets through. The loop then goes on where it was: what
+waits on it loses nothing.
 """
 
 from __future__ import annotations

@@ -10,19 +10,19 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.tools.backends import Backend, FunctionBackend
+from toolgrpo.tools.backends import FunctionBackend, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS
 from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.in_process import InProcessBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 from toolgrpo.tools.plugin.decorator import options_of
-from toolgrpo.tools.plugin.plugin_file import LoadedTool, Source, load_functions, tools_of
+from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
 from toolgrpo.tools.toolbox import Toolbox
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool
 from toolgrpo.tools.workers.pool_records import PoolOptions
-from toolgrpo.tools.workers.tool_worker import Limits
+from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
 __all__ = ["load_tools"]
 
@@ -46,7 +46,8 @@ def load_tools(
     """Load tools and start their workers.
 
     Args:
-        spec: A plugin file, a module or its name, or a list of functions. A file may export an ENVIRONMENT instead.
+        spec: A plugin file, a module or its name, or a list of functions. A file may export an
+            ENVIRONMENT instead.
         environment: A class with state: `path.py:Class`, `module:Class`, or the class itself.
         mcp_config: An `mcp.json`, or its contents.
         tool_timeout_s: Seconds that one call may take, unless its tool says otherwise.
@@ -54,9 +55,11 @@ def load_tools(
         workers: Worker processes.
         threads_per_worker: Calls that one worker runs at the same time.
         memory_mb: Address space of each worker; 0 for no limit.
-        max_result_chars: Longer results lose their middle before they travel, so that memory lasts. What a model sees of a
-            result is decided in tokens, by `EpisodeLimits.max_tool_response_tokens`.
-        log_path: Where what tools and MCP servers print goes; without it, to the logger `toolgrpo.tools.output`.
+        max_result_chars: Longer results lose their middle before they travel, so that memory lasts.
+            What a model sees of a result is decided in tokens, by
+            `EpisodeLimits.max_tool_response_tokens`.
+        log_path: Where what tools and MCP servers print goes; without it, to the logger
+            `toolgrpo.tools.output`.
         load_timeout_s: Seconds that importing the plugin, or connecting to an MCP server, may take.
     """
     _check_positive(tool_timeout_s=tool_timeout_s, workers=workers, load_timeout_s=load_timeout_s)
@@ -65,13 +68,13 @@ def load_tools(
         raise ConfigError(f"memory_mb must be a number of megabytes, or 0 for no limit; got {memory_mb!r}")
     chosen = _choose(spec)
     with ExitStack() as undo:
-        backends: list[Backend] = []
+        backends: list[ToolBackend] = []
         order: list[str] = chosen.order
         held = chosen.held
         if chosen.source is not None or environment is not None:
             source = None if environment is None else environment_source(environment)
             hello = {"tools": chosen.source and asdict(chosen.source), "environment": source and asdict(source)}
-            limits = Limits(threads_per_worker, memory_mb, max_result_chars)
+            limits = WorkerLimits(threads_per_worker, memory_mb, max_result_chars)
             options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
             pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
             undo.callback(pool.close)
@@ -91,17 +94,20 @@ def load_tools(
     return toolbox
 
 
-def _in_workers(pool: WorkerPool, timeout_s: float, cache_tools: bool) -> list[Backend]:
-    """The functions, and the environment if there is one."""
+def _in_workers(pool: WorkerPool, timeout_s: float, cache_tools: bool) -> list[ToolBackend]:
+    """Return the backends of the functions, and of the environment if there is one."""
     outside = [known for known in pool.spec.functions if not known.in_process]
-    backends: list[Backend] = [FunctionBackend(pool, outside, timeout_s, cache_all=cache_tools)]
+    backends: list[ToolBackend] = [FunctionBackend(pool, outside, timeout_s, cache_all=cache_tools)]
     if pool.spec.environment is not None:
         backends.append(EnvironmentBackend(pool, pool.spec.environment, timeout_s))
     return backends
 
 
-def _held_here(source: Source | None, pool: WorkerPool) -> list[LoadedTool]:
-    """The tools of a file or module that asked for this process; only for them it is imported here."""
+def _held_here(source: PluginSource | None, pool: WorkerPool) -> list[LoadedTool]:
+    """Load the tools of a file or module that asked for this process.
+
+    Only for them it is imported here.
+    """
     if source is None or not any(known.in_process for known in pool.spec.functions):
         return []
     return [tool for tool in load_functions(source) if tool.spec.in_process]
@@ -109,9 +115,11 @@ def _held_here(source: Source | None, pool: WorkerPool) -> list[LoadedTool]:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What `spec` comes to: a source for the workers, tools held here, and the order of their names if it is known."""
+    """What `spec` comes to: a source for the workers, tools held here, and the order of their names
+    if it is known.
+    """
 
-    source: Source | None
+    source: PluginSource | None
     held: list[LoadedTool]
     order: list[str]
 
@@ -136,7 +144,7 @@ def _mcp(
     connect_timeout_s: float,
     max_chars: int,
     log_path: Path | str | None,
-) -> Backend:
+) -> ToolBackend:
     servers = read_mcp_config(config)
     from toolgrpo.tools.mcp.servers import McpBackend  # the SDK takes a second to import; most runs need none of it
 

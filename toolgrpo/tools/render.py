@@ -47,14 +47,15 @@ class Ends:
 
 
 def render_result(value: object, max_chars: int) -> RenderedText:
-    """The text of a tool's return value."""
+    """Return the text of a tool's return value."""
     return cut(value if type(value) is str else _as_json(value), max_chars)
 
 
 def cut(text: str, max_chars: int, left_out: int = 0) -> RenderedText:
-    """The first and last characters of a longer text, `max_chars` of them, around a notice.
+    """Keep the first and last characters of a longer text, `max_chars` of them, around a notice.
 
-    `left_out` is what a notice in the text counts already; the new one counts that too, and stands in its place.
+    `left_out` is what a notice in the text counts already; the new one counts that too, and stands
+    in its place.
     """
     if len(text) <= max_chars:
         return RenderedText(_encodable(text), left_out)
@@ -81,7 +82,7 @@ def _notice(left_out: int) -> str:
 
 
 def describe_exception(error: BaseException, max_chars: int = 500) -> str:
-    """`ValueError: what it says`, also for exceptions whose own text raises."""
+    """Return `ValueError: what it says`, also for exceptions whose own text raises."""
     kind = type(error).__name__
     try:
         text = str(error)
@@ -103,7 +104,7 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's scalars and arrays know how to become plain; nothing else is guessed."""
+    """Make numpy's scalars and arrays plain; guess nothing else."""
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} has no JSON form")

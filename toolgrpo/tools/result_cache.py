@@ -1,8 +1,8 @@
 """Answers of pure tools, remembered for a run.
 
-Same name and same arguments, same answer; a call that is still running is shared too. Only good answers stay, and only
-so many and so much text of them that a long run does not grow by them. What stays is the answer alone: a finished future
-would keep the event loops of all who waited for it.
+Same name and same arguments, same answer; a call that is still running is shared too. Only good
+answers stay, and only so many and so much text of them that a long run does not grow by them. What
+stays is the answer alone: a finished future would keep the event loops of all who waited for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ResultCache:
         return len(self._answers)
 
     def get(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Future[Reply]]) -> CacheLookup:
-        """What is known for this call, or what `run` starts."""
+        """Return what is known for this call, or what `run` starts."""
         call = (name, json.dumps(arguments, sort_keys=True))
         with self._lock:
             known = self._answers.get(call)

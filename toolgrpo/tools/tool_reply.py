@@ -25,7 +25,10 @@ class Reply:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Reply:
-        """A worker's frame; what does not look like one is the tool's doing and counts as its death."""
+        """Read a worker's frame.
+
+        What does not look like one is the tool's doing and counts as its death.
+        """
         error, text, left_out = message.get("error"), message.get("text"), message.get("left_out", 0)
         if error is not None and error not in list(ToolErrorKind):
             return cls("the process of the tool answered nonsense", ToolErrorKind.DIED)

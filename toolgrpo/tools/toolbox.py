@@ -1,8 +1,9 @@
 """`load_tools`, `run_tool` and the `Toolbox` between them.
 
-A `Toolbox` joins what it was given: functions in worker processes, functions in this process, an environment class, MCP
-servers. Each is a backend with specs; a session of the toolbox is one session of each backend. The toolbox checks names
-and arguments and turns every answer into one `ToolResult`; nothing that a model can write raises here.
+A `Toolbox` joins what it was given: functions in worker processes, functions in this process, an
+environment class, MCP servers. Each is a backend with specs; a session of the toolbox is one
+session of each backend. The toolbox checks names and arguments and turns every answer into one
+`ToolResult`; nothing that a model can write raises here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, names_near
-from toolgrpo.tools.backends import Backend, BackendSession
+from toolgrpo.tools.backends import BackendSession, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.loop_thread import LoopThread
@@ -24,7 +25,7 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import RenderedText, cut
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
-__all__ = ["Session", "Toolbox", "run_tool"]
+__all__ = ["Toolbox", "ToolboxSession", "run_tool"]
 
 _MAX_ERROR_CHARS = 1000
 
@@ -33,7 +34,7 @@ class Toolbox:
     """The tools of a run. Use `load_tools` to make one; `close` ends its processes."""
 
     def __init__(
-        self, backends: Sequence[Backend], order: Sequence[str] = (), *, timeout_s: float = TOOL_TIMEOUT_S
+        self, backends: Sequence[ToolBackend], order: Sequence[str] = (), *, timeout_s: float = TOOL_TIMEOUT_S
     ) -> None:
         self.timeout_s = timeout_s  # of a call, unless its tool says otherwise
         self._backends = tuple(backends)
@@ -60,12 +61,15 @@ class Toolbox:
         """The OpenAI function form of every tool, for a chat template."""
         return [dict(spec.schema) for spec in self._specs.values()]
 
-    def session(self, row: Mapping[str, Any]) -> Session:
-        """The tools as one episode sees them; `row` goes to the environment's reset, if there is one."""
-        return Session(self, [backend.session(row) for backend in self._backends])
+    def session(self, row: Mapping[str, Any]) -> ToolboxSession:
+        """Return the tools as one episode sees them.
+
+        `row` goes to the environment's reset, if there is one.
+        """
+        return ToolboxSession(self, [backend.session(row) for backend in self._backends])
 
     def run(self, call: object) -> ToolResult:
-        """One call outside any episode; see `run_tool`."""
+        """Run one call outside any episode; see `run_tool`."""
         if self._loop is None:
             self._loop = LoopThread("toolgrpo-run-tool")
         return self._loop.submit(self._run(call)).result()
@@ -92,12 +96,12 @@ class Toolbox:
             return result
 
     def find(self, name: str) -> tuple[ToolSpec, ArgumentChecker, int] | None:
-        """A tool's spec, its checker, and the index of its backend."""
+        """Find a tool's spec, its checker, and the index of its backend."""
         spec = self._specs.get(name)
         return None if spec is None else (spec, self._checkers[name], self._owners[name])
 
 
-class Session:
+class ToolboxSession:
     """The tools as one episode sees them: an async context manager."""
 
     def __init__(self, toolbox: Toolbox, parts: Sequence[BackendSession]) -> None:
@@ -111,7 +115,7 @@ class Session:
         """What the environment says before the first turn, if anything."""
         return next((part.observation for part in self._parts if part.observation is not None), None)
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> ToolboxSession:
         self._began = time.monotonic()
         async with AsyncExitStack() as stack:
             for part in self._parts:
@@ -130,7 +134,7 @@ class Session:
         return tuple(await asyncio.gather(*(self._answer(attempt) for attempt in attempts)))
 
     async def reward(self) -> float | None:
-        """What the environment gives for the episode so far, if it gives anything."""
+        """Return what the environment gives for the episode so far, if it gives anything."""
         for part in self._parts:
             reward = await part.reward()
             if reward is not None:
@@ -173,7 +177,10 @@ class Session:
 
 
 def run_tool(toolbox: Toolbox, call: object) -> ToolResult:
-    """Run one call, given as `{"name": ..., "arguments": {...}}`, text or object. Never raises for what a model can write."""
+    """Run one call, given as `{"name": ..., "arguments": {...}}`, text or object.
+
+    Never raises for what a model can write.
+    """
     return toolbox.run(call)
 
 

@@ -1,4 +1,6 @@
-"""The sandbox's processes on our side: started by exec with a clean environment, asked for workers, closed."""
+"""The sandbox's processes on our side: started by exec with a clean environment, asked for workers,
+closed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.paths import interpreter_paths, open_to_all, starter
 from toolgrpo.sandbox.rungs.bubblewrap import SCRATCH_PARENT, wrap
 
-__all__ = ["VMSTAT", "FreshWorkers", "Mother", "Workers"]
+__all__ = ["VMSTAT", "Host", "UnconfinedWorkers", "Workers"]
 
 VMSTAT = Path("/proc/vmstat")  # where the kernel counts the processes that it has killed for want of memory
 _START_S = 60.0
@@ -37,14 +39,17 @@ class Workers(Protocol):
     """Where a sandbox gets its workers."""
 
     def worker(self) -> socket.socket:
-        """A channel to a new worker."""
+        """Return a channel to a new worker."""
 
     def close(self) -> None:
         """End all of them, now that their channels are closed, and remove what they leave."""
 
 
-class Mother:
-    """The mother process, seen from the client. `limits` are those that its workers expect a run to have."""
+class Host:
+    """The host process, seen from the client.
+
+    `limits` are those that its workers expect a run to have.
+    """
 
     def __init__(self, rung: Rung, *, preload: list[str], limits: dict[str, Any]) -> None:
         readable = interpreter_paths()
@@ -86,7 +91,7 @@ class Mother:
             hello = b""
         if not hello:
             self.close()
-            raise SandboxError("the sandbox's mother process did not start; its own words are on stderr above")
+            raise SandboxError("the sandbox's host process did not start; its own words are on stderr above")
         greeting = json.loads(hello)
         self.missing: list[str] = greeting["missing"]
         self.scratch = None if rung is Rung.BUBBLEWRAP else greeting["scratch"]
@@ -96,19 +101,22 @@ class Mother:
         return self._process.pid
 
     def worker(self) -> socket.socket:
-        """A channel to a new worker."""
+        """Return a channel to a new worker."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             socket.send_fds(self._control, [b"w"], [theirs.fileno()])
         except OSError as error:
             ours.close()
-            raise SandboxError(f"the sandbox's mother process is gone ({error}); open another sandbox") from None
+            raise SandboxError(f"the sandbox's host process is gone ({error}); open another sandbox") from None
         finally:
             theirs.close()
         return ours
 
     def close(self) -> None:
-        """The mother ends its workers, removes the scratch folder and ends; what a dead mother left is removed here."""
+        """Have the host end its workers, remove the scratch folder and end.
+
+        What a dead host left is removed here.
+        """
         hang_up(self._control)
         try:
             self._process.wait(_CLOSE_S)
@@ -126,8 +134,11 @@ def _open_vmstat() -> int | None:
     return None
 
 
-class FreshWorkers:
-    """Workers that need nothing of Linux and confine nothing, each started by itself; `limits` as the mother's."""
+class UnconfinedWorkers:
+    """Workers that need nothing of Linux and confine nothing, each started by itself.
+
+    `limits` as the host's.
+    """
 
     def __init__(self, *, limits: dict[str, Any]) -> None:
         self._limits = limits
@@ -138,7 +149,7 @@ class FreshWorkers:
         return [worker.pid for worker in self._workers]
 
     def worker(self) -> socket.socket:
-        """A channel to a new worker; one that cannot start is a lost worker to who asks it."""
+        """Return a channel to a new worker; one that cannot start is a lost one to who asks it."""
         self._workers = [worker for worker in self._workers if worker.poll() is None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         settings = {

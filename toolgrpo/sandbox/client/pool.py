@@ -1,8 +1,9 @@
-"""`Sandbox`: a pool of warm workers that run model-written Python, for any thread and any event loop.
+"""`Sandbox`: a pool of warm workers that run model-written Python, for any thread and event loop.
 
-Invariants: a run has exactly one result or raises SandboxError; a run is never confined less than the rung that was
-logged at start; closing (or the death of this process) ends every process and removes every file. Workers that run tests
-(`judging`) never run anything else, and what comes out of a run is read here in linear time.
+Invariants: a run has exactly one result or raises SandboxError; a run is never confined less than
+the rung that was logged at start; closing (or the death of this process) ends every process and
+removes every file. Workers that run tests (`judging`) never run anything else, and what comes out
+of a run is read here in linear time.
 Not covered: see docs/sandbox.md for what each rung does not promise.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
 from toolgrpo.processes.wire import hang_up, receive, send
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
-from toolgrpo.sandbox.client.host_process import FreshWorkers, Mother, Workers
+from toolgrpo.sandbox.client.host_process import Host, UnconfinedWorkers, Workers
 from toolgrpo.sandbox.literals import NotPlainError, decode
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 
@@ -47,9 +48,10 @@ _MOST_HASHED = 5000  # in the sets and keys of one value: some ten milliseconds 
 class Sandbox:
     """Runs code in confined processes. Use as a context manager, or call `close`.
 
-    `allow_unsafe` (or TOOLGRPO_ALLOW_UNSAFE=1 in the environment, for what opens a sandbox by itself, as the `python` tool
-    and the reward `code_exec` do) lets code run unconfined where nothing on this machine confines it.
-    `preload` is imported once for all runs; on the rung `unsafe` each run is an interpreter of its own and imports by itself.
+    `allow_unsafe` (or TOOLGRPO_ALLOW_UNSAFE=1 in the environment, for what opens a sandbox by
+    itself, as the `python` tool and the reward `code_exec` do) lets code run unconfined where
+    nothing on this machine confines it. `preload` is imported once for all runs; on the rung
+    `unsafe` each run is an interpreter of its own and imports by itself.
     """
 
     def __init__(
@@ -70,10 +72,10 @@ class Sandbox:
         self._closed = False
         self._opener = os.getpid()
         self._lock = threading.Lock()
-        self._mother: Workers = (
-            FreshWorkers(limits=asdict(self.limits))
+        self._host: Workers = (
+            UnconfinedWorkers(limits=asdict(self.limits))
             if self.rung is Rung.UNSAFE
-            else Mother(self.rung, preload=list(preload), limits=asdict(self.limits))
+            else Host(self.rung, preload=list(preload), limits=asdict(self.limits))
         )
         self._workers = workers
         self._turns = threading.BoundedSemaphore(workers)
@@ -100,13 +102,13 @@ class Sandbox:
     async def arun(
         self, code: str, *, stdin: str = "", timeout: float | None = None, memory_mb: int | None = None
     ) -> SandboxResult:
-        """`run` without blocking the event loop it is awaited on, whichever that is."""
+        """Do as `run`, without blocking the event loop it is awaited on, whichever that is."""
         call = functools.partial(self.run, code, stdin=stdin, timeout=timeout, memory_mb=memory_mb)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A process of its own that keeps its state between runs."""
+        """Lend a process of its own that keeps its state between runs."""
         session = Session(self, self._resting)
         try:
             yield session
@@ -115,7 +117,7 @@ class Sandbox:
 
     @contextmanager
     def judging(self) -> Iterator[Session]:
-        """A session for tests, on a worker that has never run a program and never will."""
+        """Lend a session for tests, on a worker that has never run a program and never will."""
         session = Session(self, self._resting_judges)
         try:
             yield session
@@ -123,7 +125,10 @@ class Sandbox:
             session.close()
 
     def close(self) -> None:
-        """End every process and remove the scratch folder. Idempotent; nothing in a process that its opener has forked."""
+        """End every process and remove the scratch folder. Idempotent.
+
+        Does nothing in a process that its opener has forked.
+        """
         if os.getpid() != self._opener:
             return
         with self._lock:
@@ -133,7 +138,7 @@ class Sandbox:
             for resting in (self._resting, self._resting_judges):
                 while resting:
                     resting.pop().close()
-        self._mother.close()
+        self._host.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Sandbox:
@@ -151,14 +156,14 @@ class Sandbox:
         return limits if memory_mb is None else replace(limits, memory_mb=memory_mb)
 
     def _opened(self, home: deque[_Link]) -> _Link:
-        """A new worker, to rest in `home`."""
+        """Open a new worker, to rest in `home`."""
         with self._lock:
             if self._closed:
                 raise SandboxError("this sandbox is closed; open another one")
-            return _Link(self._mother.worker(), home)
+            return _Link(self._host.worker(), home)
 
     def _rested(self, home: deque[_Link]) -> _Link:
-        """The worker that has rested longest, else a new one."""
+        """Take the worker that has rested longest, else a new one."""
         if os.getpid() != self._opener:  # two processes that ask one worker would get each other's answers
             raise SandboxError("this sandbox was opened before this process was forked; open another one here")
         with self._lock:
@@ -176,7 +181,10 @@ class Sandbox:
 
 
 class Session:
-    """Runs that share one namespace and one scratch folder; a run that is killed takes the state with it."""
+    """Runs that share one namespace and one scratch folder.
+
+    A run that is killed takes the state with it.
+    """
 
     def __init__(self, sandbox: Sandbox, workers: deque[_Link]) -> None:
         self._sandbox = sandbox
@@ -194,7 +202,7 @@ class Session:
         return await asyncio.get_running_loop().run_in_executor(self._sandbox._threads, call)
 
     def evaluate(self, expressions: Sequence[str], *, timeout: float | None = None) -> list[tuple[bool, Any]]:
-        """For each expression (True, its plain value), or (False, what went wrong)."""
+        """Return for each expression (True, its plain value), or (False, what went wrong)."""
         answer = self._ask({"expressions": list(expressions)}, timeout, None)
         answers = _frame(answer).get("answers")
         if type(answers) is not list or len(answers) != len(expressions):
@@ -202,15 +210,19 @@ class Session:
         return [_plain(entry) for entry in answers]
 
     def exchange(self, job: dict[str, Any], *, timeout: float) -> dict[str, Any] | None:
-        """What the session's process says to a job of its own kind (child.py); None where it has ended, its state with it.
+        """Return what the session's process answers to a job of its own kind (inside/cells.py).
 
-        Not decoded any further: whatever stands in it is a stranger's.
+        None where it has ended, its state with it. Not decoded any further: whatever stands in it
+        is a stranger's.
         """
         answer = self._ask(job, timeout, None)
         return None if answer["state_lost"] else _frame(answer)
 
     def close(self) -> None:
-        """End the session's process; its worker serves others from then on. Waits for a run that is under way."""
+        """End the session's process; its worker serves others from then on.
+
+        Waits for a run that is under way.
+        """
         with self._lock:
             self._closed = True
             link, self._link = self._link, None
@@ -232,14 +244,17 @@ class Session:
 
 
 class _Link:
-    """Our end of one worker's channel; closed as soon as the worker is lost. `home`: where it rests."""
+    """Our end of one worker's channel; closed as soon as the worker is lost.
+
+    `home`: where it rests.
+    """
 
     def __init__(self, channel: socket.socket, home: deque[_Link]) -> None:
         self._channel = channel
         self.home = home
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The worker's answer; None when the worker is lost or silent long after every deadline."""
+        """Return the worker's answer; None when it is lost or silent long after every deadline."""
         answer = None
         try:
             self._channel.settimeout(request["timeout_s"] + _GRACE_S)
@@ -270,7 +285,10 @@ def _request(limits: Limits, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frame(answer: dict[str, Any]) -> dict[str, Any]:
-    """What the confined process said about itself, if it is a JSON object; believed for nothing but its own run."""
+    """Return what the confined process said about itself; empty unless it is a JSON object.
+
+    It is believed for nothing but its own run.
+    """
     try:
         frame = json.loads(answer["frame"])
     except (ValueError, RecursionError):

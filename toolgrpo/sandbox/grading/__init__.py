@@ -1,5 +1,7 @@
-"""Does a program pass its tests? Runs in the client's process; what it judges and what judges are confined processes."""
+"""Does a program pass its tests? Runs in the client's process; what it judges and what judges are
+confined processes.
+"""
 
-from toolgrpo.sandbox.grading.grade import Grade, grade
+from toolgrpo.sandbox.grading.grade import SuiteGrade, grade
 
-__all__ = ["Grade", "grade"]
+__all__ = ["SuiteGrade", "grade"]

@@ -1,15 +1,18 @@
 """Does a solution pass its tests? Answered so that the solution has no say in it.
 
-Two processes: the solution's own only receives calls with literal arguments, after its code was loaded, and hands back
-plain literals; the judge (judge.py) runs the tests on those and never sees the solution. Whatever the solution does to
-`==`, to `print`, to builtins or to the frames it runs in happens in its own process, which holds no expected value. The
-judge's process belongs to workers that run judges alone, so nothing of a task is ever in a process that hosts a program.
+Two processes: the solution's own only receives calls with literal arguments, after its code was
+loaded, and hands back plain literals; the judge (judge.py) runs the tests on those and never sees
+the solution. Whatever the solution does to `==`, to `print`, to builtins or to the frames it runs
+in happens in its own process, which holds no expected value. The judge's process belongs to workers
+that run judges alone, so nothing of a task is ever in a process that hosts a program.
 
-Invariants: no answer is a fail, and so is a value that is no plain literal; how a suite is graded depends on the tests alone,
-and is settled before the solution is run; answers pass through this process as texts that it does not read; one deadline
-holds for one grade. A lost worker is a WorkerLostError, never a fail.
-Not covered: suites that need objects of the solution (`Grade.forgeable`, see docs/sandbox.md): their expressions are
-evaluated in the solution's process, so a value that lies about itself can pass; helpers the tests take from the solution.
+Invariants: no answer is a fail, and so is a value that is no plain literal; how a suite is graded
+depends on the tests alone, and is settled before the solution is run; answers pass through this
+process as texts that it does not read; one deadline holds for one grade. A lost worker is a
+WorkerLostError, never a fail.
+Not covered: suites that need objects of the solution (`SuiteGrade.forgeable`, see docs/sandbox.md):
+their expressions are evaluated in the solution's process, so a value that lies about itself can
+pass; helpers the tests take from the solution.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from toolgrpo.sandbox.client.pool import Sandbox, Session
 from toolgrpo.sandbox.grading.split_plan import Plan, Suite, needs_more_than, plan
 from toolgrpo.sandbox.literals import encode_text
 
-__all__ = ["Grade", "grade"]
+__all__ = ["SuiteGrade", "grade"]
 
 _WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
 _LEAST_S = 0.01  # a run needs some time, also where none is left
@@ -39,7 +42,7 @@ Answered = Callable[[str, str], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Grade:
+class SuiteGrade:
     """One entry per test in `passed`; `why` is the first failure's reason, for people."""
 
     passed: tuple[bool, ...]
@@ -69,23 +72,24 @@ class _Deadline:
 
 def grade(
     sandbox: Sandbox, program: str, suite: Suite, *, timeout: float | None = None, refuse_forgeable: bool = False
-) -> Grade:
-    """Run `program` against its tests within `timeout` (the sandbox's `timeout_s` where None is given).
+) -> SuiteGrade:
+    """Run `program` against its tests within `timeout`, by default the sandbox's `timeout_s`.
 
-    `refuse_forgeable`: what a suite that needs objects of the solution gets is a fail, and the program is not run.
+    `refuse_forgeable`: what a suite that needs objects of the solution gets is a fail, and the
+    program is not run.
     """
     todo = plan(suite)
     most_s = sandbox.limits.timeout_s if timeout is None else timeout
     reason = _not_splittable(sandbox, suite, todo, most_s)
     if reason is not None and refuse_forgeable:
-        return Grade((False,) * len(todo.tests), why=reason, forgeable=True)
+        return SuiteGrade((False,) * len(todo.tests), why=reason, forgeable=True)
     deadline = _Deadline(time.monotonic() + most_s)
     with sandbox.session() as session:
         source = f"{suite.imports}\n{program}" if suite.imports else program
         loaded = session.run(source, timeout=deadline.left_s())
         if not loaded.ok or loaded.state_lost:
             why = (loaded.stderr.strip() or str(loaded.status))[-500:]
-            return Grade((False,) * len(todo.tests), why=why, forgeable=reason is not None)
+            return SuiteGrade((False,) * len(todo.tests), why=why, forgeable=reason is not None)
         solution = _Solution(session, deadline)
         if reason is not None:
             return _grade_forgeable(sandbox, solution, suite, todo, deadline)
@@ -93,7 +97,10 @@ def grade(
 
 
 class _Solution:
-    """The process that holds the solution, asked for one call after the other; once it is lost it gives no more answers."""
+    """The process that holds the solution, asked for one call after the other.
+
+    Once it is lost it gives no more answers.
+    """
 
     def __init__(self, session: Session, deadline: _Deadline) -> None:
         self._session = session
@@ -116,7 +123,10 @@ class _Solution:
         return self.answered(f"lambda: ({source})", encode_text([[], {}]))
 
     def reaches_the_end_of(self, statement: str) -> bool:
-        """Whether what comes after a statement is reached: a word drawn now, so that no exit passes for it."""
+        """Return whether what comes after a statement is reached.
+
+        What comes after is a word drawn now, so that no exit passes for it.
+        """
         if self._lost or self._deadline.is_over():
             return False
         word = secrets.token_hex(16)
@@ -125,7 +135,9 @@ class _Solution:
         return ran.ok and not ran.state_lost and ran.value == word
 
 
-def _judged(sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadline, *, forgeable: bool = False) -> Grade:
+def _judged(
+    sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadline, *, forgeable: bool = False
+) -> SuiteGrade:
     """Have the tests run in a judge's process, and put the calls that they make to the solution."""
     last = deadline.later(_WIND_UP_S)
     with sandbox.judging() as judging:
@@ -137,7 +149,7 @@ def _judged(sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadlin
     verdicts = _verdicts(_checked(said), todo)
     failures = [verdict[1] for verdict in verdicts if verdict[0] != "pass"]
     passed = tuple(verdict[0] == "pass" for verdict in verdicts)
-    return Grade(passed, why=failures[0] if failures else "", forgeable=forgeable)
+    return SuiteGrade(passed, why=failures[0] if failures else "", forgeable=forgeable)
 
 
 def _verdicts(said: dict[str, Any] | None, todo: Plan) -> list[list[str]]:
@@ -161,7 +173,10 @@ class _Remembered:
         self._lock = threading.Lock()
 
     def of(self, suite: Suite, explored: Callable[[], dict[str, Any] | None]) -> str | None:
-        """Found by `explored`, once; a second time where the first came to no end, as it may on a busy machine."""
+        """Return why a suite cannot be split, found by `explored` once.
+
+        Explores a second time where the first came to no end, as it may on a busy machine.
+        """
         with self._lock:
             if suite in self._reasons:
                 return self._reasons[suite]
@@ -180,7 +195,10 @@ _remembered = _Remembered()
 
 
 def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -> str | None:
-    """Why a suite needs objects of the solution, None where it does not: found with no solution to ask."""
+    """Return why a suite needs objects of the solution, None where it does not.
+
+    It is found with no solution to ask.
+    """
     if not todo.splittable:
         return "the tests need objects of the solution"
 
@@ -192,7 +210,7 @@ def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -
 
 
 def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a judge said, unless it is that the row is of no use."""
+    """Return what a judge said; DataError where it says that the row is of no use."""
     if said is not None and "broken" in said:
         raise DataError(
             f"the imports or the set-up of a code task cannot run in the sandbox: {said['broken']}. Mend the row"
@@ -200,11 +218,16 @@ def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
     return said
 
 
-def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline) -> Grade:
-    """The solution's process evaluates the expressions; the judge compares where the other side can be had without it."""
+def _grade_forgeable(
+    sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline
+) -> SuiteGrade:
+    """Have the solution's process evaluate the expressions, and a judge compare what it can.
+
+    It can where the other side of a comparison can be had without the solution.
+    """
     if not solution.reaches_the_end_of(todo.prelude):
         why = "the set-up of the tests did not come to an end with this solution"
-        return Grade((False,) * len(todo.tests), why=why, forgeable=True)
+        return SuiteGrade((False,) * len(todo.tests), why=why, forgeable=True)
     sides = [_sides(test, suite.imports) for test in todo.tests]
     names = [f"_side_{number}" for number in range(len(sides))]
 
@@ -222,7 +245,7 @@ def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: 
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """What the solution's process evaluates, None for a statement; and what the judge has it equal."""
+    """What the solution's process evaluates, None for a statement; what it is to equal."""
 
     solutions: str | None
     judges: str

@@ -1,8 +1,9 @@
-"""Tests of a solution, read without running them: what they take from it, and whether they can be split.
+"""Tests of a solution, read without running them: what they take from it, can they be split.
 
-Understood: a list of asserts (MBPP) and a `check(candidate)` function with an entry point (HumanEval).
-A suite is splittable when every name that it takes from the solution is only called (so the call can be made in the
-solution's process and everything else outside), and nothing before the tests needs the solution.
+Understood: a list of asserts (MBPP) and a `check(candidate)` function with an entry point
+(HumanEval). A suite is splittable when every name that it takes from the solution is only called
+(so the call can be made in the solution's process and everything else outside), and nothing before
+the tests needs the solution.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _BUILT_IN = frozenset(dir(builtins)) | {"__name__"}
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of one task. `imports` run before the solution, `setup` after it and before the tests."""
+    """The tests of one task.
+
+    `imports` run before the solution, `setup` after it and before the tests.
+    """
 
     tests: tuple[str, ...]
     imports: str = ""
@@ -59,12 +63,15 @@ def plan(suite: Suite) -> Plan:
 
 
 def needs_more_than(imports: str, expression: ast.expr) -> bool:
-    """Whether an expression reads a name that neither the imports nor Python gives, nor it itself."""
+    """Return whether an expression reads a name that neither it, imports nor Python give."""
     return bool(_loaded(expression) - _bound(_parse(imports, "imports")) - _bound(expression) - _BUILT_IN)
 
 
 def _split_check(source: str, entry_point: str) -> tuple[str, tuple[str, ...]]:
-    """What stands around `check`, and its asserts as tests of their own where it has nothing else."""
+    """Return what stands around `check`, and its asserts as tests of their own.
+
+    A `check` that has more than asserts is one test.
+    """
     tree = _parse(source, "tests")
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None or len(check.args.args) != 1:
@@ -116,7 +123,7 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def _uncalled(tree: ast.AST, names: set[str]) -> set[str]:
-    """Names of the solution that stand anywhere but before a call's brackets."""
+    """Return the names of the solution that stand anywhere but before a call's brackets."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return {
         node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names and id(node) not in called

@@ -1,9 +1,10 @@
 """The confined process: forked, confined, warmed up, and waiting for code before it is needed.
 
-Forked by the forker (forker.py), from which it can inherit nothing worth reading: that process reads no request.
+Forked by the forker (forker.py), from which it can inherit nothing worth reading: that process
+reads no request.
 
-Invariants: nothing of the model runs before `_confine` is done; the process holds no descriptor but its own five pipes;
-it dies with its forker.
+Invariants: nothing of the model runs before `_confine` is done; the process holds no descriptor but
+its own five pipes; it dies with its forker.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Descriptors:
 
 
 def warm(rung: str) -> None:
-    """Build in the mother what every fork would otherwise build again."""
+    """Build in the host what every fork would otherwise build again."""
     global _syscalls
     _syscalls = SyscallRules(syscall_filter(files=rung != Rung.SECCOMP))
     cells.prepare_streams()
@@ -63,7 +64,9 @@ def warm(rung: str) -> None:
 def fork_confined(
     settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]
 ) -> tuple[int, Descriptors]:
-    """Fork a process that confines itself and then waits for code: its pid, and what watches it.
+    """Fork a process that confines itself and then waits for code.
+
+    Return its pid and what watches it.
 
     `rules`: Landlock's, None where it has none.
     """
@@ -77,7 +80,7 @@ def fork_confined(
             os.dup2(requests[0], 100)
             os.dup2(results[1], 101)
             _confine(settings, rules, scratch, limits)
-            _live()
+            _serve_cells()
         finally:
             os._exit(125)
     for fd in (stdin[0], stdout[1], stderr[1], requests[0], results[1]):
@@ -88,7 +91,7 @@ def fork_confined(
 
 
 def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch: str, limits: dict[str, int]) -> None:
-    """In the new process, before any of the model's code."""
+    """Confine the new process, before any of the model's code."""
     os.setsid()
     os.umask(0o077)
     os.chdir(scratch)
@@ -115,14 +118,17 @@ def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch
 
 
 def _keep_own_descriptors() -> None:
-    """The two pipes to 3 and 4, where the forker's channel or the rules may lie until now; close the rest."""
+    """Move the two pipes to 3 and 4 and close the rest.
+
+    Until now the forker's channel or the rules may lie there.
+    """
     os.dup2(100, _REQUESTS)
     os.dup2(101, _RESULTS)
     os.closerange(5, _MOST_FDS)
 
 
-def _live() -> None:
-    """The confined process: one cell after the other."""
+def _serve_cells() -> None:
+    """Run one cell after the other."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     namespace = cells.fresh_namespace()
     cells.use_streams()

@@ -1,12 +1,15 @@
-"""The forker: between a worker and the processes that run code, so that these inherit nothing of any request.
+"""The forker: between a worker and the processes that run code, so that these inherit nothing of
+any request.
 
-A worker reads requests (other conversations' code, the tests of a task). They lie in its frames and, once dropped, in its
-freed memory, and a process that it forked would have all of that. So before its first request a worker forks one process,
-the forker, which forks on its behalf and is told nothing but folders, limits and process numbers. A request goes from the
-worker's pipe straight into the process that runs it.
+A worker reads requests (other conversations' code, the tests of a task). They lie in its frames
+and, once dropped, in its freed memory, and a process that it forked would have all of that. So
+before its first request a worker forks one process, the forker, which forks on its behalf and is
+told nothing but folders, limits and process numbers. A request goes from the worker's pipe straight
+into the process that runs it.
 
-Invariants: the forker holds no end of the client's channel and reads no request; on the rung `namespaces` it is the first
-process of a process table of its own, so that all it forks goes with it; it dies with its worker.
+Invariants: the forker holds no end of the client's channel and reads no request; on the rung
+`namespaces` it is the first process of a process table of its own, so that all it forks goes with
+it; it dies with its worker.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ from toolgrpo.sandbox.host.run_process import Process
 from toolgrpo.sandbox.host.scratch import make
 from toolgrpo.sandbox.rungs.confine import die_with_parent, enter_pid_namespace, file_rules
 
-__all__ = ["Forking"]
+__all__ = ["ForkLauncher"]
 
 _MESSAGE_BYTES = 4096  # more than a process number in JSON
 
 
-class Forking:
+class ForkLauncher:
     """Processes forked by the forker of the worker that uses them, confined as the rung says."""
 
     def __init__(self, settings: dict[str, Any], channel: socket.socket) -> None:
@@ -53,9 +56,9 @@ class Forking:
             _serve(settings, theirs)
         theirs.close()
 
-    def furnish(self, scratch: str) -> str:
+    def prepare_scratch(self, scratch: str) -> str:
         make(scratch, NOBODY if os.getuid() == 0 else None)
-        self._ask({"furnish": scratch})
+        self._ask({"prepare_scratch": scratch})
         return scratch
 
     def start(self, rules: str, scratch: str, limits: dict[str, int]) -> Process:
@@ -63,7 +66,7 @@ class Forking:
         message, fds, _, _ = socket.recv_fds(self._forker, _MESSAGE_BYTES, len(Descriptors.__slots__))
         if not message:
             raise RuntimeError("the process that forks for a sandbox worker is gone")
-        process = Forked(json.loads(message), Descriptors(*fds), self)
+        process = ForkedProcess(json.loads(message), Descriptors(*fds), self)
         process.proc = self._proc
         return process
 
@@ -73,11 +76,11 @@ class Forking:
                 self._ask({"kill": process.pid})
 
     def cpu_seconds(self, pid: int) -> float:
-        """Of a process that the forker has not waited for."""
+        """Return the CPU time of a process that the forker has not waited for."""
         return float(self._ask({"clock": pid}))
 
     def reap(self, pid: int) -> int:
-        """Wait for a process that has ended or was killed; its exit code."""
+        """Wait for a process that has ended or was killed; return its exit code."""
         try:
             return int(self._ask({"reap": pid}))
         except OSError:
@@ -95,24 +98,27 @@ class Forking:
         return answer
 
 
-class Forked(Process):
-    """Watched through a pidfd. `pid` is its number in the forker's process table, which may be another than the worker's."""
+class ForkedProcess(Process):
+    """A forked process, watched through a pidfd.
 
-    __slots__ = ("_is_new", "_way")
+    `pid` is its number in the forker's process table, which may be another than the worker's.
+    """
 
-    def __init__(self, pid: int, held: Descriptors, way: Forking) -> None:
+    __slots__ = ("_is_new", "_launcher")
+
+    def __init__(self, pid: int, held: Descriptors, launcher: ForkLauncher) -> None:
         super().__init__(pid, *astuple(held))
-        self._way, self._is_new = way, True
+        self._launcher, self._is_new = launcher, True
 
     def cpu_seconds(self) -> float:
         if self._is_new:  # asked at the start of its first run, which need not wait: it has used a few milliseconds
             self._is_new = False
             return 0.0
-        return self._way.cpu_seconds(self.pid)
+        return self._launcher.cpu_seconds(self.pid)
 
     def reap(self) -> int:
         pid, self.pid = self.pid, -1
-        return self._way.reap(pid)
+        return self._launcher.reap(pid)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):  # it has ended by itself
@@ -126,7 +132,7 @@ def _serve(settings: dict[str, Any], worker: socket.socket) -> NoReturn:
         die_with_parent()
         while (message := receive(worker)) is not None:
             match message:
-                case {"furnish": str(scratch)}:
+                case {"prepare_scratch": str(scratch)}:
                     rules[scratch] = _rules(settings, scratch)
                     send(worker, True)
                 case {"start": str(scratch), "limits": dict(limits)}:

@@ -1,10 +1,13 @@
-"""The process that everything sandboxed is forked from. Started by exec with a clean environment; never has threads.
+"""The process that everything sandboxed is forked from. Started by exec with a clean environment;
+never has threads.
 
-It reads no request: what is forked from it knows nothing but what the client opened the sandbox with.
+It reads no request: what is forked from it knows nothing but what the client opened the sandbox
+with.
 
-It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for each channel that the
-client sends over the control socket. It owns the scratch folder: when the client closes the socket or dies, however it
-dies, the mother kills the workers, removes the folder and ends.
+It imports the preloaded libraries once, leaves the machine's network once, then forks a worker for
+each channel that the client sends over the control socket. It owns the scratch folder: when the
+client closes the socket or dies, however it dies, the host kills the workers, removes the folder
+and ends.
 """
 
 from __future__ import annotations
@@ -35,14 +38,15 @@ _WARM_UPS = (
 def main() -> None:
     settings = json.loads(sys.argv.pop())  # programs see no arguments
     for name in ("control", "owner", "proc", "vmstat"):
-        settings[name] = _lowered(settings[name])
+        settings[name] = _renumbered_low(settings[name])
     control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
     adopt_orphans()
     if settings["rung"] == Rung.NAMESPACES:
         leave_network()
-    # Before the preload, so that what runs touch lies together, and the libraries that most never touch stay whole.
+    # Before the preload, so that what runs touch lies together, and the libraries that most never
+    # touch stay whole.
     from toolgrpo.sandbox.host import confined_process, forker, run_worker
     from toolgrpo.sandbox.inside import cells
 
@@ -69,8 +73,11 @@ def main() -> None:
         os._exit(0)
 
 
-def _lowered(fd: int | None) -> int | None:
-    """A descriptor under the lowest free number: processes that confine themselves close all up to some number."""
+def _renumbered_low(fd: int | None) -> int | None:
+    """Move a descriptor to the lowest free number.
+
+    Processes that confine themselves close all up to some number.
+    """
     if fd is None:
         return None
     low = os.dup(fd)
@@ -89,10 +96,13 @@ def _preload(names: list[str]) -> list[str]:
 
 
 def _start_workers(
-    settings: dict[str, Any], control: socket.socket, mothers_own: list[int], workers: dict[int, int]
+    settings: dict[str, Any], control: socket.socket, own_fds: list[int], workers: dict[int, int]
 ) -> None:
-    """One worker a message, until the client is gone. `workers`: pid by pidfd; `mothers_own`: no worker's, the owner first."""
-    owner = mothers_own[0]
+    """Start one worker per message, until the client is gone.
+
+    `workers`: pid by pidfd. `own_fds`: the host's, closed in its workers; the owner's pidfd first.
+    """
+    owner = own_fds[0]
     poller = select.poll()
     for fd in (control.fileno(), owner):
         poller.register(fd, select.POLLIN)
@@ -108,7 +118,7 @@ def _start_workers(
             message, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
                 return
-            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), *mothers_own, *workers])
+            pid = _start_worker(settings, socket.socket(fileno=fds[0]), [control.fileno(), *own_fds, *workers])
             pidfd = os.pidfd_open(pid)
             workers[pidfd] = pid
             poller.register(pidfd, select.POLLIN)
@@ -120,14 +130,14 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
         channel.close()
         return pid
     from toolgrpo.sandbox.host import run_worker
-    from toolgrpo.sandbox.host.forker import Forking
+    from toolgrpo.sandbox.host.forker import ForkLauncher
 
     try:
         for fd in not_its_own:
             os.close(fd)
         die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        run_worker.serve(Forking(settings, channel), channel, settings["scratch"], settings["limits"])
+        run_worker.serve(ForkLauncher(settings, channel), channel, settings["scratch"], settings["limits"])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -136,7 +146,7 @@ def _start_worker(settings: dict[str, Any], channel: socket.socket, not_its_own:
 
 
 def _end_all(pidfds: list[int]) -> None:
-    """Kill the workers, which takes all they started with them, and wait until everything is gone."""
+    """Kill the workers, and with them all they started, and wait until everything is gone."""
     for pidfd in pidfds:
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -1,6 +1,7 @@
-"""The mother's memory, made cheap to fork (what a run costs is mostly the copying and dropping of page tables), and the machine's.
+"""The host's memory, made cheap to fork, and the machine's.
 
-/proc is reached through descriptors opened by the client, since a mother inside bubblewrap sees none.
+What a run costs is mostly the copying and dropping of page tables. /proc is reached through
+descriptors opened by the client, since a host inside bubblewrap sees none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def collapse_heap(proc: int) -> int:
-    """Merge this process's heap into huge pages; how many. None where the kernel is older than 6.1 or refuses: only slower.
+    """Merge this process's heap into huge pages; return how many.
+
+    None are merged where the kernel is older than 6.1 or refuses, which is only slower.
 
     With numpy and sympy imported this halves what a fork and its end cost.
     """
@@ -31,14 +34,15 @@ def collapse_heap(proc: int) -> int:
 
 
 def mapped_bytes(proc: int) -> int:
-    """The size of this process's address space."""
+    """Return the size of this process's address space."""
     return int(_read(proc, "self/statm").split()[0]) * resource.getpagesize()
 
 
 def oom_kills(vmstat: int | None) -> int | None:
-    """How many processes the kernel has killed for want of memory, on this machine and in all its control groups.
+    """Return how many processes the kernel has killed for want of memory.
 
-    `vmstat`: /proc/vmstat, opened. None where there is none, or where it does not say.
+    Counted over this machine and all its control groups. `vmstat`: /proc/vmstat, opened. None
+    where there is none, or where it does not say.
     """
     if vmstat is None:
         return None
@@ -50,7 +54,7 @@ def oom_kills(vmstat: int | None) -> int | None:
 
 
 def _heap(proc: int) -> Iterator[tuple[int, int]]:
-    """The parts of the heap that could be whole huge pages."""
+    """Yield the parts of the heap that could be whole huge pages."""
     for line in _read(proc, "self/maps").splitlines():
         span, rights, *rest = line.split()
         if rights == "rw-p" and (len(rest) < 4 or rest[3] == "[heap]"):

@@ -1,7 +1,7 @@
 """A process that runs code, as its worker holds it: on any POSIX system, however it was started.
 
-Invariant: `ended` can be read as soon as the process has ended, and not before; nothing that its code does to its own
-descriptors changes that.
+Invariant: `ended` can be read as soon as the process has ended, and not before; nothing that its
+code does to its own descriptors changes that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from toolgrpo.sandbox.host import usage
 
-__all__ = ["Process", "Way"]
+__all__ = ["Launcher", "Process"]
 
 
 @dataclass(slots=True)
@@ -38,18 +38,18 @@ class Process(ABC):
 
     @abstractmethod
     def cpu_seconds(self) -> float:
-        """Of all its threads so far; 0.0 where the process limits its own."""
+        """Return the CPU time of all its threads so far; 0.0 where the process limits its own."""
 
     @abstractmethod
     def reap(self) -> int:
-        """Wait for its end; the exit code, negative for a signal."""
+        """Wait for its end; return the exit code, negative for a signal."""
 
     def threads(self) -> int:
-        """How many it has; 0 where that cannot be told."""
+        """Return how many threads it has; 0 where that cannot be told."""
         return 0 if self.proc is None else usage.threads(self.proc, self.ended)
 
     def unlinked_bytes(self, most_each: int) -> int:
-        """What its files take that have no name any more; 0 where that cannot be told."""
+        """Return the size of its files that have no name any more; 0 where that cannot be told."""
         return 0 if self.proc is None else usage.unlinked_bytes(self.proc, self.ended, most_each)
 
     def is_dead(self) -> bool:
@@ -73,7 +73,7 @@ class Process(ABC):
             os.close(self.stdin)
             self.stdin = -1
 
-    def bury(self) -> None:
+    def release(self) -> None:
         """Wait for the end of a killed process and close what we hold of it."""
         if self.pid > 0:
             self.reap()
@@ -82,17 +82,20 @@ class Process(ABC):
             os.close(fd)
 
 
-class Way(Protocol):
-    """How a worker gets its processes."""
+class Launcher(Protocol):
+    """Starts and ends the processes of a worker."""
 
-    def furnish(self, scratch: str) -> Any:
-        """Make a scratch folder; the rules that bind a process to it, built once for all that use it after each other."""
+    def prepare_scratch(self, scratch: str) -> Any:
+        """Make a scratch folder and return the rules that bind a process to it.
+
+        Both are built once for all the processes that use the folder after each other.
+        """
 
     def start(self, rules: Any, scratch: str, limits: dict[str, int]) -> Process:
-        """A process that waits for code, with the limits it is born with."""
+        """Start a process that waits for code, with the limits it is born with."""
 
     def kill(self, process: Process) -> None:
-        """After this nothing of the run executes any more."""
+        """End the run: after this nothing of it executes any more."""
 
     def was_out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process since the last question because the machine had no memory left."""
+        """Return whether the kernel killed a process for want of memory since the last call."""

@@ -1,7 +1,7 @@
 """Watches one run in its confined process: feeds it, collects what comes out, ends it at a limit.
 
-Invariant: what is kept of a run is bounded, however much it writes. Nothing that comes out of the process is read as
-more than bytes here.
+Invariant: what is kept of a run is bounded, however much it writes. Nothing that comes out of the
+process is read as more than bytes here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Outcome:
 
 
 def watch(process: Process, request: dict[str, Any], scratch: str, client: socket.socket) -> Outcome:
-    """Hand one request to a live process and move bytes until its result, its end, a limit, or the client's end."""
+    """Hand one request to a live process and move bytes until the run is over.
+
+    That is its result, its end, a limit, or the client's end.
+    """
     job = {key: request[key] for key in _JOB if key in request}
     inputs = {process.requests: memoryview(pack(job))}
     if process.stdin >= 0:  # closed after a session's first run
@@ -68,7 +71,7 @@ def watch(process: Process, request: dict[str, Any], scratch: str, client: socke
 
 
 def drain(process: Process, outcome: Outcome) -> None:
-    """What is left in the pipes of a process that runs no more."""
+    """Collect what is left in the pipes of a process that runs no more."""
     for fd in (process.stdout, process.stderr, process.results):
         held = outcome.buffer(process, fd)
         while outcome.verdict != "output":
@@ -78,7 +81,10 @@ def drain(process: Process, outcome: Outcome) -> None:
 
 
 def answer(process: Process, outcome: Outcome, request: dict[str, Any]) -> dict[str, Any]:
-    """The run in the words of the client; the frame is passed on unread, as the stranger's text it is."""
+    """Return the run in the words of the client.
+
+    The frame is passed on unread, as the stranger's text it is.
+    """
     drain(process, outcome)
     code = process.reap() if outcome.exited else None
     if code == -signal.SIGXCPU:
@@ -135,7 +141,7 @@ def _move(
 def _passed_limit(
     process: Process, outcome: Outcome, request: dict[str, Any], scratch: str, cpu_deadline_s: float
 ) -> str | None:
-    """The verdict on a run that uses more than it may of what only a look at it tells."""
+    """Return the verdict on a run that uses too much of what no limit of the kernel bounds."""
     if process.cpu_seconds() > cpu_deadline_s:
         return "timeout"
     if process.threads() > _MOST_THREADS:

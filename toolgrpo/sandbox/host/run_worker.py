@@ -1,12 +1,14 @@
-"""One worker: takes a request, has a waiting process run it, answers, and prepares the next process.
+"""One worker: takes a request, has a waiting process run it, answers, prepares the next process.
 
-A run costs a fork before it and the end of a process after it; both cost more than the run. So the next process is forked
-ahead, confined and waiting, and the last one ends after the answer, in a folder of its own, while the next is prepared.
+A run costs a fork before it and the end of a process after it; both cost more than the run. So the
+next process is forked ahead, confined and waiting, and the last one ends after the answer, in a
+folder of its own, while the next is prepared.
 
-Invariants: one request, one answer; when an answer is sent, every process of the run has been killed (a session's lives,
-stopped, until its next run); a folder is used again only after its process is gone and the folder is empty; what waits
-is a process that has run nothing. Trusted code: nothing of the model runs in this process. No process that runs code is
-forked from this one, whose memory holds the requests of others: a `Way` is told limits and folders, never a request.
+Invariants: one request, one answer; when an answer is sent, every process of the run has been
+killed (a session's lives, stopped, until its next run); a folder is used again only after its
+process is gone and the folder is empty; what waits is a process that has run nothing. Trusted code:
+nothing of the model runs in this process. No process that runs code is forked from this one, whose
+memory holds the requests of others: a `Launcher` is told limits and folders, never a request.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 
 from toolgrpo.processes.wire import receive, send
 from toolgrpo.sandbox.host import scratch
-from toolgrpo.sandbox.host.run_process import Process, Way
+from toolgrpo.sandbox.host.run_process import Launcher, Process
 from toolgrpo.sandbox.host.run_watch import answer, watch
 
 __all__ = ["serve"]
@@ -35,7 +37,7 @@ class _OutOfMemory(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _ScratchFolder:
     """A scratch folder, and the rules that name it; both outlive many runs."""
 
     path: str
@@ -43,23 +45,23 @@ class _Room:
 
 
 @dataclass(slots=True)
-class _Tenant:
-    """A process in its room. `used`: code has run in it."""
+class _Occupant:
+    """The process that has a scratch folder. `used`: code has run in it."""
 
     process: Process
-    room: _Room
+    folder: _ScratchFolder
     limits: tuple[int, ...]
     used: bool = False
 
 
-def serve(way: Way, channel: socket.socket, folder: str, limits: dict[str, Any]) -> None:
+def serve(launcher: Launcher, channel: socket.socket, folder: str, limits: dict[str, Any]) -> None:
     """Answer requests until the client is gone. `limits` are those that most requests will have."""
-    worker = _Worker(way, folder)
+    worker = _Worker(launcher, folder)
     try:
         worker.prepare(limits)
         while (request := receive(channel)) is not None:
             if "end_session" in request:
-                worker.end_tenant()
+                worker.end_occupant()
                 worker.prepare(limits)
                 continue
             over = worker.run(request, channel)
@@ -76,82 +78,83 @@ def serve(way: Way, channel: socket.socket, folder: str, limits: dict[str, Any])
 
 
 class _Worker:
-    def __init__(self, way: Way, folder: str) -> None:
-        self._way = way
+    def __init__(self, launcher: Launcher, folder: str) -> None:
+        self._launcher = launcher
         self._base = os.path.join(folder, f"w{os.getpid()}-{time.monotonic_ns()}-")
-        self._rooms: list[_Room] = []
-        self._free: list[_Room] = []
+        self._folders: list[_ScratchFolder] = []
+        self._free: list[_ScratchFolder] = []
         self._built = 0
-        self._tenant: _Tenant | None = None
-        self._dying: list[_Tenant] = []
+        self._occupant: _Occupant | None = None
+        self._dying: list[_Occupant] = []
 
     def run(self, request: dict[str, Any], channel: socket.socket) -> bool:
-        """Run a request and send its answer; whether its process is over."""
+        """Run a request and send its answer; return whether its process is over."""
         started = time.monotonic()
         limits = _from_birth(request)
-        waiting = self._tenant
+        waiting = self._occupant
         if waiting is not None and not waiting.used and (waiting.limits != limits or waiting.process.is_dead()):
-            self.end_tenant()
-        if self._tenant is None:
+            self.end_occupant()
+        if self._occupant is None:
             self.prepare(request)
-        tenant = self._tenant
-        assert tenant is not None
-        tenant.used = True
-        outcome = watch(tenant.process, request, tenant.room.path, channel)
+        occupant = self._occupant
+        assert occupant is not None
+        occupant.used = True
+        outcome = watch(occupant.process, request, occupant.folder.path, channel)
         over = outcome.gone or not request["keep"]
         if over:
-            self._way.kill(tenant.process)
+            self._launcher.kill(occupant.process)
         else:  # threads of a session rest between runs
-            tenant.process.stop()
-        reply = answer(tenant.process, outcome, request)
-        if reply["code"] == -signal.SIGKILL and self._way.was_out_of_memory():
+            occupant.process.stop()
+        reply = answer(occupant.process, outcome, request)
+        if reply["code"] == -signal.SIGKILL and self._launcher.was_out_of_memory():
             raise _OutOfMemory("the kernel killed a run because the machine, or its control group, had no memory left")
         if over:
-            self._dying.append(tenant)
-            self._tenant = None
+            self._dying.append(occupant)
+            self._occupant = None
         reply["duration"] = time.monotonic() - started
         send(channel, reply)
         return over
 
     def prepare(self, limits: dict[str, Any]) -> None:
-        """Fork the next process; then see the last one off, which has ended meanwhile."""
-        if self._tenant is None:
-            room = self._free.pop() if self._free else self._build_room()
+        """Start the next process; then release the last one, which has ended meanwhile."""
+        if self._occupant is None:
+            folder = self._free.pop() if self._free else self._build_folder()
             born = _from_birth(limits)
-            process = self._way.start(room.rules, room.path, dict(zip(_LIMITS_FROM_BIRTH, born, strict=True)))
-            self._tenant = _Tenant(process, room, born)
+            process = self._launcher.start(folder.rules, folder.path, dict(zip(_LIMITS_FROM_BIRTH, born, strict=True)))
+            self._occupant = _Occupant(process, folder, born)
         while self._dying:
-            tenant = self._dying.pop()
-            tenant.process.bury()
+            occupant = self._dying.pop()
+            occupant.process.release()
             try:
-                scratch.empty(tenant.room.path)
-                self._free.append(tenant.room)
+                scratch.empty(occupant.folder.path)
+                self._free.append(occupant.folder)
             except FileNotFoundError:  # inside bubblewrap a run can move its folder away; it then has no second one
-                self._rooms.remove(tenant.room)
+                self._folders.remove(occupant.folder)
 
-    def end_tenant(self) -> None:
+    def end_occupant(self) -> None:
         """Kill the process that waits or belongs to a session."""
-        if self._tenant is not None:
-            self._way.kill(self._tenant.process)
-            self._dying.append(self._tenant)
-            self._tenant = None
+        if self._occupant is not None:
+            self._launcher.kill(self._occupant.process)
+            self._dying.append(self._occupant)
+            self._occupant = None
 
     def close(self) -> None:
-        self.end_tenant()
-        for tenant in self._dying:
-            tenant.process.bury()
-        for room in self._rooms:
-            scratch.remove(room.path)
+        self.end_occupant()
+        for occupant in self._dying:
+            occupant.process.release()
+        for folder in self._folders:
+            scratch.remove(folder.path)
 
-    def _build_room(self) -> _Room:
+    def _build_folder(self) -> _ScratchFolder:
         path = f"{self._base}{self._built}"
         self._built += 1
-        # Built once: opening some fifteen paths costs more than the rest of the confinement together.
-        room = _Room(path, self._way.furnish(path))
-        self._rooms.append(room)
-        return room
+        # Built once: opening some fifteen paths costs more than the rest of the confinement
+        # together.
+        folder = _ScratchFolder(path, self._launcher.prepare_scratch(path))
+        self._folders.append(folder)
+        return folder
 
 
 def _from_birth(limits: dict[str, Any]) -> tuple[int, ...]:
-    """The limits that a process is born with."""
+    """Return the limits that a process is born with."""
     return tuple(limits[name] for name in _LIMITS_FROM_BIRTH)

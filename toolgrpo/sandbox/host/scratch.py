@@ -1,13 +1,16 @@
-"""The scratch folders of runs: made, measured, emptied. Runs in trusted processes, on what a stranger left behind.
+"""The scratch folders of runs: made, measured, emptied. Runs in trusted processes, on what a
+stranger left behind.
 
-A sandbox's folder in the temporary directory is locked by the process that made it, for as long as that lives; the next
-sandbox to start removes those that nobody holds any more (both processes that would have removed them were killed).
+A sandbox's folder in the temporary directory is locked by the process that made it, for as long as
+that lives; the next sandbox to start removes those that nobody holds any more (both processes that
+would have removed them were killed).
 
-Invariants: symbolic links are removed, never followed; no depth of nesting, no name and no mode defeats `empty`, and
-`holds_more_than` always answers: folders are opened one below the other, so no path is longer than one name; a folder that is
-locked, or another user's, is never swept.
-Not covered: a folder that is written to while it is emptied (the caller waits for the writer's end, or tries again); a
-temporary directory that several machines share on a file system whose locks hold on one machine only.
+Invariants: symbolic links are removed, never followed; no depth of nesting, no name and no mode
+defeats `empty`, and `holds_more_than` always answers: folders are opened one below the other, so no
+path is longer than one name; a folder that is locked, or another user's, is never swept.
+Not covered: a folder that is written to while it is emptied (the caller waits for the writer's end,
+or tries again); a temporary directory that several machines share on a file system whose locks hold
+on one machine only.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ _REMOVE_S = 5.0
 
 
 def claim(parent: str) -> tuple[str, int | None]:
-    """A new folder for one sandbox, and the descriptor that locks it (None on a file system without locks).
+    """Make a new folder for one sandbox, and return it with the descriptor that locks it.
 
-    First removes what killed sandboxes of this user have left.
+    None on a file system without locks. First removes what killed sandboxes of this user have
+    left.
     """
     _sweep(parent)
     while True:
@@ -47,7 +51,7 @@ def claim(parent: str) -> tuple[str, int | None]:
 
 
 def make(path: str, owner: int | None) -> None:
-    """A folder for one run at a time; it belongs to `owner` where the run is to become another user."""
+    """Make a folder for one run at a time, of `owner` where the run is to become another user."""
     os.mkdir(path, 0o700)
     if owner is not None:
         os.chown(path, owner, owner)
@@ -55,25 +59,28 @@ def make(path: str, owner: int | None) -> None:
 
 def empty(folder: str) -> None:
     """Remove everything in a folder; the folder stays, since the rules of the next run name it."""
-    top = _opened(folder, None)
+    top = _open_folder(folder, None)
     try:
         while entries := _entries(top):
             for name, is_folder in entries:
                 if is_folder:
-                    _lift(name, top)
+                    _remove_folder(name, top)
                 else:
                     os.unlink(name, dir_fd=top)
     finally:
         os.close(top)
 
 
-def _lift(name: str, top: int) -> None:
-    """Remove a folder of `top`; the folders in it come to lie in `top` themselves, so that nothing is ever deep."""
-    fd = _opened(name, top)
+def _remove_folder(name: str, top: int) -> None:
+    """Remove a folder of `top`, after moving the folders in it up to `top`.
+
+    So nothing is ever deep.
+    """
+    fd = _open_folder(name, top)
     try:
         for inner, is_folder in _entries(fd):
             if is_folder:
-                _lift_one(inner, fd, top)
+                _move_up(inner, fd, top)
             else:
                 os.unlink(inner, dir_fd=fd)
     finally:
@@ -81,7 +88,7 @@ def _lift(name: str, top: int) -> None:
     os.rmdir(name, dir_fd=top)
 
 
-def _lift_one(name: str, parent: int, top: int) -> None:
+def _move_up(name: str, parent: int, top: int) -> None:
     new = secrets.token_hex(16)
     try:
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=top)
@@ -90,8 +97,8 @@ def _lift_one(name: str, parent: int, top: int) -> None:
         os.rename(name, new, src_dir_fd=parent, dst_dir_fd=top)
 
 
-def _opened(name: str, parent: int | None) -> int:
-    """A folder that can be read and changed; code that nothing confines can have shut it."""
+def _open_folder(name: str, parent: int | None) -> int:
+    """Open a folder to read and change it; code that nothing confines can have shut it."""
     if stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=parent)
     return os.open(name, _FOLDER, dir_fd=parent)
@@ -115,10 +122,10 @@ def remove(folder: str, patience_s: float = _REMOVE_S) -> None:
 
 
 def holds_more_than(folder: str, most: int) -> bool:
-    """Whether what is below a folder takes more than `most` bytes.
+    """Return whether what is below a folder takes more than `most` bytes.
 
-    Folders nested very deeply, and what cannot be looked into, count as too much; a file that goes away meanwhile counts
-    nothing. Takes a bounded time, whatever is there.
+    Folders nested very deeply, and what cannot be looked into, count as too much; a file that goes
+    away meanwhile counts nothing. Takes a bounded time, whatever is there.
     """
     try:
         return _used(folder, None, most, _DEEPEST) > most
@@ -127,7 +134,7 @@ def holds_more_than(folder: str, most: int) -> bool:
 
 
 def _used(name: str, parent: int | None, most: int, deepest: int) -> int:
-    """The bytes below a folder, or more than `most` as soon as they are too many."""
+    """Return the bytes below a folder, or more than `most` as soon as they are too many."""
     if deepest < 0:
         return most + 1
     used, folders = 0, []
@@ -179,7 +186,10 @@ def _sweep(parent: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """Lock a folder of this user's; OSError where that cannot be had, FileNotFoundError where it has gone meanwhile."""
+    """Lock a folder of this user's; OSError where that cannot be had.
+
+    FileNotFoundError where it has gone meanwhile.
+    """
     fd = os.open(path, _FOLDER)
     try:
         if os.fstat(fd).st_uid != os.geteuid():
@@ -194,6 +204,6 @@ def _lock(path: str) -> int:
 
 
 def _entries(fd: int) -> list[tuple[str, bool]]:
-    """The names in an open folder, and which are folders themselves."""
+    """Return the names in an open folder, and which are folders themselves."""
     with os.scandir(fd) as found:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]

@@ -1,12 +1,15 @@
-"""A worker that confines nothing and needs nothing of Linux: each process that runs code is a new interpreter.
+"""A worker that confines nothing and needs nothing of Linux: each process that runs code is a new
+interpreter.
 
-For `allow_unsafe=True` on macOS, and on a Linux where nothing confines. Forking an interpreter that has imported numpy is not
-safe on macOS, so nothing is forked here; the price is an interpreter's start for each run, paid ahead of it.
+For `allow_unsafe=True` on macOS, and on a Linux where nothing confines. Forking an interpreter that
+has imported numpy is not safe on macOS, so nothing is forked here; the price is an interpreter's
+start for each run, paid ahead of it.
 
-Invariants: imports only what every POSIX system has; ends with its opener, and with it the process that runs code, which
-holds the read end of a pipe whose write end is here (fresh_child.py).
-Not covered: what the code starts in a process group of its own lives on; when this process and its opener are both killed,
-its folder stays until the next sandbox starts.
+Invariants: imports only what every POSIX system has; ends with its opener, and with it the process
+that runs code, which holds the read end of a pipe whose write end is here
+(inside/unconfined_main.py).
+Not covered: what the code starts in a process group of its own lives on; when this process and its
+opener are both killed, its folder stays until the next sandbox starts.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from toolgrpo.sandbox.host.scratch import make
 from toolgrpo.sandbox.inside.unconfined_main import READY
 from toolgrpo.sandbox.paths import starter
 
-__all__ = ["Spawning", "main"]
+__all__ = ["SpawnLauncher", "main"]
 
 _LOOK_S = 1.0  # between looks at whether the opener lives
 _ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -42,21 +45,24 @@ def main() -> None:
     threading.Thread(target=_hang_up_with_opener, args=(channel, settings["opener"]), daemon=True).start()
     folder, _ = scratch.claim(settings["tmp"])
     try:
-        serve(Spawning(), channel, folder, settings["limits"])
+        serve(SpawnLauncher(), channel, folder, settings["limits"])
     finally:
         scratch.remove(folder)
 
 
 def _hang_up_with_opener(channel: socket.socket, opener: int) -> None:
-    """The channel ends with the opener, unless a process that it forked holds it too."""
+    """End the channel when the opener has ended.
+
+    It ends by itself unless a process that the opener forked holds it too.
+    """
     while os.getppid() == opener:
         time.sleep(_LOOK_S)
     with suppress(OSError):
         channel.shutdown(socket.SHUT_RDWR)
 
 
-class Spawned(Process):
-    """Watched by a thread that waits for it: nothing else tells of its end on every system."""
+class SpawnedProcess(Process):
+    """A new interpreter, watched by a thread: nothing else tells of its end on every system."""
 
     __slots__ = ("_ended_here", "_leash", "_program", "_waiter")
 
@@ -75,8 +81,8 @@ class Spawned(Process):
         self.pid = -1
         return int(self._program.returncode)
 
-    def bury(self) -> None:
-        super().bury()
+    def release(self) -> None:
+        super().release()
         os.close(self._leash)
 
     def _wait(self) -> None:
@@ -84,10 +90,10 @@ class Spawned(Process):
         os.close(self._ended_here)
 
 
-class Spawning:
-    """New interpreters in a process group of their own."""
+class SpawnLauncher:
+    """Starts new interpreters, each in a process group of its own."""
 
-    def furnish(self, scratch: str) -> None:
+    def prepare_scratch(self, scratch: str) -> None:
         make(scratch, owner=None)
 
     def start(self, rules: None, scratch: str, limits: dict[str, int]) -> Process:
@@ -100,7 +106,7 @@ class Spawning:
             **limits,
         }
         program = subprocess.Popen(
-            [sys.executable, "-I", "-c", starter("inside.unconfined_main", "live"), json.dumps(settings)],
+            [sys.executable, "-I", "-c", starter("inside.unconfined_main", "main"), json.dumps(settings)],
             stdin=stdin[0],
             stdout=stdout[1],
             stderr=stderr[1],
@@ -117,7 +123,7 @@ class Spawning:
         ours = (stdin[1], stdout[0], stderr[0], requests[1], results[0])
         for fd in ours:
             os.set_blocking(fd, False)
-        return Spawned(program, leash[1], ours)
+        return SpawnedProcess(program, leash[1], ours)
 
     def kill(self, process: Process) -> None:
         if process.pid > 0:

@@ -1,8 +1,9 @@
-"""What a confined process uses that no limit of the kernel bounds: threads, and files that have lost their names.
+"""What a confined process uses that no limit of the kernel bounds: threads, and files that have
+lost their names.
 
-Read from /proc, through a descriptor that the client has opened: a worker in a pid namespace of its own still sees there the
-process that a pidfd names. Where /proc does not tell (root in a container may not look at other users' processes), what it
-does not tell counts nothing.
+Read from /proc, through a descriptor that the client has opened: a worker in a pid namespace of its
+own still sees there the process that a pidfd names. Where /proc does not tell (root in a container
+may not look at other users' processes), what it does not tell counts nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ _UNLINKED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ (\S+) (\d+) +/(?!dev/ze
 
 
 def threads(proc: int, pidfd: int) -> int:
-    """How many threads a process has; 0 where it has ended or cannot be seen."""
+    """Return how many threads a process has; 0 where it has ended or cannot be seen."""
     status = _read(proc, f"{_pid(proc, pidfd)}/status")
     return int(_after(status, b"Threads:") or 0)
 
 
 def unlinked_bytes(proc: int, pidfd: int, most_each: int) -> int:
-    """What the files take that a process holds open or mapped, and that no folder names any more.
+    """Return the size of the files that a process holds and that no folder names any more.
 
-    A mapped one whose size only root could see counts `most_each`, the most that a file may have.
+    It holds them open or mapped. A mapped one whose size only root could see counts `most_each`,
+    the most that a file may have.
     """
     pid = _pid(proc, pidfd)
     sizes: dict[tuple[int, int], int] = {}
@@ -53,12 +55,12 @@ def _add(sizes: dict[tuple[int, int], int], found: os.stat_result) -> None:
 
 
 def _pid(proc: int, pidfd: int) -> int:
-    """The number that a process has in this /proc; -1 where it has none."""
+    """Return the number that a process has in this /proc; -1 where it has none."""
     return int(_after(_read(proc, f"self/fdinfo/{pidfd}"), b"Pid:") or -1)
 
 
 def _after(text: bytes, key: bytes) -> bytes:
-    """The rest of the line that begins with a key."""
+    """Return the rest of the line that begins with a key."""
     return next((line[len(key) :].strip() for line in text.splitlines() if line.startswith(key)), b"")
 
 

@@ -1,1 +1,3 @@
-"""Runs in the confined process, beside the model's code: nothing that is said here is believed outside."""
+"""Runs in the confined process, beside the model's code: nothing that is said here is believed
+outside.
+"""

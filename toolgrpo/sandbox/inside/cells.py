@@ -1,9 +1,10 @@
-"""What happens inside the confined process: run the code as a notebook cell, hand back plain literals.
+"""What happens inside the confined process: run the code as a notebook cell, hand back plain
+literals.
 
 The same process can be a judge's, and then runs a task's tests instead (judge.py).
 
-Nothing here is trusted once the model's code has run beside it: the worker reads what is written on the result pipe as
-a stranger's text.
+Nothing here is trusted once the model's code has run beside it: the worker reads what is written on
+the result pipe as a stranger's text.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ _streams: list[io.TextIOWrapper] = []
 
 
 def prepare_streams() -> None:
-    """Text streams over the descriptors 0, 1 and 2, made once in the mother, for pipes as each run's are."""
+    """Make text streams over the descriptors 0, 1 and 2, for pipes as each run's are.
+
+    Done once, in the host.
+    """
     kept = [os.dup(fd) for fd in range(3)]
     ours, theirs = os.pipe()
     os.dup2(ours, 0)
@@ -63,14 +67,14 @@ def prepare_streams() -> None:
 
 
 def use_streams() -> None:
-    """In the confined process, whose descriptors 0, 1 and 2 are its own by now."""
+    """Use the prepared streams, in a process whose descriptors 0, 1 and 2 are its own by now."""
     sys.stdin, sys.stdout, sys.stderr = _streams
 
 
 def answer(request: dict[str, Any], namespace: dict[str, Any], pipes: Pipes) -> None:
     """Do what a request asks for and report it; ends the process unless it is a session's."""
     if "suite" in request:
-        outcome = judge.judge(request["suite"], lambda call: _put(call, pipes))
+        outcome = judge.judge(request["suite"], lambda call: _ask_solution(call, pipes))
     elif "call" in request:
         function, arguments = request["call"]
         outcome = answer_call(function, arguments, namespace)
@@ -83,8 +87,8 @@ def answer(request: dict[str, Any], namespace: dict[str, Any], pipes: Pipes) -> 
         os._exit(outcome["exit_code"])
 
 
-def _put(call: list[str], pipes: Pipes) -> dict[str, Any]:
-    """A judge's question, and the answer, which is its session's next request."""
+def _ask_solution(call: list[str], pipes: Pipes) -> dict[str, Any]:
+    """Report a judge's question and return the answer, which is its session's next request."""
     report(pipes.results, {"status": "ok", "exit_code": 0, "need": call})
     answer = read_frame(pipes.requests)
     if answer is None:
@@ -93,15 +97,18 @@ def _put(call: list[str], pipes: Pipes) -> dict[str, Any]:
 
 
 def answer_call(function: str, arguments: str, namespace: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a function to one call, or what went wrong; both cross as texts that only a judge reads."""
+    """Return the answer of a function to one call, or what went wrong.
+
+    Both cross as texts that only a judge reads.
+    """
     try:
         args, kwargs = decode_text(arguments)
         return {"status": "ok", "exit_code": 0, "answer": encode_text(eval(function, namespace)(*args, **kwargs))}
     except BaseException as error:
-        return {"status": "ok", "exit_code": 0, "error": _said(error)}
+        return {"status": "ok", "exit_code": 0, "error": _error_text(error)}
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:500]
     except BaseException:  # of an exception of the model's own
@@ -109,7 +116,7 @@ def _said(error: BaseException) -> str:
 
 
 def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
-    """Execute; what became of it as a JSON-ready dict."""
+    """Execute code; return what became of it as a JSON-ready dict."""
     try:
         body, last = _compile(code)
         exec(body, namespace)
@@ -126,18 +133,21 @@ def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluate_all(expressions: list[str], namespace: dict[str, Any]) -> dict[str, Any]:
-    """Each expression's plain value, or what went wrong with it."""
+    """Return each expression's plain value, or what went wrong with it."""
     answers: list[Any] = []
     for source in expressions:
         try:
             answers.append({"value": encode(eval(source, namespace))})
         except BaseException as error:
-            answers.append({"error": _said(error)})
+            answers.append({"error": _error_text(error)})
     return {"status": "ok", "exit_code": 0, "answers": answers}
 
 
 def warm_up() -> None:
-    """Do once, on code of ours, what a run does: the pages that it touches are copied before there is a run to wait."""
+    """Do once, on code of ours, what a run does.
+
+    So the pages that it touches are copied before there is a run to wait.
+    """
     json.loads(pack(run_cell("def f(x):\n    return [x, 'x']\nf(1)", fresh_namespace()))[4:])
 
 
@@ -154,7 +164,7 @@ def report(fd: int, message: dict[str, Any]) -> None:
 
 
 def _compile(code: str) -> tuple[CodeType, CodeType | None]:
-    """The code, and its last expression apart, as a notebook shows it."""
+    """Compile the code, and its last expression apart, as a notebook shows it."""
     tree = ast.parse(code, _NAME)
     last: CodeType | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -184,7 +194,7 @@ def _exit_report(leave: SystemExit) -> dict[str, Any]:
 
 
 def _print_error(error: BaseException) -> None:
-    """The traceback without our own frames."""
+    """Print the traceback without our own frames."""
     try:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != _NAME:

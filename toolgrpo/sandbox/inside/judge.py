@@ -1,12 +1,14 @@
-"""Runs tests in a process that never sees the model's code; calls of the solution are put to whoever holds it.
+"""Runs tests in a process that never sees the model's code; calls of the solution are put to
+whoever holds it.
 
-The judge has no way to call the solution. Where a test calls it, the call's plain arguments go out as a text, and what
-the solution's own process handed back comes in as one (`ask`). What comes in is decoded here and nowhere else: it is a
-stranger's, and this process is as confined as the stranger's own.
+The judge has no way to call the solution. Where a test calls it, the call's plain arguments go out
+as a text, and what the solution's own process handed back comes in as one (`ask`). What comes in is
+decoded here and nowhere else: it is a stranger's, and this process is as confined as the stranger's
+own.
 
-Invariants: an answer is data, so no value that reaches a test has behaviour of its own; nothing in an answer makes a test
-count as one that cannot be split: it passes or it fails. Which suites cannot be split is found by `explore`, which knows
-no solution at all.
+Invariants: an answer is data, so no value that reaches a test has behaviour of its own; nothing in
+an answer makes a test count as one that cannot be split: it passes or it fails. Which suites cannot
+be split is found by `explore`, which knows no solution at all.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ _MOST_LOOKS = 20_000  # at answers, to find out whether a suite can be split
 
 
 class _SolutionFailed(Exception):
-    """What the solution's own process reported: an exception, or a value that is no plain literal."""
+    """The solution's own process reported an exception, or a value that is no plain literal."""
 
 
 class _Unsplittable(BaseException):
-    """A call that cannot be made in another process; no `except Exception` of a test may swallow it."""
+    """A call that cannot be made in another process; no `except Exception` of a test may swallow
+    it.
+    """
 
 
 class _Enough(BaseException):
@@ -39,11 +43,13 @@ class _Enough(BaseException):
 
 
 def judge(suite: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    """The report on a suite (`prelude`, `tests`, `names`, and `explore` where no solution is to be asked).
+    """Run a suite and report on it.
 
-    `verdicts`: per test `["pass"]` or `["fail", why]`; `broken`: why the prelude cannot run; `unsplittable`: found by `explore`.
+    The suite: `prelude`, `tests`, `names`, and `explore` where no solution is to be asked.
+    The report: `verdicts`, per test `["pass"]` or `["fail", why]`; `broken`, why the prelude
+    cannot run; `unsplittable`, found by `explore`.
     """
-    call = _explored() if suite["explore"] else _asked(ask)
+    call = _exploring_stand_ins() if suite["explore"] else _asking_stand_ins(ask)
     namespace: dict[str, Any] = {"__name__": "__judge__", "__builtins__": builtins}
     namespace.update({name: call(name) for name in suite["names"]})
     report: dict[str, Any] = {"status": "ok", "exit_code": 0}
@@ -70,8 +76,8 @@ def _verdict(test: str, namespace: dict[str, Any]) -> list[str]:
     return ["pass"]
 
 
-def _asked(ask: Ask) -> Callable[[str], Callable[..., Any]]:
-    """Stand-ins for the solution's functions that put each call to who holds the solution."""
+def _asking_stand_ins(ask: Ask) -> Callable[[str], Callable[..., Any]]:
+    """Return a maker of stand-ins that put each call to who holds the solution."""
 
     def stand_in(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -92,8 +98,8 @@ def _asked(ask: Ask) -> Callable[[str], Callable[..., Any]]:
     return stand_in
 
 
-def _explored() -> Callable[[str], Callable[..., Any]]:
-    """Stand-ins that answer every call with a value that goes along with everything."""
+def _exploring_stand_ins() -> Callable[[str], Callable[..., Any]]:
+    """Return a maker of stand-ins whose answer goes along with everything."""
     anything = _Anything(iter(range(_MOST_LOOKS)))
 
     def stand_in(name: str) -> Callable[..., Any]:
@@ -121,7 +127,9 @@ def _holds_anything(value: Any, depth: int = 0) -> bool:
 
 
 class _Anything:
-    """An answer for a test that is only looked through: true, equal to all, and whatever else it has to be, for a while."""
+    """An answer for a test that is only looked through: true, equal to all, and whatever else it
+    has to be, for a while.
+    """
 
     def __init__(self, looks: Iterator[int]) -> None:
         self._looks = looks

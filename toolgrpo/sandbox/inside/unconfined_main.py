@@ -1,7 +1,9 @@
-"""Inside the interpreter that a `fresh` worker starts for one run or session: limits, then the same cells as anywhere.
+"""Inside the interpreter that an unconfined worker starts for one run or session.
 
-What stands in for confinement: resource limits where the system has them, a look at the memory used every tenth of a second
-(macOS does not enforce a limit of the address space), and an end of the whole process group as soon as the worker is gone.
+It sets limits, then runs the same cells as anywhere. What stands in for confinement: resource
+limits where the system has them, a look at the memory used every tenth of a second (macOS does not
+enforce a limit of the address space), and an end of the whole process group as soon as the worker
+is gone.
 Not covered: everything else. The code can undo all of this; it is for accidents, not for attacks.
 """
 
@@ -21,14 +23,14 @@ from typing import Any
 from toolgrpo.processes.wire import read_frame
 from toolgrpo.sandbox.inside import cells
 
-__all__ = ["READY", "live"]
+__all__ = ["READY", "main"]
 
 READY = b"\n"  # on the pipe of the results, once the first request can come
 _LOOK_S = 0.1
 _PEAK_UNIT = 1 if os.uname().sysname == "Darwin" else 1024  # of ru_maxrss, in bytes
 
 
-def live() -> None:
+def main() -> None:
     settings = json.loads(sys.argv.pop())  # programs see no arguments
     requests, results = settings["requests"], settings["results"]
     os.umask(0o077)
@@ -51,7 +53,7 @@ def live() -> None:
 
 
 def _limit(settings: dict[str, Any]) -> None:
-    """The limits that this system has; what it refuses is left out."""
+    """Set the limits that this system has; what it refuses is left out."""
     limits = [
         (resource.RLIMIT_FSIZE, settings["file_mb"] << 20),
         (resource.RLIMIT_NOFILE, settings["open_files"]),
@@ -66,7 +68,10 @@ def _limit(settings: dict[str, Any]) -> None:
 
 
 def _limit_cpu(timeout_s: float) -> None:
-    """From now on; the wall clock, which the worker watches, ends a run of one thread before."""
+    """Limit the CPU time from now on.
+
+    The wall clock, which the worker watches, ends a run of one thread before.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = math.ceil(used.ru_utime + used.ru_stime + timeout_s) + 1
     with suppress(ValueError, OSError):
@@ -88,7 +93,7 @@ def _peak_bytes() -> int:
 
 
 def _mapped_bytes() -> int | None:
-    """The size of the address space, where /proc tells it."""
+    """Return the size of the address space, where /proc tells it."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * resource.getpagesize()

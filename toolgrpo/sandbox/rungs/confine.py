@@ -1,8 +1,9 @@
 """The two confinements behind functions of ours, namespaces, and giving up root.
 
-`confine_files` (Landlock): from then on the process reads the named folders, writes its scratch folder, and reaches no
-TCP port, no abstract socket and no process outside. `confine_syscalls` (seccomp): from then on it makes the allowed
-system calls only. Both are irreversible and both set no_new_privs.
+`confine_files` (Landlock): from then on the process reads the named folders, writes its scratch
+folder, and reaches no TCP port, no abstract socket and no process outside. `confine_syscalls`
+(seccomp): from then on it makes the allowed system calls only. Both are irreversible and both set
+no_new_privs.
 Not covered: metadata (`stat`) of files outside, which Landlock does not handle; kernel bugs.
 """
 
@@ -58,7 +59,10 @@ _WRITE = (
 
 
 def file_rules(readable: Iterable[str], scratch: str) -> landlockpy.Ruleset:
-    """Landlock rules: read `readable`, read and write `scratch`, nothing else. Built once, for many forks."""
+    """Build Landlock rules: read `readable`, read and write `scratch`, nothing else.
+
+    Built once, for many forks.
+    """
     scopes = landlockpy.Scope.ABSTRACT_UNIX_SOCKET | landlockpy.Scope.SIGNAL
     rules = landlockpy.Ruleset(scoped=scopes)
     for path in readable:
@@ -68,7 +72,9 @@ def file_rules(readable: Iterable[str], scratch: str) -> landlockpy.Ruleset:
 
 
 class SyscallRules:
-    """A seccomp filter laid out in memory once, so that loading it into a process is one system call."""
+    """A seccomp filter laid out in memory once, so that loading it into a process is one system
+    call.
+    """
 
     def __init__(self, rules: seccompy.Filter) -> None:
         program = rules.program
@@ -80,8 +86,8 @@ class SyscallRules:
 def confine_files(rules: landlockpy.Ruleset) -> None:
     """Landlock this process; the rules' descriptor can be closed afterwards.
 
-    The two libraries build the rules; what a new process does with them are bare system calls, since each page of memory
-    that it touches is a page to copy.
+    The two libraries build the rules; what a new process does with them are bare system calls,
+    since each page of memory that it touches is a page to copy.
     """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if _libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, rules.fileno(), 0) != 0:
@@ -96,10 +102,11 @@ def confine_syscalls(rules: SyscallRules) -> None:
 
 
 def drop_privileges(*, keep_reading: bool) -> None:
-    """No groups and no capabilities; who is root becomes nobody.
+    """Give up groups and capabilities; who is root becomes nobody.
 
-    `keep_reading` keeps root's capability to pass folders that nobody may not enter, for an interpreter that lives in
-    root's home; only to be used where Landlock says which folders can be read at all.
+    `keep_reading` keeps root's capability to pass folders that nobody may not enter, for an
+    interpreter that lives in root's home; only to be used where Landlock says which folders can be
+    read at all.
     """
     if os.getuid() != 0:
         _set_capabilities(0)  # an own user namespace gives them
@@ -114,9 +121,10 @@ def drop_privileges(*, keep_reading: bool) -> None:
 
 
 def leave_network() -> None:
-    """Leave the network and the IPC objects of the machine, for this process and all it forks; OSError where refused.
+    """Leave the network and the IPC objects of the machine; OSError where refused.
 
-    Done once, in the mother: a network namespace is slow to make, and there is nothing in it that runs could share.
+    For this process and all it forks. Done once, in the host: a network namespace is slow to
+    make, and there is nothing in it that runs could share.
     """
     wanted = _CLONE_NEWNET | _CLONE_NEWIPC
     if os.getuid() != 0:
@@ -130,7 +138,7 @@ def leave_network() -> None:
 
 
 def enter_pid_namespace() -> None:
-    """The next process that this one forks is the first of a process table of its own."""
+    """Have the next process that this one forks be the first of a process table of its own."""
     _unshare(_CLONE_NEWPID)
 
 
@@ -150,6 +158,6 @@ def _fail(what: str) -> NoReturn:
 
 
 def _set_capabilities(mask: int) -> None:
-    """Effective and permitted to `mask`, inheritable to none."""
+    """Set the effective and permitted capabilities to `mask`, the inheritable ones to none."""
     if _libc.capset(_CAPABILITY_HEADER, (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)) != 0:
         _fail("capset")

@@ -1,7 +1,7 @@
 """Which rung this machine can hold, found out by doing.
 
-The ladder never steps down silently: what was chosen is one log line that says what it does not promise, and with
-nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
+The ladder never steps down silently: what was chosen is one log line that says what it does not
+promise, and with nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UNSAFE_PROMISE = (
 
 
 def choose_rung(wanted: Rung | str, *, allow_unsafe: bool) -> tuple[Rung, str]:
-    """The rung to use and the line that says so; refuses rather than confining less than asked."""
+    """Return the rung to use and the line that says so; refuse to confine less than asked."""
     if os.name != "posix":
         raise SandboxError(
             f"model-written code cannot be run here, not even unconfined: this is {sys.platform}. Use Linux, or a remote "
@@ -80,7 +80,7 @@ def _promise(rung: Rung) -> str:
 
 @cache
 def probe(rung: Rung) -> str | None:
-    """None where this machine holds the rung, else why not; a throw-away process tries it."""
+    """Try a rung in a throw-away process; None where this machine holds it, else why not."""
     if sys.platform != "linux":
         return _NO_LINUX
     if rung is Rung.BUBBLEWRAP and find_bubblewrap() is None:

@@ -1,4 +1,7 @@
-"""Tries one rung on itself and ends with 0 only if what it should stop is stopped. Runs in a throw-away process."""
+"""Tries one rung on itself and ends with 0 only if what it should stop is stopped.
+
+Runs in a throw-away process.
+"""
 
 from __future__ import annotations
 

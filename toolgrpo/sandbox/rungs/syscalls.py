@@ -1,10 +1,11 @@
 """The system calls that sandboxed code may make: an allow-list, everything else answers EPERM.
 
-Default-deny also answers system-call numbers of other ABIs (x32 numbers match no rule; another architecture is killed).
-What is left out on purpose: creating processes, exec, sockets other than an AF_UNIX socketpair, signals to others,
-ptrace and its relatives, changing modes, owners, times and attributes, links, mounts, namespaces, keys, bpf, io_uring,
-userfaultfd, memfd, raising limits; and what would keep memory or files where nothing counts them: larger buffers of sockets
-and pipes, sending descriptors.
+Default-deny also answers system-call numbers of other ABIs (x32 numbers match no rule; another
+architecture is killed). What is left out on purpose: creating processes, exec, sockets other than
+an AF_UNIX socketpair, signals to others, ptrace and its relatives, changing modes, owners, times
+and attributes, links, mounts, namespaces, keys, bpf, io_uring, userfaultfd, memfd, raising limits;
+and what would keep memory or files where nothing counts them: larger buffers of sockets and pipes,
+sending descriptors.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _PR_SET_NAME, _PR_GET_NAME = 15, 16
 
 
 def syscall_filter(*, files: bool) -> seccompy.Filter:
-    """A filter ready to load; `files=False` leaves no call that takes a path."""
+    """Return a filter ready to load; `files=False` leaves no call that takes a path."""
     seccompy.supported()  # finds libc now: under Landlock it could not
     allow_all = [*_ALWAYS, *(_FILES if files else ())]
     rules = seccompy.Filter(default=seccompy.Action.ERRNO | errno.EPERM)
@@ -87,7 +88,7 @@ def syscall_filter(*, files: bool) -> seccompy.Filter:
 
 
 def _number(name: str) -> int | None:
-    """None where this architecture has no such call (aarch64 has no open, stat, ...)."""
+    """Return a call's number; None where this architecture has none (aarch64: open, stat, ...)."""
     try:
         return int(syscall_nr(name))
     except ValueError:

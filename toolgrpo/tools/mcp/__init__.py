@@ -1,1 +1,4 @@
-"""Tools of MCP servers, through the official SDK. Runs in the trainer's process, on a loop thread."""
+"""Tools of MCP servers, through the official SDK.
+
+Runs in the trainer's process, on a loop thread.
+"""

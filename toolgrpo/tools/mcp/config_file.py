@@ -1,11 +1,12 @@
-"""`mcp.json`: the `mcpServers` form that desktop clients use, with three keys of our own per server.
+"""`mcp.json`: the `mcpServers` form of desktop clients, with three keys of our own per server.
 
     {"mcpServers": {
         "time": {"command": "mcp-server-time", "args": ["--local-timezone=UTC"], "env": {}},
         "web": {"url": "http://localhost:8000/mcp", "headers": {"Authorization": "..."}, "session": "trajectory"}}}
 
-Ours: `session` ("run", the default: one connection that all episodes share; "trajectory": one per episode), `prefix` (put
-before every tool name) and `tools` (only these). Keys that only desktop applications need are passed over.
+Ours: `session` ("run", the default: one connection that all episodes share; "trajectory": one per
+episode), `prefix` (put before every tool name) and `tools` (only these). Keys that only desktop
+applications need are passed over.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class McpServerConfig:
 
 
 def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerConfig]:
-    """The servers of a file or of its contents."""
+    """Read the servers of a file or of its contents."""
     if isinstance(config, Mapping):
         label, content = "the MCP configuration", dict(config)
     else:

@@ -84,7 +84,7 @@ class McpConnection:
         self._background: set[asyncio.Task[None]] = set()
 
     async def list_tools(self) -> list[mcp_types.Tool]:
-        """Every tool of the server, all pages; PluginError if it has none to give."""
+        """List every tool of the server, all pages; PluginError if it has none to give."""
         tools: list[mcp_types.Tool] = []
         limit_s = self._options.connect_timeout_s
         try:
@@ -111,7 +111,7 @@ class McpConnection:
             raise PluginError(await self._with_last_words(f"{self._name} cannot be used: {detail}")) from error
 
     async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
-        """One call; a server that is down or dies is an error that the model reads."""
+        """Make one call; a server that is down or dies is an error that the model reads."""
         started = time.monotonic()
         reply = await self._call(name, arguments, timeout_s)
         return reply.timed(started, time.monotonic())
@@ -174,7 +174,10 @@ class McpConnection:
         return Reply(rendered.text, error, left_out=rendered.left_out)
 
     async def _connected(self) -> _Open:
-        """The connection, opened if need be. The opening outlives a caller whose deadline comes first."""
+        """Return the connection, opened if need be.
+
+        The opening outlives a caller whose deadline comes first.
+        """
         if self._open is not None and not self._open.task.done():
             return self._open
         if self._closed:
@@ -246,7 +249,7 @@ class McpConnection:
         return stdio_transport(config, self._output, self._options.keepers)
 
     async def _probe(self, connection: _Open, timeout_s: float) -> None:
-        """After a call that overran: does the server still answer at all?"""
+        """Drop the connection if the server gives no answer at all after a call that overran."""
         try:
             await asyncio.wait_for(connection.client.list_tools(cache_mode="bypass"), timeout_s)
         except Exception:  # any failure means the same here
@@ -306,15 +309,15 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _describe(error: BaseException) -> str:
-    error = _first(error)
+    error = _first_error(error)
     if isinstance(error, pydantic.ValidationError):
         wrong = error.errors(include_url=False, include_input=False)[0]
         return cut(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}", 300).text
     return describe_exception(error, 300)
 
 
-def _first(error: BaseException) -> BaseException:
-    """The first real error of a group."""
+def _first_error(error: BaseException) -> BaseException:
+    """Return the first real error of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

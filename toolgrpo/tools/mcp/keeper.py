@@ -30,14 +30,14 @@ class ToldToEnd(Exception):
 def main() -> int:
     """Keep the server until it ends, or until the one SIGTERM that is heard."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, on_sigterm)
     control(PR_SET_CHILD_SUBREAPER, 1)
     control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         return 1
     server = os.fork()
     if server == 0:
-        become(command)
+        exec_server(command)
     os.close(0)  # the server's end of its pipes must be the only one
     os.close(1)
     try:
@@ -51,7 +51,7 @@ def main() -> int:
                 os.killpg(server, signal.SIGKILL)
 
 
-def become(command: list[str]) -> None:
+def exec_server(command: list[str]) -> None:
     """Be the server; never return."""
     keeper = os.getppid()
     try:
@@ -108,7 +108,7 @@ def control(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def told(number: int, frame: object) -> None:
+def on_sigterm(number: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise ToldToEnd
 

@@ -86,7 +86,7 @@ class McpBackend:
         return await asyncio.wrap_future(future)
 
     async def leave(self, connections: Iterable[McpConnection]) -> None:
-        """Close the connections of an episode; those of a backend that is closed are closed already."""
+        """Close the connections of an episode, unless the backend is closed, and they with it."""
         for connection in connections:
             if not self._closed:
                 await asyncio.wrap_future(self._thread.submit(connection.close()))
@@ -176,7 +176,7 @@ class McpSession:
         self._own = own
 
     async def open(self) -> None:
-        """Connections open with the first call."""
+        """Do nothing: connections open with the first call."""
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments, self._own)

@@ -1,7 +1,8 @@
-"""JSON arguments into what a function's annotations say: an Enum member, a dataclass, a pydantic model, a date.
+"""JSON arguments into what a function's annotations say: an Enum member, a dataclass, a pydantic
+model, a date.
 
-The trainer has already checked the arguments against the schema; here pydantic makes the objects and checks what only the
-types themselves know.
+The trainer has already checked the arguments against the schema; here pydantic makes the objects
+and checks what only the types themselves know.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ArgumentConverter:
                     self._adapters[parameter.name] = _adapter(hint, where, parameter.name)
 
     def bind(self, arguments: Mapping[str, Any]) -> Bound:
-        """The call's arguments, or BadArguments."""
+        """Return the call's arguments, or raise BadArguments."""
         values = dict(arguments)
         problems: list[str] = []
         for name, adapter in self._adapters.items():

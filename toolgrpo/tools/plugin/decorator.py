@@ -1,7 +1,7 @@
 """`@tool(...)`: what a tool function may say about itself.
 
-A plain function needs no decorator. The decorator changes nothing about how the function is called; it hangs one frozen
-`ToolOptions` on it, which the loader reads.
+A plain function needs no decorator. The decorator changes nothing about how the function is called;
+it hangs one frozen `ToolOptions` on it, which the loader reads.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ def tool(
     Args:
         name: The name the model sees, if it is not the function's.
         timeout: Seconds one call may take.
-        cache: True for a pure function: same arguments, same answer, asked once a run.
-        isolate: Run every call alone in a process of its own. Costs some milliseconds and promises that no call is
-            ever run twice and that no other call can disturb it. For tools with effects outside.
-        keep_processes: Let processes that a call starts live on, as long as the worker, instead of killing them with the
-            call. For tools that start a helper once and ask it again.
-        in_process: Run in the trainer's own process, for tools that need its objects. Nothing contains such a tool.
+        cache: True for a pure function: same arguments, same answer, asked once per run.
+        isolate: Run every call alone in a process of its own. Costs some milliseconds and promises
+            that no call is ever run twice and that no other call can disturb it. For tools with
+            effects outside.
+        keep_processes: Let processes that a call starts live on, as long as the worker, instead of
+            killing them with the call. For tools that start a helper once and ask it again.
+        in_process: Run in the trainer's own process, for tools that need its objects. Nothing
+            contains such a tool.
         ends_episode: A good call ends the episode.
         schema: An explicit JSON schema: the parameters object, or the whole OpenAI function form.
     """
@@ -84,6 +86,6 @@ def tool(
 
 
 def options_of(function: Callable[..., Any]) -> ToolOptions:
-    """What the function asked for through `@tool`, or the defaults."""
+    """Return what the function asked for through `@tool`, or the defaults."""
     options = getattr(function, _ATTRIBUTE, None)
     return options if isinstance(options, ToolOptions) else ToolOptions()

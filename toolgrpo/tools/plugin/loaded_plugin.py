@@ -1,7 +1,8 @@
 """What a supervisor or worker has loaded: functions, and perhaps an environment class.
 
-An environment is a class with `reset(**row)`, public methods that are the tools, and optionally `reward()` (TRL's
-`get_reward()` is the same) and `close()`. Classes written for TRL's `environment_factory` work as they are.
+An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
+`reward()` (TRL's `get_reward()` is the same) and `close()`. Classes written for TRL's
+`environment_factory` work as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.plugin.plugin_file import (
     LoadedTool,
-    Source,
+    PluginSource,
     import_source,
     load_functions,
     tools_of,
@@ -95,8 +96,8 @@ class Plugin:
         return PluginSpec(tuple(tool.spec for tool in self.functions.values()), known)
 
 
-def load_plugin(tools: Source | None, environment: Source | None) -> Plugin:
-    """Load both sources; a tools file may export ENVIRONMENT instead of, or beside, TOOL_FUNCTIONS."""
+def load_plugin(tools: PluginSource | None, environment: PluginSource | None) -> Plugin:
+    """Load both sources; a tools file may export ENVIRONMENT, with or without TOOL_FUNCTIONS."""
     functions: Sequence[LoadedTool] = ()
     if tools is not None:
         exports_environment = tools.callables is None and hasattr(import_source(tools), "ENVIRONMENT")
@@ -115,7 +116,7 @@ def load_plugin(tools: Source | None, environment: Source | None) -> Plugin:
     return Plugin({tool.spec.name: tool for tool in functions}, loaded)
 
 
-def _load_environment(source: Source) -> LoadedEnvironment:
+def _load_environment(source: PluginSource) -> LoadedEnvironment:
     factory = _factory(source)
     name = getattr(factory, "__name__", type(factory).__name__)
     where = f"environment {name} in {source.label}"
@@ -139,7 +140,7 @@ def _load_environment(source: Source) -> LoadedEnvironment:
     return LoadedEnvironment(name, factory, {tool.spec.name: tool for tool in loaded}, reward)
 
 
-def _factory(source: Source) -> Callable[[], Any]:
+def _factory(source: PluginSource) -> Callable[[], Any]:
     if source.callables is not None:
         (factory,) = unpickle_callables(source.callables)
     else:

@@ -1,7 +1,7 @@
 """From a plugin file, a module or callables to tools that can be called.
 
-Runs where the tools will run (the supervisor and the workers; the trainer's process only for tools that ask for it), so a
-plugin file whose import crashes or hangs does not take the trainer with it.
+Runs where the tools will run (the supervisor and the workers; the trainer's process only for tools
+that ask for it), so a plugin file whose import crashes or hangs does not take the trainer with it.
 
 Every error names the file and what to do.
 """
@@ -28,7 +28,7 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 __all__ = [
     "LoadedTool",
-    "Source",
+    "PluginSource",
     "import_source",
     "load_functions",
     "search_beside_the_command",
@@ -40,7 +40,7 @@ _EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PluginSource:
     """Where tools come from. Exactly one of the three is given."""
 
     path: str | None = None
@@ -63,15 +63,15 @@ class LoadedTool:
     convert: ArgumentConverter
 
 
-def load_functions(source: Source) -> list[LoadedTool]:
-    """All tools of a source, in its order."""
+def load_functions(source: PluginSource) -> list[LoadedTool]:
+    """Load all tools of a source, in its order."""
     if source.callables is not None:
         return tools_of(unpickle_callables(source.callables), source.label)
     return tools_of(_exported(import_source(source), source.label), source.label)
 
 
-def import_source(source: Source) -> ModuleType:
-    """The module of a path or of a module name."""
+def import_source(source: PluginSource) -> ModuleType:
+    """Import the module of a path or of a module name."""
     if source.path is not None:
         return import_file(Path(source.path))
     assert source.module is not None
@@ -96,7 +96,7 @@ def search_beside_the_command() -> None:
 
 
 def tools_of(functions: Iterable[Any], label: str) -> list[LoadedTool]:
-    """The tools of callables, each checked, no two of one name."""
+    """Return the tools of callables, each checked, no two of one name."""
     loaded: list[LoadedTool] = []
     seen: dict[str, str] = {}
     for function in functions:
@@ -164,7 +164,7 @@ def _exported(module: ModuleType, label: str) -> list[Any]:
 
 
 def unpickle_callables(blob: str) -> list[Any]:
-    """The callables that the trainer sent."""
+    """Unpickle the callables that the trainer sent."""
     try:
         functions: list[Any] = unpack_objects(blob)
     except BaseException as error:  # unpickling imports the user's modules
@@ -173,6 +173,6 @@ def unpickle_callables(blob: str) -> list[Any]:
 
 
 def _place(function: Any, label: str) -> str:
-    """`file.py:12`, or what else is known."""
+    """Return where a function stands, as in `file.py:12`, or what else is known."""
     code = getattr(inspect.unwrap(function) if inspect.isroutine(function) else function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else label

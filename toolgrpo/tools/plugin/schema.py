@@ -1,13 +1,15 @@
 """Tool schemas from signatures and docstrings, in the OpenAI function form.
 
-For the simple types the result equals `transformers.utils.get_json_schema`, so that prompts stay those that TRL users have
-(a test compares them; only a bare `list`, and unions of types with insides, say more here), with one part left out: the
-return type. Servers of OpenAI's interface drop it, and a served prompt must be the trained one. Everything richer (Enum,
-dataclass, TypedDict, pydantic models, dates, Annotated constraints, sets) comes from pydantic, with references inlined.
-transformers itself is not used: importing it takes seconds, and a tool worker must start in well under one; it also reads
-only Google docstrings. docstring_parser reads Google, NumPy and reST.
+For the simple types the result equals `transformers.utils.get_json_schema`, so that prompts stay
+those that TRL users have (a test compares them; only a bare `list`, and unions of types with
+insides, say more here), with one part left out: the return type. Servers of OpenAI's interface drop
+it, and a served prompt must be the trained one. Everything richer (Enum, dataclass, TypedDict,
+pydantic models, dates, Annotated constraints, sets) comes from pydantic, with references inlined.
+transformers itself is not used: importing it takes seconds, and a tool worker must start in well
+under one; it also reads only Google docstrings. docstring_parser reads Google, NumPy and reST.
 
-Not covered: recursive models (refused with a sentence), *args and **kwargs (give an explicit schema).
+Not covered: recursive models (refused with a sentence), *args and **kwargs (give an explicit
+schema).
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class DocText:
 
 
 def parse_docstring(doc: str) -> DocText:
-    """Google, NumPy or reST, whichever fits best."""
+    """Read a docstring as Google, NumPy or reST, whichever fits best."""
     doc = inspect.cleandoc(doc)
     parsed = docstring_parser.parse(doc)
     if parsed.style in (docstring_parser.DocstringStyle.GOOGLE, None) or not parsed.meta:
@@ -76,7 +78,7 @@ def parse_docstring(doc: str) -> DocText:
 
 
 def type_hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    """The annotations with their names resolved, or a PluginError that says which could not be."""
+    """Resolve the annotations; PluginError that says which could not be."""
     target = function if inspect.isroutine(function) else type(function).__call__
     try:
         return {name: modern_hint(hint) for name, hint in typing.get_type_hints(target, include_extras=True).items()}
@@ -88,7 +90,10 @@ def type_hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def modern_hint(hint: Any, _inside: tuple[Any, ...] = ()) -> Any:
-    """The same annotation with `typing.TypedDict`s as those of typing_extensions: pydantic takes no others before 3.12."""
+    """Return an annotation with `typing.TypedDict`s as those of typing_extensions.
+
+    pydantic takes no others before 3.12.
+    """
     if typing_extensions.TypedDict is typing.TypedDict or hint in _inside:
         return hint
     if typing.is_typeddict(hint) and type(hint).__module__ == "typing":
@@ -109,7 +114,7 @@ def modern_hint(hint: Any, _inside: tuple[Any, ...] = ()) -> Any:
 
 
 def type_schema(hint: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of one annotation."""
+    """Return the JSON schema of one annotation."""
     try:
         basic = _BASIC.get(hint)
     except TypeError:  # unhashable, so not a basic one
@@ -132,7 +137,7 @@ def type_schema(hint: Any, where: str) -> dict[str, Any]:
 
 
 def function_schema(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
-    """The OpenAI function form of a function with typed parameters and a docstring."""
+    """Return the OpenAI function form of a function with typed parameters and a docstring."""
     doc_text = inspect.getdoc(function)
     if not doc_text:
         raise PluginError(
@@ -158,7 +163,7 @@ def function_schema(function: Callable[..., Any], name: str, where: str) -> dict
 def wrap_explicit_schema(
     schema: Mapping[str, Any], function: Callable[..., Any], name: str, where: str
 ) -> dict[str, Any]:
-    """An explicit schema, given as the parameters object or as the OpenAI form, in the OpenAI form."""
+    """Return an explicit schema in the OpenAI form, given so or as the parameters object."""
     inner: Any = schema.get("function", schema) if schema.get("type") == "function" else schema
     if "parameters" not in inner:
         inner = {"parameters": inner}
@@ -183,7 +188,7 @@ def wrap_explicit_schema(
 
 
 def _own_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """The parameters without an implicit receiver."""
+    """Return the parameters without an implicit receiver."""
     parameters = list(signature.parameters.values())
     if parameters and parameters[0].name in ("self", "cls") and parameters[0].annotation is inspect.Parameter.empty:
         return parameters[1:]
@@ -252,7 +257,7 @@ def _pydantic_schema(hint: Any, where: str) -> dict[str, Any]:
 
 
 def _inline(node: Any, definitions: Mapping[str, Any], path: tuple[str, ...], where: str) -> Any:
-    """The schema with `$ref`s replaced by what they name, and without pydantic's titles."""
+    """Replace the schema's `$ref`s by what they name, and drop pydantic's titles."""
     if isinstance(node, list):
         return [_inline(item, definitions, path, where) for item in node]
     if not isinstance(node, dict):

@@ -1,8 +1,10 @@
-"""Which of the trainer's environment variables tools get: all but those that are named like secrets, and of these what a plugin asks for.
+"""Which of the trainer's environment variables tools get: all but those that are named like
+secrets, and of these what a plugin asks for.
 
-A plugin asks with a line of literals, `TOOL_SECRETS = ["MY_API_KEY"]`, in the file or module that holds its tools. It is
-read without running the plugin, so that the variables are there while it is imported. What nobody asked for never leaves
-the trainer. This is a guard against accidents: a tool runs as the trainer's user, and can look for the trainer's memory.
+A plugin asks with a line of literals, `TOOL_SECRETS = ["MY_API_KEY"]`, in the file or module that
+holds its tools. It is read without running the plugin, so that the variables are there while it is
+imported. What nobody asked for never leaves the trainer. This is a guard against accidents: a tool
+runs as the trainer's user, and can look for the trainer's memory.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.plugin.plugin_file import Source, search_beside_the_command
+from toolgrpo.tools.plugin.plugin_file import PluginSource, search_beside_the_command
 
 __all__ = ["asked_for", "is_secret", "names_beside", "withheld_hint"]
 
@@ -25,13 +27,13 @@ _WORDS = {"TOKEN", "TOKENS", "KEY", "KEYS"}  # as words only: TOKENIZERS_PARALLE
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether an environment variable is named like a secret: HF_TOKEN, AWS_ACCESS_KEY_ID, DB_PASSWORD."""
+    """Tell whether an environment variable is named like a secret, as HF_TOKEN, DB_PASSWORD."""
     upper = name.upper()
     return any(part in upper for part in _PARTS) or not _WORDS.isdisjoint(upper.split("_"))
 
 
-def asked_for(source: Source) -> tuple[str, ...]:
-    """Return the names in the source's TOOL_SECRETS, which must be written out; PluginError where it is something else."""
+def asked_for(source: PluginSource) -> tuple[str, ...]:
+    """Return the names in the source's TOOL_SECRETS; PluginError where they are not written out."""
     if source.callables is not None:
         return tuple(source.secrets)
     path = Path(source.path) if source.path is not None else _file_of(source.module)
@@ -60,7 +62,10 @@ def names_beside(functions: Sequence[Any]) -> tuple[str, ...]:
 
 
 def withheld_hint(message: str, withheld: Mapping[str, str]) -> str:
-    """Return what to do about an error that names a variable which was kept from the plugin; nothing where it names none."""
+    """Return what to do about an error that names a variable which was kept from the plugin.
+
+    Nothing where it names none.
+    """
     named = sorted(name for name in withheld if name in message)
     if not named:
         return ""

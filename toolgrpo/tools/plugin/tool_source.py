@@ -1,7 +1,7 @@
 """Where tools come from, as something a worker can load by itself.
 
-A file and a module are loaded again in the workers. Callables travel by cloudpickle: those of importable modules by
-name, those of scripts, notebooks and closures by value.
+A file and a module are loaded again in the workers. Callables travel by cloudpickle: those of
+importable modules by name, those of scripts, notebooks and closures by value.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.plugin.plugin_file import Source
+from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import names_beside
 
 __all__ = ["callables_source", "environment_source", "source_of"]
 
 
-def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> Source:
-    """A path, a module name, a module, or callables, as a source."""
+def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> PluginSource:
+    """Return a path, a module name, a module, or callables, as a source."""
     if isinstance(spec, Path):
-        return Source(path=str(spec))
+        return PluginSource(path=str(spec))
     if isinstance(spec, str):
         looks_like_path = spec.endswith(".py") or os.sep in spec or Path(spec).exists()
-        return Source(path=spec) if looks_like_path else Source(module=spec)
+        return PluginSource(path=spec) if looks_like_path else PluginSource(module=spec)
     if isinstance(spec, ModuleType):
         return _module_source(spec)
     if isinstance(spec, list | tuple):
@@ -48,19 +48,24 @@ def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> S
     )
 
 
-def environment_source(spec: str | Path | Callable[..., Any]) -> Source:
-    """`path.py`, `path.py:Class`, `package.module:Class`, or the class itself."""
+def environment_source(spec: str | Path | Callable[..., Any]) -> PluginSource:
+    """Return the source of an environment.
+
+    Given as `path.py`, `path.py:Class`, `package.module:Class`, or the class itself.
+    """
     if isinstance(spec, str | Path):
         where, _, attribute = str(spec).rpartition(":") if ":" in str(spec) else (str(spec), "", "")
         is_path = where.endswith(".py") or os.sep in where
-        return Source(path=where if is_path else None, module=None if is_path else where, attribute=attribute or None)
+        return PluginSource(
+            path=where if is_path else None, module=None if is_path else where, attribute=attribute or None
+        )
     if callable(spec):
         return callables_source([spec])
     raise PluginError(f"an environment must be a path like file.py:Class or a class, got {spec!r:.80}")
 
 
-def callables_source(functions: Sequence[Callable[..., Any]]) -> Source:
-    """Functions or classes as a blob for the workers."""
+def callables_source(functions: Sequence[Callable[..., Any]]) -> PluginSource:
+    """Pack functions or classes as a blob for the workers."""
     try:
         cloudpickle: Any = importlib.import_module("cloudpickle")
     except ImportError as error:
@@ -78,14 +83,14 @@ def callables_source(functions: Sequence[Callable[..., Any]]) -> Source:
                 "Put them into a file and give its path, or mark the one that holds live objects with "
                 "@tool(in_process=True)."
             ) from error
-    return Source(callables=base64.b64encode(blob).decode("ascii"), secrets=names_beside(functions))
+    return PluginSource(callables=base64.b64encode(blob).decode("ascii"), secrets=names_beside(functions))
 
 
-def _module_source(module: ModuleType) -> Source:
+def _module_source(module: ModuleType) -> PluginSource:
     if module.__name__ != "__main__" and _importable(module.__name__):
-        return Source(module=module.__name__)
+        return PluginSource(module=module.__name__)
     if getattr(module, "__file__", None):
-        return Source(path=module.__file__)
+        return PluginSource(path=module.__file__)
     functions = getattr(module, "TOOL_FUNCTIONS", None)
     if not isinstance(functions, list | tuple) or not functions:
         raise PluginError(f"No TOOL_FUNCTIONS found in module {module.__name__}")
@@ -93,7 +98,7 @@ def _module_source(module: ModuleType) -> Source:
 
 
 def _importable(name: str) -> bool:
-    """Whether a fresh interpreter with our sys.path would find this very module under this name."""
+    """Return whether a fresh interpreter with our sys.path would import this very module."""
     module = sys.modules.get(name)
     parent, _, _ = name.rpartition(".")
     if module is None or (parent and not _importable(parent)):

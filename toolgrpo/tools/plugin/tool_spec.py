@@ -1,4 +1,4 @@
-"""What is known about one tool without its code: the value that crosses process boundaries as JSON."""
+"""What is known about one tool without its code: the value that crosses processes as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two kinds of connection the pool has: to the supervisor (with its process), and to one worker."""
+"""The pool's two kinds of connection: to the supervisor, with its process, and to one worker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class WorkerLink(asyncio.Protocol):
     def finish(self) -> None:
         """Read what the worker has said, let it say no more, and close.
 
-        In this order, what it announced is known exactly: a worker that announces a call from now on fails to, and ends.
+        In this order, what it announced is known exactly: a worker that announces a call from now
+        on fails to, and ends.
         """
         self._on_hung_up = lambda: None
         with suppress(OSError):  # the worker has closed it
@@ -171,7 +172,10 @@ class SupervisorLink:
         self._post({"op": "kill", "worker": number}, None)
 
     def _post(self, message: Mapping[str, Any], sock: socket.socket | None) -> None:
-        """Send in order, when there is room. If the supervisor is gone, its workers are too and nothing is to be sent."""
+        """Send in order, when there is room.
+
+        If the supervisor is gone, its workers are too and nothing is to be sent.
+        """
         self._pending.append((pack(message), sock))
         self._flush()
 

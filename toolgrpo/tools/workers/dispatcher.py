@@ -1,18 +1,20 @@
-"""Who runs which call, until when, and what happens when a worker or the supervisor is lost. All of it on one event loop.
+"""Who runs which call, until when, and what happens when a worker or the supervisor is lost.
 
-Invariants:
+Invariants, on one event loop:
 
-* Every job's future gets exactly one reply: the tool's, TIMEOUT at its deadline, DIED, or `ToolExecutorError`.
-* A call that overruns is answered at its deadline; its worker takes no new calls, is replaced at once, and is killed when
-  the calls of others on it are done. A coroutine is cancelled first, and its worker stays if that works.
-* A call has begun when its worker said so, which it does before any code of the tool runs. One that has not begun when its
-  worker or the supervisor is gone, or its worker cannot begin it, goes to another as if nothing had been.
-* A worker that dies with one begun call on it costs that call. With several, nobody knows which did it; and one that stops
-  answering while others wait (a tool that holds the interpreter lock) may yet have come to its end: each begun call runs
-  once more, alone in a process of its own, with a deadline of its own. So a call may run twice, for the sake of a fellow
-  call only; `isolate=True` calls and environment methods never do.
-* A supervisor that is gone takes its workers with it: begun calls are DIED, the others run under the next supervisor.
-  Nothing is sent to one that is gone, and no start is counted that had none.
+* Every job's future gets one reply: the tool's, TIMEOUT at its deadline, DIED, ToolExecutorError.
+* A call that overruns is answered at its deadline; its worker takes no new calls, is replaced at
+  once, and killed when the other calls on it are done, unless a coroutine ends when cancelled.
+* A call has begun when its worker said so, which it does before any code of the tool runs. One that
+  has not begun when its worker or the supervisor is gone, or its worker cannot begin it, goes to
+  another as if nothing had been.
+* A worker that dies with one begun call on it costs that call. With several, nobody knows which did
+  it; and one that stops answering while others wait (a tool that holds the interpreter lock) may
+  yet have come to its end: each begun call runs once more, alone in a process of its own, with a
+  deadline of its own. So a call may run twice, for the sake of a fellow call only; `isolate=True`
+  calls and environment methods never do.
+* A supervisor that is gone takes its workers with it: begun calls are DIED, the others run under
+  the next supervisor. Nothing is sent to one that is gone, and no start is counted that had none.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _MAX_RETURNS = 8  # of one call that no worker begins
 
 
 class Dispatcher:
-    """The calls, the workers and the supervisor as the pool sees them. `numbers`: where the names of workers come from."""
+    """The calls, workers and supervisor as the pool sees them. `numbers`: of new workers."""
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class Dispatcher:
                 self._settle(worker, "the process of the tools went away", culprit_known=True)
 
     def _keep_reservation(self, worker: WorkerRecord) -> None:
-        """Its number is known to an environment that has run no code there yet: the next supervisor starts it."""
+        """Let the next supervisor start a worker whose environment has run no code there yet."""
         again = WorkerRecord(worker.number, worker.kind, born=time.monotonic())
         for job in worker.waiting:
             job.take_back()
@@ -118,9 +120,8 @@ class Dispatcher:
         self._log.close()
 
     def _break(self, reason: str) -> None:
-        self.broken = ToolExecutorError(
-            f"{reason}. The last that was printed there:\n{self._log.tail.decode('utf-8', 'replace')}"
-        )
+        printed = self._log.tail.decode("utf-8", "replace")
+        self.broken = ToolExecutorError(f"{reason}. The last that was printed there:\n{printed}")
         _logger.error("%s", self.broken)
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
         for job in (*self._queue, *never_begin):
@@ -135,7 +136,7 @@ class Dispatcher:
     # --- life of a worker ------------------------------------------------------------------------------
 
     def _refill(self) -> None:
-        """As many shared workers as asked for."""
+        """Start as many shared workers as are missing."""
         if self._supervision.serving is None or not self._has_functions or self._closing or self.broken is not None:
             return
         shared = sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SHARED and not worker.retiring)
@@ -186,7 +187,7 @@ class Dispatcher:
                 self._answer(job, Reply.from_message(message))
         if message.get("retire") and worker.kind is WorkerKind.SHARED:  # the others have no fellow calls to guard
             self._retire(worker, str(message["retire"]))
-        self._bury_if_done(worker)
+        self._end_if_done(worker)
         self._dispatch()
 
     def _on_exited(self, number: int, status: int) -> None:
@@ -195,13 +196,13 @@ class Dispatcher:
             self._lose(worker, describe_ending(status))
 
     def _on_hung_up(self, worker: WorkerRecord) -> None:
-        """The socket ended: no new calls go there. The exit status usually follows and says more."""
+        """Send no new calls there: the socket ended. The exit status usually says more later."""
         if self._workers.get(worker.number) is worker:
             worker.hung_up = True
             self._loop.call_later(_EXIT_STATUS_S, self._lose, worker, "the process of the tool closed its connection")
 
     def _lose(self, worker: WorkerRecord, how: str, *, frozen: bool = False) -> None:
-        """A worker is gone, or given up: decide about its calls, and replace it."""
+        """Decide about the calls of a worker that is gone or given up, and replace it."""
         if not self._forget(worker):
             return
         self._kill(worker)
@@ -209,13 +210,13 @@ class Dispatcher:
             self._start_failures += 1
             if self._start_failures >= _MAX_START_FAILURES:
                 self._break("tool workers end before they can take a call")
-        begun = sum(1 for job in worker.jobs.values() if job.begun)
-        self._settle(worker, how, culprit_known=begun == 1 and not frozen)
+        n_begun = sum(job.begun for job in worker.jobs.values())
+        self._settle(worker, how, culprit_known=n_begun == 1 and not frozen)
         self._refill()
         self._dispatch()
 
     def _forget(self, worker: WorkerRecord) -> bool:
-        """Take it off the list, and take note of all it still had to say; False if it is off already."""
+        """Take it off the list, noting all it still had to say; False if it is off already."""
         if self._workers.get(worker.number) is not worker:
             return False
         del self._workers[worker.number]
@@ -237,7 +238,7 @@ class Dispatcher:
                 self._answer(job, Reply(how, ToolErrorKind.DIED))
 
     def _queue_again(self, job: Job) -> None:
-        """A call that did not begin where it was sent, or that is to run alone."""
+        """Queue a call that did not begin where it was sent, or that is to run alone."""
         job.take_back()
         job.returns += 1
         if self.broken is not None:
@@ -248,7 +249,7 @@ class Dispatcher:
             self._queue.appendleft(job)
 
     def _retire(self, worker: WorkerRecord, why: str) -> None:
-        """No new calls; a replacement now; what has not begun goes elsewhere; the end when its last caller has an answer."""
+        """Replace a worker now, and end it when its last caller has an answer."""
         if worker.retiring:
             return
         _logger.info("a tool worker is replaced: %s", why)
@@ -265,7 +266,7 @@ class Dispatcher:
                 job.recalled = True
             worker.link.send({"op": "withdraw", "ids": [job.id for job in jobs]})
 
-    def _bury_if_done(self, worker: WorkerRecord) -> None:
+    def _end_if_done(self, worker: WorkerRecord) -> None:
         if worker.retiring and not worker.waiting and self._workers.get(worker.number) is worker:
             del self._workers[worker.number]
             self._kill(worker)
@@ -282,7 +283,7 @@ class Dispatcher:
             worker.retiring = True
             for job in worker.waiting:
                 self._answer(job, Reply("the episode ended", ToolErrorKind.DIED))
-            self._bury_if_done(worker)
+            self._end_if_done(worker)
 
     # --- life of a job ----------------------------------------------------------------------------------
 
@@ -314,12 +315,9 @@ class Dispatcher:
     def _worker_for(self, job: Job) -> WorkerRecord | None:
         if not job.alone:
             return self._shared_worker(needs_loop=job.is_async)
-        if (
-            sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SINGLE)
-            >= self._options.limits.threads
-        ):
-            return None
-        return self.spawn(next(self._numbers), WorkerKind.SINGLE)
+        n_single = sum(worker.kind is WorkerKind.SINGLE for worker in self._workers.values())
+        is_full = n_single >= self._options.limits.threads
+        return None if is_full else self.spawn(next(self._numbers), WorkerKind.SINGLE)
 
     def _shared_worker(self, *, needs_loop: bool) -> WorkerRecord | None:
         return choose_worker(self._workers.values(), self._options.limits.threads, needs_loop=needs_loop)
@@ -353,12 +351,12 @@ class Dispatcher:
             self._loop.call_later(_CANCEL_GRACE_S, self._on_cancel_ignored, worker, job, overdue)
             return
         self._retire(worker, overdue)
-        self._bury_if_done(worker)
+        self._end_if_done(worker)
 
     def _on_cancel_ignored(self, worker: WorkerRecord, job: Job, overdue: str) -> None:
         if job.id in worker.jobs and self._workers.get(worker.number) is worker:
             self._retire(worker, overdue)
-            self._bury_if_done(worker)
+            self._end_if_done(worker)
 
     def _answer(self, job: Job, reply: Reply) -> None:
         if job.answered:
@@ -372,9 +370,9 @@ class Dispatcher:
     # --- who is still there -----------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """Find workers that do not start, and workers that several calls wait for and that say nothing.
+        """Find workers that do not start, and silent workers that several calls wait for.
 
-        A tick that comes late was held up by the machine, which may have held the workers up too: it counts as two.
+        A tick that comes late counts as two: the machine may have held the workers up too.
         """
         now = time.monotonic()
         while True:

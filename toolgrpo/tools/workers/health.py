@@ -1,9 +1,11 @@
-"""How a worker's process is found after a call: put right what can be, and say why it should be replaced, if it should.
+"""How a worker's process is found after a call: mended, or to be replaced, and why.
 
-Looked at after each call and before the next one begins. Each look costs some microseconds: counts are compared, never
-lists. What is bounded is measured from the worker's birth, so that a plugin whose import takes much is not replaced for it.
+Looked at after each call and before the next one begins. Each look costs some microseconds: counts
+are compared, never lists. What is bounded is measured from the worker's birth, so that a plugin
+whose import takes much is not replaced for it.
 
-Not covered: the contents of other modules, environment variables, signal handlers, locales, threads that are not Python's.
+Not covered: the contents of other modules, environment variables, signal handlers, locales, threads
+that are not Python's.
 """
 
 from __future__ import annotations
@@ -94,7 +96,10 @@ class Health:
 
 
 def _first_free_descriptor() -> float:
-    """Return the number that the next file gets: the limit is one of numbers, and the lowest free one is taken."""
+    """Return the number that the next file gets, the lowest free one.
+
+    The limit is one of numbers.
+    """
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,8 @@
 """What tools print: into a file of bounded size, never to the terminal.
 
-One pipe carries the stdout and stderr of the supervisor, its workers and their children. It is always drained, so that a
-tool that prints without end blocks nobody; what is over the limit is dropped, with one notice.
+One pipe carries the stdout and stderr of the supervisor, its workers and their children. It is
+always drained, so that a tool that prints without end blocks nobody; what is over the limit is
+dropped, with one notice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _TAIL = 4000
 
 
 class OutputLog:
-    """Drains one pipe. Without a path the text goes to the logger `toolgrpo.tools.output`, at level DEBUG."""
+    """Drains one pipe. Without a path the text goes to the logger `toolgrpo.tools.output`, at level
+    DEBUG.
+    """
 
     def __init__(self, path: Path | None, max_bytes: int = 16 * 1024 * 1024) -> None:
         self._left = max_bytes

@@ -1,4 +1,5 @@
-"""What a supervisor and a worker do to themselves and to processes below them, each with a harmless fallback off Linux.
+"""What a supervisor and a worker do to themselves and to processes below them, each with a harmless
+fallback off Linux.
 
 Not covered off Linux: a tool's children that leave their process group outlive it there.
 """
@@ -14,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
-    "first_to_be_killed",
     "forkable",
     "kill_group",
     "limit_memory",
+    "offer_to_oom_killer",
     "open_descriptors",
     "own_directory_per_thread",
 ]
@@ -31,14 +32,14 @@ def own_directory_per_thread() -> bool:
     return _LINUX and ctypes.CDLL(None).unshare(_CLONE_FS) == 0
 
 
-def first_to_be_killed(score: int) -> None:
-    """When the machine runs out of memory, the kernel takes this process before the trainer."""
+def offer_to_oom_killer(score: int) -> None:
+    """Have the kernel kill this process before the trainer when memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def limit_memory(megabytes: int) -> None:
-    """An address-space limit (0: none), and no core dumps."""
+    """Set an address-space limit (0: none), and allow no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if megabytes > 0:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -48,7 +49,7 @@ def limit_memory(megabytes: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL a process and its group."""
+    """Kill a process and its group."""
     with suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     with suppress(OSError):
@@ -56,12 +57,15 @@ def kill_group(pid: int) -> None:
 
 
 def open_descriptors() -> set[int]:
-    """Descriptors that are open now, without the standard three."""
+    """Return the descriptors that are open, without the standard three."""
     return {int(name) for name in _names("/proc/self/fd") if int(name) > 2}
 
 
 def forkable(descriptors_before: set[int]) -> bool:
-    """Whether this process may be forked safely: one thread, and nothing opened since `descriptors_before`."""
+    """Return whether this process may be forked safely.
+
+    It may with one thread, and nothing opened since `descriptors_before`.
+    """
     if not _LINUX or len(_names("/proc/self/task")) != 1:
         return False
     opened = open_descriptors() - descriptors_before

@@ -1,7 +1,7 @@
 """The trainer's side of the tool workers, for any thread: calls in, futures out.
 
-All state belongs to a `Dispatcher` on an event loop on a thread of its own (`LoopThread`). Why none of the existing pools
-(pebble, loky, anyio) is used stands in `supervisor.py`.
+All state belongs to a `Dispatcher` on an event loop on a thread of its own (`LoopThread`). Why none
+of the existing pools (pebble, loky, anyio) is used stands in `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class WorkerPool:
         return job.future
 
     def reserve(self) -> int:
-        """A worker of its own for an environment; calls go there with `submit_on`, `release` ends it."""
+        """Reserve a worker for an environment.
+
+        Calls go there with `submit_on`; `release` ends it.
+        """
         number = next(self._numbers)
         self._loop.call_soon_threadsafe(self._dispatcher.spawn, number, WorkerKind.RESERVED)
         return number
@@ -66,7 +69,10 @@ class WorkerPool:
         self._loop.call_soon_threadsafe(self._dispatcher.release, number)
 
     def close(self) -> None:
-        """Kill every worker. Safe to call twice, and in a fork of the trainer, where there is nothing to kill."""
+        """Kill every worker.
+
+        Safe to call twice, and in a fork of the trainer, where there is nothing to kill.
+        """
         if not self._closing and os.getpid() == self._pid:
             self._closing = True
             self._thread.submit(self._dispatcher.shut_down()).result(timeout=_CLOSE_TIMEOUT_S)

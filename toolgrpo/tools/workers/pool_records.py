@@ -1,4 +1,4 @@
-"""The pool's records: a call on its way, a worker as the trainer sees it, and what the pool is given."""
+"""The pool's records: a call on its way, a worker as the trainer sees it, the pool's options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
-from toolgrpo.tools.workers.tool_worker import Limits
+from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
 __all__ = ["Job", "PoolOptions", "WorkerKind", "WorkerRecord", "choose_worker", "describe_ending"]
 
@@ -22,7 +22,7 @@ class PoolOptions:
     """How many workers, and what each is given."""
 
     workers: int = 4
-    limits: Limits = field(default_factory=Limits)
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
     frozen_after_s: float = 3.0  # silence after which a worker with several calls is given up; less for short timeouts
     load_timeout_s: float = 120.0
 
@@ -108,7 +108,7 @@ def choose_worker(workers: Iterable[WorkerRecord], most_calls: int, *, needs_loo
 
 
 def describe_ending(status: int) -> str:
-    """How a process ended, for a model to read."""
+    """Say how a process ended, for a model to read."""
     if status < 0:
         try:
             name = signal.Signals(-status).name

@@ -1,6 +1,8 @@
-"""One supervisor of the tool workers at a time: started, started again when it is lost, given up when that does not help.
+"""One supervisor of the tool workers at a time: started, started again when it is lost, given up
+when that does not help.
 
-What a lost one left is gone before another is started. One that is killed while it imports the plugin is started again too.
+What a lost one left is gone before another is started. One that is killed while it imports the
+plugin is started again too.
 """
 
 from __future__ import annotations

@@ -1,20 +1,24 @@
-"""The parent of all tool workers: a small process that loads the plugin, starts workers, and buries them.
+"""The parent of all tool workers: a small process that loads the plugin and starts workers.
 
-Why not pebble, loky, anyio or multiprocessing: pebble and anyio run one call per process, so 256 slow calls need 256
-processes; loky kills its whole pool at a timeout; all of them unpickle what a child sends, and none contains what a child
-forks. And none may fork the trainer, which has threads and a GPU. So: the trainer starts this process by exec, and it
+Why not pebble, loky, anyio or multiprocessing: pebble and anyio run one call per process, so 256
+slow calls need 256 processes; loky kills its whole pool at a timeout; all of them unpickle what a
+child sends, and none contains what a child forks. And none may fork the trainer, which has threads
+and a GPU. So: the trainer starts this process by exec, and it
 
 * imports the plugin file, so that an import that crashes or hangs is not the trainer's;
-* forks workers from itself in milliseconds, if the import left it forkable (one thread, no new descriptors), or else
-  starts each by exec;
-* is the subreaper of everything below it: a process that a tool left behind, double-forked or not, becomes its child and
-  is killed within a second. Processes that the plugin's import started are left alone;
-* kills everything below it when the trainer goes away, however that happens, forks of the trainer that live on included;
-* has a reaper above it (`processes/reaper.py`), which does the same when the supervisor itself is killed, alone or with the
-  trainer, or hangs in the plugin's import.
+* forks workers from itself in milliseconds, if the import left it forkable (one thread, no new
+  descriptors), or else starts each by exec;
+* is the subreaper of everything below it: a process that a tool left behind, double-forked or not,
+  becomes its child and is killed within a second. Processes that the plugin's import started are
+  left alone;
+* kills everything below it when the trainer goes away, however that happens, forks of the trainer
+  that live on included;
+* has a reaper above it (`processes/reaper.py`), which does the same when the supervisor itself is
+  killed, alone or with the trainer, or hangs in the plugin's import.
 
-It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's socket attached), `kill`
-and `secrets` come in, `wants` (before the import), `loaded`, `failed` and `exited` go out.
+It runs no user code after the import. It speaks frames over one socket: `spawn` (with the worker's
+socket attached), `kill` and `secrets` come in, `wants` (before the import), `loaded`, `failed` and
+`exited` go out.
 """
 
 from __future__ import annotations
@@ -35,11 +39,11 @@ from toolgrpo.errors import UserError
 from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, outlive_parent, watch_process
 from toolgrpo.processes.wire import FrameReader, pack, receive
 from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
-from toolgrpo.tools.plugin.plugin_file import Source
+from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import asked_for
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.workers import own_process
-from toolgrpo.tools.workers.tool_worker import Limits, Worker
+from toolgrpo.tools.workers.tool_worker import Worker, WorkerLimits
 
 __all__ = ["BOOTSTRAP", "main"]
 
@@ -54,14 +58,18 @@ _SWEEP_S = 1.0
 
 
 def main(argv: list[str]) -> None:
-    """`supervisor PATHS SOCKET_FD TRAINER_FD`, or `worker PATHS SOCKET_FD HELLO_FD PARENT`; the first is argv[1]."""
+    """Run as the supervisor, or as a worker.
+
+    Arguments from argv[1] on: `supervisor PATHS SOCKET_FD TRAINER_FD`, or
+    `worker PATHS SOCKET_FD HELLO_FD PARENT`.
+    """
     sock = socket.socket(fileno=int(argv[3]))
     os.set_inheritable(sock.fileno(), False)
     if argv[1] == "worker":
         die_with_parent(int(argv[5]))
         with os.fdopen(int(argv[4])) as file:
             hello = json.load(file)
-        Worker(sock, _load(hello), Limits(**hello["limits"])).serve()
+        Worker(sock, _load(hello), WorkerLimits(**hello["limits"])).serve()
     trainer = int(argv[4])
     if trainer >= 0:
         os.set_inheritable(trainer, False)
@@ -78,7 +86,7 @@ class Supervisor:
         # while these live so does this process: the trainer, and the reaper, its parent
         self._watched = [fd for fd in (trainer, watch_process(os.getppid())) if fd >= 0]
         self._hello = hello
-        self._limits = Limits(**hello["limits"])
+        self._limits = WorkerLimits(**hello["limits"])
         self._plugin = Plugin()
         self._forkable = False
         self._workers: dict[int, int] = {}  # pid -> number
@@ -88,7 +96,7 @@ class Supervisor:
 
     def run(self) -> None:
         adopt_orphans()
-        own_process.first_to_be_killed(500)
+        own_process.offer_to_oom_killer(500)
         before = own_process.open_descriptors()
         try:
             self._ask_for_secrets()
@@ -181,7 +189,7 @@ class Supervisor:
         return child.pid
 
     def _reap(self) -> None:
-        """Report workers that ended, bury everything else that did."""
+        """Reap what has ended, and report the workers among it."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -215,7 +223,7 @@ class Supervisor:
                 os.waitpid(-1, 0)
 
     def _ask_for_secrets(self) -> None:
-        """Get the variables that the plugin asks for and that the trainer kept back, before it is imported."""
+        """Get the withheld variables that the plugin asks for, before it is imported."""
         wanted = {name for source in _sources(self._hello) if source is not None for name in asked_for(source)}
         if wanted.isdisjoint(self._hello["withheld"]):
             return
@@ -235,10 +243,10 @@ class Supervisor:
             self._control.sendall(pack(message))
 
 
-def _sources(hello: dict[str, Any]) -> tuple[Source | None, Source | None]:
+def _sources(hello: dict[str, Any]) -> tuple[PluginSource | None, PluginSource | None]:
     """Return where the tools and the environment come from."""
     tools, environment = hello["tools"], hello["environment"]
-    return tools and Source(**tools), environment and Source(**environment)
+    return tools and PluginSource(**tools), environment and PluginSource(**environment)
 
 
 def _load(hello: dict[str, Any]) -> Plugin:
@@ -246,7 +254,10 @@ def _load(hello: dict[str, Any]) -> Plugin:
 
 
 def _reseed() -> None:
-    """Forked siblings must not share numpy's random stream; the standard library's reseeds itself."""
+    """Give a forked worker a random stream of numpy's of its own.
+
+    The standard library's reseeds itself.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -1,19 +1,20 @@
 """One tool worker: reads calls from its socket, runs them, answers. Many calls at a time.
 
-Sync functions run on threads, async ones on a loop of their own, the socket is read on the main thread; so a tool that
-blocks blocks its own thread (or its fellow coroutines) only. Deadlines are the trainer's business: a worker that cannot
-keep them is killed, and the worker needs not agree.
+Sync functions run on threads, async ones on a loop of their own, the socket is read on the main
+thread; so a tool that blocks blocks its own thread (or its fellow coroutines) only. Deadlines are
+the trainer's business: a worker that cannot keep them is killed, and the worker needs not agree.
 
-A call is announced (`begun`) before any of its code runs; what has not begun can be taken back (`withdraw`), and is given
-back (`returned`) where it cannot begin. So the trainer knows of every call whether it may have had effects, also when this
-process is gone.
+A call is announced (`begun`) before any of its code runs; what has not begun can be taken back
+(`withdraw`), and is given back (`returned`) where it cannot begin. So the trainer knows of every
+call whether it may have had effects, also when this process is gone.
 
-After each call the process is put right, and replaced where it cannot be (`health.py`): the reply says `retire` and why.
-The working directory and umask are those of before (each thread has its own), and processes that a stateless sync tool
-left behind are killed.
+After each call the process is put right, and replaced where it cannot be (`health.py`): the reply
+says `retire` and why. The working directory and umask are those of before (each thread has its
+own), and processes that a stateless sync tool left behind are killed.
 
-Not covered: threads of one worker share one interpreter, so a tool that changes another module's globals is seen by its
-fellows until the worker is replaced. `@tool(isolate=True)` gives each call a process of its own.
+Not covered: threads of one worker share one interpreter, so a tool that changes another module's
+globals is seen by its fellows until the worker is replaced. `@tool(isolate=True)` gives each call a
+process of its own.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import Health
 from toolgrpo.trajectory import ToolErrorKind
 
-__all__ = ["Limits", "Worker"]
+__all__ = ["Worker", "WorkerLimits"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """What every worker is given."""
 
     threads: int = 64
@@ -58,7 +59,7 @@ class Limits:
 class Worker:
     """Serves calls until its socket ends."""
 
-    def __init__(self, sock: socket.socket, plugin: Plugin, limits: Limits) -> None:
+    def __init__(self, sock: socket.socket, plugin: Plugin, limits: WorkerLimits) -> None:
         self._sock = sock
         self._plugin = plugin
         self._limits = limits
@@ -74,10 +75,10 @@ class Worker:
         self._instance: Any = None
 
     def serve(self) -> None:
-        """Answer calls until the trainer is gone; never returns."""
+        """Answer calls until the trainer is gone; never return."""
         own_process.limit_memory(self._limits.memory_mb)
         self._health = Health(self._limits.threads)  # with the limits of its life
-        own_process.first_to_be_killed(1000)
+        own_process.offer_to_oom_killer(1000)
         signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
         os.register_at_fork(after_in_child=self._forget_socket)
         faulthandler.enable()
@@ -128,7 +129,10 @@ class Worker:
         return self._plugin.environment.tools[name]
 
     def _open_environment(self, call_id: int, row: str) -> None:
-        """Make the instance and reset it, on a thread as every user code; an async reset is awaited on the loop."""
+        """Make the instance and reset it, on a thread as every user code.
+
+        An async reset is awaited on the loop.
+        """
         if not self._begin(call_id):
             return
         environment = self._plugin.environment
@@ -166,7 +170,7 @@ class Worker:
             self._give_back([call_id], retire=str(error))
 
     def _begin(self, call_id: int) -> bool:
-        """Announce that the tool's code runs from here on; False if the call was given back meanwhile."""
+        """Announce that the tool's code runs from here on; False if the call was given back."""
         with self._begin_lock:
             if call_id not in self._unbegun:
                 return False
@@ -244,11 +248,14 @@ class Worker:
         return self._loop
 
     def _forget_socket(self) -> None:
-        """In a child that a tool forked: our socket is none of its business."""
+        """Close our socket in a child that a tool forked."""
         self._sock.close()
 
     def _leave_forked_child(self) -> None:
-        """A child that a tool forked and that came back from the tool's function must not answer in its parent's name."""
+        """End a child that a tool forked and that came back from the tool's function.
+
+        It must not answer in its parent's name.
+        """
         if os.getpid() != self._pid:
             os._exit(0)
 
@@ -264,7 +271,7 @@ def _kill(pids: set[int]) -> None:
 
 
 def _log_traceback(error: BaseException) -> str:
-    """The error in a line for the model; the traceback goes to the log."""
+    """Return the error in a line for the model; the traceback goes to the log."""
     with suppress(BaseException):  # formatting calls user code
         sys.stderr.write("".join(traceback.format_exception(error, limit=-8)))
         sys.stderr.flush()

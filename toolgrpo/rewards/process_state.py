@@ -1,10 +1,12 @@
-"""What a reward function finds in this process is there when it has returned: streams, torch's modes, the process itself.
+"""What a reward function finds in this process is there when it has returned.
 
-Kept: `sys.stdin`, `sys.stdout` and `sys.stderr`, the descriptors 0, 1 and 2, torch's gradient mode and default dtype. What
-was changed is put back, and said once. `os._exit` in the function is an error there, not the end of the run; processes that
-it has forked may end themselves with it, and one that comes back from the function ends.
+Kept: `sys.stdin`, `sys.stdout` and `sys.stderr`, the descriptors 0, 1 and 2, torch's gradient mode
+and default dtype. What was changed is put back, and said once. `os._exit` in the function is an
+error there, not the end of the run; processes that it has forked may end themselves with it, and
+one that comes back from the function ends.
 
-Not covered: `os.abort`, `os.exec*` and signals to this process; everything else that a function can change.
+Not covered: `os.abort`, `os.exec*` and signals to this process; everything else that a function can
+change.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-__all__ = ["THREADS", "caller_of_torch", "guarded_exit", "kept", "real_exit"]
+__all__ = ["THREADS", "caller_of_torch", "guarded_exit", "real_exit", "restored_state"]
 
 THREADS = "toolgrpo-reward"
 """How the names of the threads begin in which rewards run."""
 
 real_exit = os._exit
 _STREAMS = ("stdin", "stdout", "stderr")
-_said: set[str] = set()
+_already_said: set[str] = set()
 _guarded: list[tuple[int, int]] = []  # the process and the thread of each that is under way
 
 
 @contextmanager
-def kept(what: str, say: Callable[[str], None]) -> Iterator[None]:
+def restored_state(what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Put back afterwards what the reward `what` has changed, and `say` so."""
-    process, streams, torch_before = os.getpid(), _Streams.of_now(), _modes_of_torch()
+    process, streams, torch_before = os.getpid(), _Streams.current(), _modes_of_torch()
     try:
         with guarded_exit():
             yield
@@ -41,14 +43,17 @@ def kept(what: str, say: Callable[[str], None]) -> Iterator[None]:
         changed = [*streams.restore(), *_restore_torch(torch_before)]
         for change in changed:
             text = f"{what} changed {change}, which is put back each time"
-            if text not in _said:
-                _said.add(text)
+            if text not in _already_said:
+                _already_said.add(text)
                 say(text)
 
 
 @contextmanager
 def guarded_exit() -> Iterator[None]:
-    """`os._exit` raises SystemExit in this thread, and in any with code 0; a forked process may still use it."""
+    """Make `os._exit` raise SystemExit in this thread, and in any with code 0.
+
+    A forked process may still use it.
+    """
     guarded = (os.getpid(), threading.get_ident())
     before = os._exit
     _guarded.append(guarded)
@@ -61,7 +66,10 @@ def guarded_exit() -> Iterator[None]:
 
 
 def _leave(status: int) -> NoReturn:
-    """In the place of `os._exit`; who has taken a copy of it while a file was loaded is guarded whenever it runs."""
+    """Stand in for `os._exit`.
+
+    Who has taken a copy of it while a file was loaded is guarded whenever it runs.
+    """
     threads = [thread for process, thread in _guarded if process == os.getpid()]
     ours = threading.get_ident() in threads or threading.current_thread().name.startswith(THREADS)
     if not threads or (status != 0 and not ours):
@@ -71,20 +79,22 @@ def _leave(status: int) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Streams:
-    """The standard streams of one moment: the objects, and copies of the descriptors (None: it was closed)."""
+    """The standard streams of one moment: the objects, and copies of the descriptors (None: it was
+    closed).
+    """
 
     objects: tuple[Any, Any, Any]
     copies: tuple[int | None, int | None, int | None]
     closed: tuple[bool, bool, bool]
 
     @classmethod
-    def of_now(cls) -> _Streams:
+    def current(cls) -> _Streams:
         objects = (sys.stdin, sys.stdout, sys.stderr)
         closed = (_is_closed(sys.stdin), _is_closed(sys.stdout), _is_closed(sys.stderr))
         return cls(objects, (_copy(0), _copy(1), _copy(2)), closed)
 
     def restore(self) -> list[str]:
-        """Put them back; the names of those that were changed."""
+        """Put them back; return the names of those that were changed."""
         changed = []
         kept = zip(_STREAMS, self.objects, self.copies, self.closed, strict=True)
         for fd, (name, before, copy, was_closed) in enumerate(kept):
@@ -121,7 +131,10 @@ def _is_same_file(fd: int, copy: int) -> bool:
 
 
 def _modes_of_torch() -> tuple[bool, Any] | None:
-    """The gradient mode and the default dtype; None where torch is not imported, which then has its own defaults."""
+    """Return the gradient mode and the default dtype.
+
+    None where torch is not imported, which then has its own defaults.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "is_grad_enabled"):
         return None
@@ -145,7 +158,7 @@ def _restore_torch(before: tuple[bool, Any] | None) -> list[str]:
 
 
 def caller_of_torch() -> Callable[[], None]:
-    """Called in another thread, gives it what torch keeps for each thread as it is in this one."""
+    """Return a function that, called in another thread, gives it this thread's modes of torch."""
     modes = _modes_of_torch()
     if modes is None:
         return lambda: None
