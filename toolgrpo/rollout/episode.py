@@ -206,7 +206,7 @@ class _EpisodeRun:
             ledger.context(bridge)
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
-        """The turn with the call that stands in it without markers, if one does and is looked for."""
+        """Return the turn with the call that stands in it without markers, if one does and is looked for."""
         if self.shared.unmarked_calls == "ignore" or self.tools is None or parsed.attempts or not parsed.closed:
             return parsed
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
@@ -272,7 +272,7 @@ class _EpisodeRun:
             self.shared.on_turn(self.episode, turn)
 
     def _as_called(self, attempt: CallAttempt) -> CallAttempt:
-        """An attempt as the tools get it: an unmarked call runs where that is wanted, and stays one in the record."""
+        """Return an attempt as the tools get it: an unmarked call runs where that is wanted, and stays one in the record."""
         accepted = attempt.status is AttemptStatus.UNMARKED and self.shared.unmarked_calls == "accept"
         return replace(attempt, status=AttemptStatus.OK, detail="") if accepted else attempt
 

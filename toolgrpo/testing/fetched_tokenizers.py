@@ -159,18 +159,18 @@ CASES: dict[str, Case] = {
 
 
 def cache_folder() -> Path:
-    """Where the fetched tokenizers lie."""
+    """Return where the fetched tokenizers lie."""
     named = os.environ.get("TOOLGRPO_TOKENIZERS")
     return Path(named) if named else Path.home() / ".cache" / "toolgrpo" / "tokenizers"
 
 
 def llama_cpp_templates() -> list[str]:
-    """The names of the chat templates that were fetched; none where none were."""
+    """Return the names of the chat templates that were fetched; none where none were."""
     return sorted(path.stem for path in (cache_folder() / "templates").glob("*.jinja"))
 
 
 def fetched_tokenizer(name: str) -> Any:
-    """The tokenizer of one of `CASES`, new each time; `NotAtHand` where it was not fetched."""
+    """Return the tokenizer of one of `CASES`, new each time; `NotAtHand` where it was not fetched."""
     from transformers import PreTrainedTokenizerFast
 
     case = CASES[name]

@@ -80,7 +80,7 @@ class Tally:
 
 
 def random_conversation(draw: random.Random, chat: TemplateFormat) -> Conversation:
-    """One that the chat template of this format can print."""
+    """Return a conversation that the chat template of this format can print."""
     family = chat.family
     row: list[Message] = [{"role": "user", "content": _text(draw)}]
     if family.knows_system and draw.random() < 0.6:
@@ -138,7 +138,7 @@ def _compare(chat: TemplateFormat, tokenizer: Any, told: Conversation, counts: T
 
 
 def _own(chat: TemplateFormat, tokenizer: Any, messages: list[Message], schemas: list[Any], thinking: Any) -> list[int]:
-    """The tokenizer's ids for the text of the model's own template."""
+    """Return the tokenizer's ids for the text of the model's own template."""
     shaped, tools = chat.shaped(messages, schemas)
     kwargs = {} if thinking is None else {"enable_thinking": thinking}
     text = tokenizer.apply_chat_template(
@@ -192,7 +192,7 @@ def _text(draw: random.Random, *, empty: bool = True) -> str:
 
 
 def _arguments(draw: random.Random, chat: TemplateFormat) -> dict[str, Any]:
-    """What the template can print so that it can be read: LFM2's escapes no quote, and Gemma 4's has no null."""
+    """Return arguments that the template can print so that it can be read: LFM2's escapes no quote, and Gemma 4's has no null."""
     arguments: dict[str, Any] = {}
     for key in draw.sample(["key", "count", "flags", "deep"], draw.randint(0, 4)):
         text = _text(draw)
