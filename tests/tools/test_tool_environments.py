@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 
 
 @pytest.fixture(scope="module")
-def toolbox():
+def toolbox() -> Iterator[Toolbox]:
     with load_tools(FIXTURES / "counter_environment.py", workers=1) as box:
         yield box
 

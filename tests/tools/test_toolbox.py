@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def long_text(n: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def toolbox():
+def toolbox() -> Iterator[Toolbox]:
     tools = [add, nap, nap_async, count_runs, here, stop, worker_id, meet, long_text]
     with load_tools(tools, workers=2, tool_timeout_s=120, max_result_chars=100) as box:
         yield box
