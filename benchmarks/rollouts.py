@@ -222,8 +222,8 @@ def model_folder(name: str) -> Path:
 def compare_loops(model: str, *, quick: bool) -> list[dict[str, Any]]:
     native = NativeLoop(str(model_folder(model)))
     ours = OurLoop(native)
-    for loop in (native, *[ours] * OURS_PER_TRL):
-        loop.run()  # warm up
+    for run in (native.run, *[ours.run] * OURS_PER_TRL):
+        run()  # warm up
     costs = step_costs(native, ours)
     latencies = (0.0, 0.1) if quick else (0.0, 0.1, 0.5)
     rows = [{"model": model, **compare(native, ours, latency, 1 if quick else 3, costs)} for latency in latencies]
@@ -251,7 +251,7 @@ def main() -> None:
         return
     rows = [row for model in MODELS for row in compare_in_process(model, quick=options.quick)]
     sizes = (64, 1024) if options.quick else (256, 1024, 4096)
-    results = {
+    results: dict[str, Any] = {
         "rollouts": rows,
         "scheduler": [scheduler_cost(n) for n in sizes],
         "logprobs": logprob_difference(str(model_folder("nano")), 2_000 if options.quick else 10_000),

@@ -12,7 +12,7 @@ from toolgrpo.data.arithmetic import LARGEST, OPERATIONS, Problem, Step, arithme
 from toolgrpo.errors import DataError
 
 
-def _solve(question: str) -> int:
+def _solve(question: str) -> float:
     """An independent reading of the question's words."""
     words = question.rstrip(".?")
     if found := re.fullmatch(r"What is (\d+) (plus|minus|times|divided by) (\d+)", words):
@@ -21,7 +21,7 @@ def _solve(question: str) -> int:
     first, *rest = words.split(", then ")
     numbers = [int(n) for n in re.findall(r"\d+", first)]
     verb = first.split()[0]
-    value = {
+    value: float = {
         "Add": numbers[0] + numbers[1],
         "Subtract": numbers[1] - numbers[0],
         "Multiply": numbers[0] * numbers[1],
@@ -83,7 +83,7 @@ def test_a_problem_keeps_its_split_in_every_wording() -> None:
 
 def test_an_unknown_split_or_a_negative_size_is_refused() -> None:
     with pytest.raises(DataError, match="train and heldout"):
-        arithmetic_rows("test", 3)
+        arithmetic_rows("test", 3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="at least 0"):
         arithmetic_rows("train", -1)
 

@@ -231,7 +231,7 @@ DRIPS: list[Bad] = [
 UNBELIEVABLE = [*BODIES, *COMPLETION, *TOKENS, *LOGPROBS]
 
 
-def cases(table: list[Bad]) -> Any:
+def cases(table: list[Bad]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("bad", "words"), [(bad, words) for _, bad, words in table], ids=[n for n, *_ in table]
     )

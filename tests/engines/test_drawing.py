@@ -1,6 +1,7 @@
 """Drawing from logits: what can be drawn, and that its log-probability is that of the distribution drawn from."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ PROBS = torch.tensor([0.5, 0.25, 0.15, 0.1])
 LOGITS = PROBS.log().unsqueeze(0) + 3.0  # logits are only known up to a constant
 
 
-def left_over(**options: float) -> list[float]:
+def left_over(**options: Any) -> list[float]:
     return processed_logprobs(LOGITS, SamplingOptions(**options), [[]]).exp()[0].tolist()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -121,9 +121,9 @@ def real(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> 
 
 
 def ask(
-    ids: Sequence[int] = (11, 12, 13),
+    ids: tuple[int, ...] | list[int] = (11, 12, 13),
     max_tokens: int = 12,
-    stop_ids: Sequence[int] = (),
+    stop_ids: tuple[int, ...] = (),
     options: SamplingOptions = GREEDY,
     seed: int | None = None,
 ) -> SampleRequest:
@@ -167,7 +167,7 @@ def trainer_logprobs(model: Any, request: SampleRequest, sample: Sample) -> list
 def test_a_sample_has_as_many_logprobs_as_ids_and_ends_at_max_tokens(subject: Subject) -> None:
     for sample in sample_all(subject.engine, ask(), ask(max_tokens=1), ask(ids=[5])):
         assert sample.finish_reason is FinishReason.LENGTH
-        assert subject.engine.gives_logprobs
+        assert subject.engine.gives_logprobs and sample.logprobs is not None
         assert len(sample.logprobs) == len(sample.ids)
         assert all(isinstance(token, int) and 0 <= token < VOCABULARY for token in sample.ids)
         assert all(logprob <= 0 for logprob in sample.logprobs)
@@ -185,7 +185,7 @@ def test_a_stop_token_ends_the_sample_and_is_its_last(subject: Subject) -> None:
         ask(stop_ids=(stop,), max_tokens=at) if at else ask(max_tokens=1),
     )
     assert (stopped.ids, stopped.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
-    assert len(stopped.logprobs) == at + 1
+    assert stopped.logprobs is not None and len(stopped.logprobs) == at + 1
     assert (at_the_limit.ids, at_the_limit.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
     assert too_short.finish_reason is FinishReason.LENGTH
 

@@ -88,7 +88,7 @@ def test_a_few_bad_answers_among_good_ones_cost_nothing(
     ids=["ids beyond the vocabulary", "HTML"],
 )
 def test_bad_answers_that_go_on_end_the_run_in_a_sentence_that_a_checkpoint_outlives(
-    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path, bad: Any, words: tuple[str, ...]
+    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path, bad: Any, words: str
 ) -> None:
     honest = server.honest
 

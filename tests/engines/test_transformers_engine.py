@@ -74,9 +74,10 @@ def test_seeds_make_draws_repeatable_and_the_trainers_own_randomness_is_left_alo
 
 def test_rows_with_different_options_share_a_batch(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
+    penalty: dict[str, Any] = {"repetition_penalty": 1.5}
     alone = [
         sample_all(TransformersEngine(lambda: model), request(temperature=0.0, **options))[0]
-        for options in ({}, {"repetition_penalty": 1.5}, {})
+        for options in ({}, penalty, {})
     ]
     mixed = sample_all(
         TransformersEngine(lambda: model),

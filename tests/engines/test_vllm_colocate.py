@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_a_stream_of_requests_without_end_does_not_hold_the_engine_back() -> Non
 
     async def main() -> None:
         await engine.open()
-        tasks = []
+        tasks: list[asyncio.Task[Any]] = []
         while not vllm.steps:
             assert len(tasks) < 1_000_000
             tasks.append(asyncio.create_task(engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))))

@@ -280,7 +280,12 @@ def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(
 ) -> None:
     first, second = start(), start()
     first.weight_transfer, second.weight_transfer = {"backend": "nccl"}, started_for
-    options = {"device": torch.device(device), "folder": tmp_path, "run_id": "run", "ready_timeout_s": 60.0}
+    options: dict[str, Any] = {
+        "device": torch.device(device),
+        "folder": tmp_path,
+        "run_id": "run",
+        "ready_timeout_s": 60.0,
+    }
     options |= {"timeout_s": 60.0, "group_port": 51216}
     urls = [first.url, second.url]
     assert type(choose_road(urls, **options)) is expected

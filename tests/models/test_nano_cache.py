@@ -86,6 +86,7 @@ def _builder(cache: Path, steps: int) -> subprocess.Popen[str]:
 
 def test_a_killed_build_leaves_no_half_model_and_the_next_one_cleans_up(cache: Path) -> None:
     killed = _builder(cache, 100_000)
+    assert killed.stdout is not None
     for line in killed.stdout:  # it is in the middle of its steps once the first of them is reported
         if "building nano" in line:
             break

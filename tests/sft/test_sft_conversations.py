@@ -36,7 +36,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def _learnt(tokenizer: Any, example: Example) -> list[str]:
     """The texts of the masked stretches."""
-    stretches, previous = [], 0
+    stretches: list[list[int]] = []
+    previous = 0
     for token, bit in zip(example.ids, example.mask, strict=True):
         if bit and not previous:
             stretches.append([])

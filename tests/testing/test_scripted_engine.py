@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from toolgrpo.testing import FakeClock, ScriptedEngine, ScriptedReply, scripted_
 STOP = 9
 
 
-def request(ids: tuple[int, ...] = (1, 2), max_tokens: int = 8, stop_ids: Sequence[int] = (STOP,)) -> SampleRequest:
+def request(
+    ids: tuple[int, ...] | list[int] = (1, 2), max_tokens: int = 8, stop_ids: tuple[int, ...] = (STOP,)
+) -> SampleRequest:
     return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=stop_ids, options=SamplingOptions())
 
 
@@ -130,7 +132,13 @@ def test_a_stalled_request_ends_by_cancellation_or_close() -> None:
 
 
 def test_weights_are_walked_to_the_end_and_counted() -> None:
-    walked = []
+    walked: list[str] = []
+
+    def weights() -> Iterator[tuple[str, Any]]:
+        for name in "ab":
+            walked.append(name)
+            yield name, None
+
     engine = ScriptedEngine([])
-    engine.load_weights((walked.append(name) or (name, None)) for name in "ab")
+    engine.load_weights(weights())
     assert (walked, engine.weight_loads) == (["a", "b"], 1)

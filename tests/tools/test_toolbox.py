@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ def long_text(n: int) -> str:
 
 @pytest.fixture(scope="module")
 def toolbox() -> Iterator[Toolbox]:
-    tools = [add, nap, nap_async, count_runs, here, stop, worker_id, meet, long_text]
+    tools: list[Callable[..., Any]] = [add, nap, nap_async, count_runs, here, stop, worker_id, meet, long_text]
     with load_tools(tools, workers=2, tool_timeout_s=120, max_result_chars=100) as box:
         yield box
 

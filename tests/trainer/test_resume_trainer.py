@@ -206,7 +206,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tiny_qwen
                     Path(path).symlink_to("/dev/full")
                 save(content, path, *more, **options)
 
-            torch.save = saved_on_full_disk
+            torch.save = saved_on_full_disk  # type: ignore[assignment]
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             state_now["step"] = state.global_step

@@ -72,7 +72,7 @@ class Seen(ToolGRPOTrainer):
 def make(
     tiny: Any,
     folder: Path,
-    reward: Callable[..., list[float]],
+    reward: Callable[..., Any],
     script: Any = two_turns,
     kind: type = Seen,
     **changes: Any,
