@@ -120,20 +120,12 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int, c
 
 def scheduler_cost(n: int) -> dict[str, float]:
     """Our own cost per turn, with an engine and tools that answer at once."""
-    from toolgrpo.engines.base import SamplingOptions
-    from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, run_rollout
-    from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+    from toolgrpo.rollout import Episode, run_rollout
+    from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, scripted_runner
 
     call, end = ByteChat.say('call f {"a": 1}'), ByteChat.say("the answer is 3")
     engine = ScriptedEngine(lambda request, _: end if len(request.ids) > 120 else call)
-    runner = EpisodeRunner(
-        engine=engine,
-        chat=ByteChat(),
-        limits=EpisodeLimits(max_completion_length=1000),
-        options=SamplingOptions(),
-        tokenizer=ByteChat(),
-        tools=ScriptedTools({"f": lambda a: "3"}),
-    )
+    runner = scripted_runner(engine, ScriptedTools({"f": lambda a: "3"}))
     episodes = [Episode(messages=({"role": "user", "content": "q"},)) for _ in range(n)]
     started = time.process_time()
     result = run_rollout(episodes, runner)
