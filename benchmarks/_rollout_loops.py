@@ -97,6 +97,10 @@ class NativeLoop:
         self.trainer._last_loaded_step = self.trainer.state.global_step
         self.trainer._sync_tool_dicts, self.trainer._async_tool_dicts = [{"wait": wait}] * N, [{}] * N
         module.parse_response = self._parse
+        self._order: list[int] = []
+        self._next: list[int] = []
+        self._at = 0
+        self._turn = 0
 
     @property
     def llm(self) -> Any:

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from toolgrpo.chat import ChatFormat, resolve_format, tool_message
+from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.testing import trl_tokenizer
 from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
@@ -87,10 +89,9 @@ def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[st
             return tokenizer.apply_chat_template(messages, tools=[LOOK_UP], add_generation_prompt=True)
 
         assert len(chat.parse(sampled, before=ids).attempts) == 1
-        parse_ms = median_ms(lambda before=ids: chat.parse(sampled, before=before), repetitions)
-        bridge_ms = median_ms(
-            lambda ended=ended: chat.bridge(ended, [RESULT], messages=[QUESTION], schemas=[LOOK_UP]), repetitions
-        )
+        parse_ms = median_ms(partial(chat.parse, sampled, before=ids), repetitions)
+        bridge = partial(chat.bridge, ended, [RESULT], messages=[QUESTION], schemas=[LOOK_UP])
+        bridge_ms = median_ms(bridge, repetitions)
         rows.append(
             {
                 "turns_before": turns,
@@ -104,7 +105,7 @@ def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[st
     return rows
 
 
-HARD = {
+HARD: dict[str, Callable[[int], str]] = {
     "one long argument": lambda n: '<tool_call>{"name": "add", "arguments": {"a": "' + "x" * n + '"}}</tool_call>',
     "calls in a row": lambda n: '<tool_call>{"name": "add", "arguments": {}}</tool_call>' * (n // 50),
     "openings only": lambda n: "<tool_call>" * (n // 11),
@@ -137,8 +138,8 @@ def growth(quick: bool) -> list[dict[str, Any]]:
     for what, make in HARD.items():
         worst: dict[str, Any] = {"input": what, "ratio": 0.0}
         for name, chat in formats.items():
-            encode: Callable[[str], list[int]] = chat.encode  # type: ignore[attr-defined]
-            small, large = encode(make(size)), encode(make(2 * size))
+            assert isinstance(chat, TemplateFormat)
+            small, large = chat.encode(make(size)), chat.encode(make(2 * size))
             repetitions = 3 if quick else 7
             once, twice = (fastest_ms(chat, ids, repetitions) for ids in (small, large))
             if twice / once > worst["ratio"]:

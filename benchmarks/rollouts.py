@@ -120,20 +120,12 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int, c
 
 def scheduler_cost(n: int) -> dict[str, float]:
     """Our own cost per turn, with an engine and tools that answer at once."""
-    from toolgrpo.engines.base import SamplingOptions
-    from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, run_rollout
-    from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+    from toolgrpo.rollout import Episode, run_rollout
+    from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, scripted_runner
 
     call, end = ByteChat.say('call f {"a": 1}'), ByteChat.say("the answer is 3")
     engine = ScriptedEngine(lambda request, _: end if len(request.ids) > 120 else call)
-    runner = EpisodeRunner(
-        engine=engine,
-        chat=ByteChat(),
-        limits=EpisodeLimits(max_completion_length=1000),
-        options=SamplingOptions(),
-        tokenizer=ByteChat(),
-        tools=ScriptedTools({"f": lambda a: "3"}),
-    )
+    runner = scripted_runner(engine, ScriptedTools({"f": lambda a: "3"}))
     episodes = [Episode(messages=({"role": "user", "content": "q"},)) for _ in range(n)]
     started = time.process_time()
     result = run_rollout(episodes, runner)
@@ -222,8 +214,8 @@ def model_folder(name: str) -> Path:
 def compare_loops(model: str, *, quick: bool) -> list[dict[str, Any]]:
     native = NativeLoop(str(model_folder(model)))
     ours = OurLoop(native)
-    for loop in (native, *[ours] * OURS_PER_TRL):
-        loop.run()  # warm up
+    for run in (native.run, *[ours.run] * OURS_PER_TRL):
+        run()  # warm up
     costs = step_costs(native, ours)
     latencies = (0.0, 0.1) if quick else (0.0, 0.1, 0.5)
     rows = [{"model": model, **compare(native, ours, latency, 1 if quick else 3, costs)} for latency in latencies]
@@ -251,7 +243,7 @@ def main() -> None:
         return
     rows = [row for model in MODELS for row in compare_in_process(model, quick=options.quick)]
     sizes = (64, 1024) if options.quick else (256, 1024, 4096)
-    results = {
+    results: dict[str, Any] = {
         "rollouts": rows,
         "scheduler": [scheduler_cost(n) for n in sizes],
         "logprobs": logprob_difference(str(model_folder("nano")), 2_000 if options.quick else 10_000),

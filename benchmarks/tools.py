@@ -149,7 +149,7 @@ def replacement_s(load: Callable[[], Toolbox]) -> dict[str, float]:
 
 def measure(quick: bool) -> dict[str, Any]:
     calls = 300 if quick else 3000
-    tools = [add, add_async, add_isolated, nap, hang, process_id]
+    tools: list[Callable[..., Any]] = [add, add_async, add_isolated, nap, hang, process_id]
     started = time.perf_counter()
     with load_tools(tools, workers=4) as toolbox:
         loaded_s = time.perf_counter() - started

@@ -97,17 +97,17 @@ def _serve_case(way: str, case: Case) -> None:
 
     model, ids, mask = build(case)
     small = Case(40, 20, 2, "full", case.hidden, case.layers)
-    score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # loads what is loaded on first use
+    score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # type: ignore[no-untyped-call]  # loads what is loaded on first use
     model.zero_grad()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = _status_mib("VmRSS")
-    score(way, case, model, ids, mask).backward()
+    score(way, case, model, ids, mask).backward()  # type: ignore[no-untyped-call]
     _say(_status_mib("VmHWM") - before)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     while sys.stdin.readline() == "step\n":
         optimizer.zero_grad()
         start = time.perf_counter()
-        score(way, case, model, ids, mask).backward()
+        score(way, case, model, ids, mask).backward()  # type: ignore[no-untyped-call]
         passed = time.perf_counter()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -157,7 +157,8 @@ def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tenso
         logps = output.log_probs[:, -case.completion :]
     else:
         logps = scored.logps
-    return (logps * mask[:, -case.completion :]).sum()
+    summed: torch.Tensor = (logps * mask[:, -case.completion :]).sum()
+    return summed
 
 
 @functools.cache

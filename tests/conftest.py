@@ -29,29 +29,9 @@ settings.load_profile("tests")
 @pytest.fixture(scope="session")
 def tiny_qwen3() -> Any:
     """Makes a random Qwen3 of 0.1M parameters from a seed; its vocabulary of 320 holds no meaning."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from toolgrpo.testing.trainers import tiny_qwen3
 
-    def make(seed: int = 0) -> Qwen3ForCausalLM:
-        torch.manual_seed(seed)
-        config = Qwen3Config(
-            vocab_size=320,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=32,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            initializer_range=0.3,  # far from uniform, so that a wrong token or weight shows
-            bos_token_id=None,
-            eos_token_id=316,  # greedy decoding says it often, and only a request may say that it ends a turn
-            pad_token_id=None,
-        )
-        return Qwen3ForCausalLM(config).float()
-
-    return make
+    return tiny_qwen3
 
 
 @pytest.fixture(scope="session")

@@ -188,7 +188,8 @@ def test_a_megabyte_of_arguments(call: str) -> None:
         reader = load(name).reader
         opening, closing = map(Marker, brackets(load(name)))
         for text in huge.values():
-            for segments in ([opening, text, closing], [opening, text], [text]):
+            cuts: tuple[list[str | Marker], ...] = ([opening, text, closing], [opening, text], [text])
+            for segments in cuts:
                 parsed = reader.read(segments, closed=True, thinking=False)
                 json.dumps(assistant_message(parsed), ensure_ascii=False, allow_nan=False).encode()
                 assert sum(len(attempt.raw) for attempt in parsed.attempts) <= 2 * len(text) + 100

@@ -149,7 +149,7 @@ def spans(ours: list[int], oracles: list[int]) -> list[tuple[tuple[int, int], ..
             position += length
         return places
 
-    found = []
+    found: list[tuple[tuple[int, int], ...]] = []
     for (start, end), (their_start, their_end) in zip(runs(ours), runs(oracles), strict=True):
         assert their_start <= start and end <= their_end, "the oracle's turn does not hold ours"
         found.append(((their_start, start), (start, end), (end, their_end)))

@@ -59,7 +59,7 @@ def check(attempt: CallAttempt, status: AttemptStatus) -> None:
 
 
 def test_thinking_content_and_calls_are_kept_apart_in_order() -> None:
-    segments = [THINK, "\nhm\n", THINK_END, "\n\nok\n", CALL, GOOD, CALL_END, CALL, "{", CALL_END]
+    segments: list[Segment] = [THINK, "\nhm\n", THINK_END, "\n\nok\n", CALL, GOOD, CALL_END, CALL, "{", CALL_END]
     turn = read("qwen3", segments)
     assert (turn.reasoning, turn.content, turn.closed) == ("hm", "ok", True)
     assert [attempt.status for attempt in turn.attempts] == [OK, INVALID]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any, Literal
 
 import pytest
 
@@ -11,7 +12,7 @@ from toolgrpo.data.arithmetic import LARGEST, OPERATIONS, Problem, Step, arithme
 from toolgrpo.errors import DataError
 
 
-def _solve(question: str) -> int:
+def _solve(question: str) -> float:
     """An independent reading of the question's words."""
     words = question.rstrip(".?")
     if found := re.fullmatch(r"What is (\d+) (plus|minus|times|divided by) (\d+)", words):
@@ -20,7 +21,7 @@ def _solve(question: str) -> int:
     first, *rest = words.split(", then ")
     numbers = [int(n) for n in re.findall(r"\d+", first)]
     verb = first.split()[0]
-    value = {
+    value: float = {
         "Add": numbers[0] + numbers[1],
         "Subtract": numbers[1] - numbers[0],
         "Multiply": numbers[0] * numbers[1],
@@ -32,22 +33,22 @@ def _solve(question: str) -> int:
     return value
 
 
-def test_every_answer_is_that_of_the_words():
+def test_every_answer_is_that_of_the_words() -> None:
     for row in arithmetic_rows("train", 400) + arithmetic_rows("heldout", 400):
         assert _solve(row["prompt"][0]["content"]) == int(row["answer"])
 
 
-def test_rows_are_the_same_for_the_same_seed_and_differ_for_another():
+def test_rows_are_the_same_for_the_same_seed_and_differ_for_another() -> None:
     assert arithmetic_rows("train", 50, 1) == arithmetic_rows("train", 50, 1)
     assert arithmetic_rows("train", 50, 1) != arithmetic_rows("train", 50, 2)
     assert arithmetic_rows("train", 80, 1)[:50] == arithmetic_rows("train", 50, 1)
 
 
-def test_train_and_heldout_share_no_problem_in_any_wording():
-    def problems(split):
+def test_train_and_heldout_share_no_problem_in_any_wording() -> None:
+    def problems(split: Literal["train", "heldout"]) -> set[tuple[str | int, ...]]:
         return {_key(row["prompt"][0]["content"]) for seed in range(3) for row in arithmetic_rows(split, 500, seed)}
 
-    def _key(question):
+    def _key(question: str) -> tuple[str | int, ...]:
         words = {"plus": "add", "minus": "subtract", "times": "multiply", "divided": "divide"}
         found = [words.get(w, w) for w in re.findall(r"[a-z]+", question.lower())]
         operations = [w for w in found if w in OPERATIONS]
@@ -59,14 +60,14 @@ def test_train_and_heldout_share_no_problem_in_any_wording():
     assert not problems("train") & problems("heldout")
 
 
-def test_chains_of_one_two_and_three_calls_all_occur():
+def test_chains_of_one_two_and_three_calls_all_occur() -> None:
     rows = arithmetic_rows("heldout", 300)
     share = {n: sum(row["n_calls"] == n for row in rows) / len(rows) for n in (1, 2, 3)}
     assert all(value > 0.15 for value in share.values()), share
     assert len({row["prompt"][0]["content"] for row in rows}) == 300
 
 
-def test_results_stay_small_exact_and_not_negative():
+def test_results_stay_small_exact_and_not_negative() -> None:
     rng = random.Random(0)
     for _ in range(500):
         for step in draw_problem(rng, 3).steps:
@@ -75,14 +76,14 @@ def test_results_stay_small_exact_and_not_negative():
                 assert step.left % step.right == 0
 
 
-def test_a_problem_keeps_its_split_in_every_wording():
+def test_a_problem_keeps_its_split_in_every_wording() -> None:
     steps = (Step("add", 3, 4),)
     assert Problem("What is 3 plus 4?", steps).split == Problem("Add 3 and 4.", steps).split
 
 
-def test_an_unknown_split_or_a_negative_size_is_refused():
+def test_an_unknown_split_or_a_negative_size_is_refused() -> None:
     with pytest.raises(DataError, match="train and heldout"):
-        arithmetic_rows("test", 3)
+        arithmetic_rows("test", 3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="at least 0"):
         arithmetic_rows("train", -1)
 
@@ -103,5 +104,5 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name":
         ([], False),
     ],
 )
-def test_success_wants_the_tools_and_the_final_word_to_agree(messages, expected):
+def test_success_wants_the_tools_and_the_final_word_to_agree(messages: list[dict[str, Any]], expected: bool) -> None:
     assert success(messages, "7") is expected

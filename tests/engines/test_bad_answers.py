@@ -231,14 +231,16 @@ DRIPS: list[Bad] = [
 UNBELIEVABLE = [*BODIES, *COMPLETION, *TOKENS, *LOGPROBS]
 
 
-def cases(table: list[Bad]) -> Any:
+def cases(table: list[Bad]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("bad", "words"), [(bad, words) for _, bad, words in table], ids=[n for n, *_ in table]
     )
 
 
 @cases(UNBELIEVABLE)
-def test_an_answer_that_cannot_be_believed_is_named_and_never_trained_on(server, bad, words):
+def test_an_answer_that_cannot_be_believed_is_named_and_never_trained_on(
+    server: StandInVLLM, bad: Any, words: tuple[str, ...]
+) -> None:
     engine = engine_of(server)
     server.next_answers[COMPLETIONS] = [bad]
     (sample,) = ask(engine)  # asked again, the server tells the truth
@@ -254,7 +256,9 @@ def test_an_answer_that_cannot_be_believed_is_named_and_never_trained_on(server,
 
 
 @cases(WIRES)
-def test_what_is_no_answer_is_asked_for_again_until_the_time_is_over(server, bad, words):
+def test_what_is_no_answer_is_asked_for_again_until_the_time_is_over(
+    server: StandInVLLM, bad: Any, words: tuple[str, ...]
+) -> None:
     server.next_answers[COMPLETIONS] = [bad, bad, bad]
     (sample,) = ask(engine_of(server))
     assert sample.ids == (5, 9) and len(server.asked) == 4
@@ -268,7 +272,9 @@ def test_what_is_no_answer_is_asked_for_again_until_the_time_is_over(server, bad
 
 
 @cases(DRIPS)
-def test_an_answer_that_drips_ends_at_the_deadline_of_the_whole(server, bad, words):
+def test_an_answer_that_drips_ends_at_the_deadline_of_the_whole(
+    server: StandInVLLM, bad: Any, words: tuple[str, ...]
+) -> None:
     server.answers[COMPLETIONS] = bad
     with pytest.raises(FinalEngineError) as failure:
         ask(engine_of(server, timeout_s=0.3))
@@ -277,7 +283,7 @@ def test_an_answer_that_drips_ends_at_the_deadline_of_the_whole(server, bad, wor
     assert all(word in said for word in words), said
 
 
-def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(server):
+def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(server: StandInVLLM) -> None:
     """A body longer than its length leaves bytes on the connection: here a whole answer, as another request's would be."""
 
     def answer(honest: Any) -> bytes:
@@ -298,13 +304,13 @@ def test_bytes_behind_an_answer_are_not_taken_for_the_next_one(server):
     assert [sample.ids for sample in ask(engine, times=3)] == [(5, 9)] * 3
 
 
-def test_logprobs_may_be_whole_numbers_and_rounded(server):
+def test_logprobs_may_be_whole_numbers_and_rounded(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = logprobs(0, 1e-7)
     (sample,) = ask(engine_of(server))
     assert sample.logprobs == (0.0, 1e-7) and all(type(number) is float for number in sample.logprobs)
 
 
-def test_another_server_is_asked_before_the_one_that_cannot_be_believed(server):
+def test_another_server_is_asked_before_the_one_that_cannot_be_believed(server: StandInVLLM) -> None:
     with StandInVLLM() as sound:
         server.answers[COMPLETIONS] = drawn([5, VOCABULARY, 9])
         samples = ask(engine_of(server, sound), times=6)

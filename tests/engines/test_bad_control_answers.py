@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,7 +115,9 @@ CONTROL_IDS = [f"{path[1:]} {name}" for path, table in CONTROL.items() for name,
 
 
 @pytest.mark.parametrize(("path", "bad", "words"), CONTROL_CASES, ids=CONTROL_IDS)
-def test_a_control_call_is_answered_well_or_ends_in_a_sentence(server, tmp_path, path, bad, words):
+def test_a_control_call_is_answered_well_or_ends_in_a_sentence(
+    server: StandInVLLM, tmp_path: Path, path: str, bad: Any, words: tuple[str, ...]
+) -> None:
     def start_and_push() -> None:
         engine_of(server, weights=DiskWeights(tmp_path, run_id="run")).load_weights(iter(()))
 
@@ -141,7 +144,9 @@ def test_a_control_call_is_answered_well_or_ends_in_a_sentence(server, tmp_path,
     ],
     ids=["HTML", "null", "another field"],
 )
-def test_a_server_that_cannot_say_which_weights_it_holds_is_not_drawn_from(server, tmp_path, bad, words):
+def test_a_server_that_cannot_say_which_weights_it_holds_is_not_drawn_from(
+    server: StandInVLLM, tmp_path: Path, bad: Any, words: tuple[str, ...]
+) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=1.0)
     engine.load_weights(iter(()))
     server.answers["/weight_info"] = bad
@@ -151,7 +156,9 @@ def test_a_server_that_cannot_say_which_weights_it_holds_is_not_drawn_from(serve
     assert server.url in said and all(word in said for word in words), said
 
 
-def test_an_adapter_that_the_server_does_not_list_afterwards_was_not_loaded(server, tmp_path):
+def test_an_adapter_that_the_server_does_not_list_afterwards_was_not_loaded(
+    server: StandInVLLM, tmp_path: Path
+) -> None:
     server.answers["/v1/load_lora_adapter"] = Body(b"Success: LoRA adapter added.")
     server.answers["/v1/models"] = lambda honest: {"data": honest["data"][:1]}
     engine = engine_of(server, weights=LoraWeights(tmp_path, lambda folder: folder.mkdir(), run_id="run"))
@@ -159,7 +166,7 @@ def test_an_adapter_that_the_server_does_not_list_afterwards_was_not_loaded(serv
         engine.load_weights(iter(()))
 
 
-def test_a_refusal_of_a_control_call_is_final(server, tmp_path):
+def test_a_refusal_of_a_control_call_is_final(server: StandInVLLM, tmp_path: Path) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path))
     server.answers["/collective_rpc"] = Body(b"no such method", 400)
     with pytest.raises(EngineError, match=r"refused /collective_rpc with 400: 'no such method'"):
@@ -170,11 +177,11 @@ def test_a_refusal_of_a_control_call_is_final(server, tmp_path):
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "ftp://localhost", "http://", "", "http://[", "http://host:port", "not an address"]
 )
-def test_an_address_that_is_none_is_refused_at_once(url):
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigError, match="is no address of a vLLM server"):
         VLLMServerEngine([url], vocabulary=VOCABULARY)
 
 
-def test_one_server_given_twice_is_refused(server):
+def test_one_server_given_twice_is_refused(server: StandInVLLM) -> None:
     with pytest.raises(ConfigError, match=rf"{server.url} is given more than once"):
         VLLMServerEngine([server.url, server.url + "/v1/"], vocabulary=VOCABULARY)

@@ -1,6 +1,7 @@
 """Drawing from logits: what can be drawn, and that its log-probability is that of the distribution drawn from."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ PROBS = torch.tensor([0.5, 0.25, 0.15, 0.1])
 LOGITS = PROBS.log().unsqueeze(0) + 3.0  # logits are only known up to a constant
 
 
-def left_over(**options: float) -> list[float]:
+def left_over(**options: Any) -> list[float]:
     return processed_logprobs(LOGITS, SamplingOptions(**options), [[]]).exp()[0].tolist()
 
 
@@ -31,18 +32,18 @@ def left_over(**options: float) -> list[float]:
         ({"temperature": 0.0}, [0.5, 0.25, 0.15, 0.1]),  # greedy is not scaled
     ],
 )
-def test_what_is_left_to_draw_from(options, expected):
+def test_what_is_left_to_draw_from(options: dict[str, float], expected: list[float]) -> None:
     assert left_over(**options) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_repetition_penalty_hits_seen_tokens_of_the_row_only():
+def test_the_repetition_penalty_hits_seen_tokens_of_the_row_only() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0], [2.0, -2.0, 1.0]])
     logprobs = processed_logprobs(logits, SamplingOptions(repetition_penalty=2.0), [[0, 1, 1], []])
     expected = torch.tensor([[1.0, -4.0, 1.0], [2.0, -2.0, 1.0]]).log_softmax(-1)
     assert torch.allclose(logprobs, expected)
 
 
-def test_greedy_takes_the_most_likely_token_and_a_draw_follows_the_distribution():
+def test_greedy_takes_the_most_likely_token_and_a_draw_follows_the_distribution() -> None:
     generator = torch.Generator().manual_seed(0)
     n = 20_000
     greedy = draw(LOGITS, SamplingOptions(temperature=0.0), [[]], [generator])
@@ -54,7 +55,7 @@ def test_greedy_takes_the_most_likely_token_and_a_draw_follows_the_distribution(
     assert drawn.logprobs[:50] == pytest.approx([math.log(PROBS[t].item() / 0.9) for t in drawn.tokens[:50]])
 
 
-def test_low_precision_logits_are_drawn_from_in_fp32():
+def test_low_precision_logits_are_drawn_from_in_fp32() -> None:
     drawn = draw(LOGITS.bfloat16(), SamplingOptions(temperature=0.0), [[]], [torch.Generator()])
     expected = LOGITS.bfloat16().float().log_softmax(-1)[0, 0].item()
     assert drawn.logprobs == [expected]

@@ -47,7 +47,7 @@ def _transformers(request: pytest.FixtureRequest) -> Iterator[Subject]:
     engine = TransformersEngine(lambda: model, max_model_len=MAX_MODEL_LEN)
 
     def open_requests() -> int:
-        return 0 if engine._run is None else len(engine._run._wave)
+        return 0 if engine._loop is None else len(engine._loop._batch)
 
     yield Subject(engine, model, open_requests)
 
@@ -120,7 +120,13 @@ def real(request: pytest.FixtureRequest, subjects: Callable[[str], Subject]) -> 
     return subjects(request.param)
 
 
-def ask(ids=(11, 12, 13), max_tokens=12, stop_ids=(), options=GREEDY, seed=None) -> SampleRequest:
+def ask(
+    ids: tuple[int, ...] | list[int] = (11, 12, 13),
+    max_tokens: int = 12,
+    stop_ids: tuple[int, ...] = (),
+    options: SamplingOptions = GREEDY,
+    seed: int | None = None,
+) -> SampleRequest:
     return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=stop_ids, options=options, seed=seed)
 
 
@@ -158,17 +164,17 @@ def trainer_logprobs(model: Any, request: SampleRequest, sample: Sample) -> list
 # What comes back
 
 
-def test_a_sample_has_as_many_logprobs_as_ids_and_ends_at_max_tokens(subject):
+def test_a_sample_has_as_many_logprobs_as_ids_and_ends_at_max_tokens(subject: Subject) -> None:
     for sample in sample_all(subject.engine, ask(), ask(max_tokens=1), ask(ids=[5])):
         assert sample.finish_reason is FinishReason.LENGTH
-        assert subject.engine.gives_logprobs
+        assert subject.engine.gives_logprobs and sample.logprobs is not None
         assert len(sample.logprobs) == len(sample.ids)
         assert all(isinstance(token, int) and 0 <= token < VOCABULARY for token in sample.ids)
         assert all(logprob <= 0 for logprob in sample.logprobs)
     assert [len(sample.ids) for sample in sample_all(subject.engine, ask(), ask(max_tokens=1))] == [12, 1]
 
 
-def test_a_stop_token_ends_the_sample_and_is_its_last(subject):
+def test_a_stop_token_ends_the_sample_and_is_its_last(subject: Subject) -> None:
     (free,) = sample_all(subject.engine, ask())
     stop = free.ids[4]
     at = free.ids.index(stop)
@@ -179,32 +185,32 @@ def test_a_stop_token_ends_the_sample_and_is_its_last(subject):
         ask(stop_ids=(stop,), max_tokens=at) if at else ask(max_tokens=1),
     )
     assert (stopped.ids, stopped.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
-    assert len(stopped.logprobs) == at + 1
+    assert stopped.logprobs is not None and len(stopped.logprobs) == at + 1
     assert (at_the_limit.ids, at_the_limit.finish_reason) == (free.ids[: at + 1], FinishReason.STOP)
     assert too_short.finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_token_in_the_prompt_stops_nothing(subject):
+def test_a_stop_token_in_the_prompt_stops_nothing(subject: Subject) -> None:
     (free,) = sample_all(subject.engine, ask())
     stop = next(token for token in range(VOCABULARY) if token not in free.ids)
     (sample,) = sample_all(subject.engine, ask(ids=(11, 12, 13), stop_ids=(stop,)))
     assert sample.ids == free.ids
 
 
-def test_only_the_stop_tokens_of_the_request_stop_it(real):
+def test_only_the_stop_tokens_of_the_request_stop_it(real: Subject) -> None:
     """What the model's config calls its end of sequence is drawn, and decoding goes on."""
     (sample,) = sample_all(real.engine, ask())
     assert real.model.config.eos_token_id in sample.ids[:-1]
 
 
-def test_greedy_is_the_same_alone_and_in_company(subject):
+def test_greedy_is_the_same_alone_and_in_company(subject: Subject) -> None:
     (alone,) = sample_all(subject.engine, ask())
     others = [ask(ids=list(range(1, 2 + 7 * n)), max_tokens=3 + 5 * n) for n in range(6)]
     assert sample_all(subject.engine, ask(), *others)[0].ids == alone.ids
     assert sample_all(subject.engine, *others, ask())[-1].ids == alone.ids
 
 
-def test_a_seed_makes_a_draw_repeatable(real):
+def test_a_seed_makes_a_draw_repeatable(real: Subject) -> None:
     hot = SamplingOptions(temperature=2.0)
     first = sample_all(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
     again = sample_all(real.engine, *(ask(options=hot, seed=seed) for seed in (1, 2)))
@@ -212,13 +218,13 @@ def test_a_seed_makes_a_draw_repeatable(real):
     assert first[0].ids != first[1].ids
 
 
-def test_requests_without_a_seed_differ_from_each_other(real):
+def test_requests_without_a_seed_differ_from_each_other(real: Subject) -> None:
     hot = SamplingOptions(temperature=2.0)
     samples = sample_all(real.engine, *(ask(options=hot) for _ in range(8)))
     assert len({sample.ids for sample in samples}) >= 6
 
 
-def test_the_request_is_not_changed(subject):
+def test_the_request_is_not_changed(subject: Subject) -> None:
     ids = [11, 12, 13]
     sample_all(subject.engine, ask(ids=ids), ask(ids=ids))
     assert ids == [11, 12, 13]
@@ -227,7 +233,7 @@ def test_the_request_is_not_changed(subject):
 # Log-probabilities and weights
 
 
-def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real):
+def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real: Subject) -> None:
     rng = random.Random(0)
 
     async def episode(number: int) -> list[tuple[SampleRequest, Sample]]:
@@ -263,13 +269,13 @@ def test_logprobs_are_the_trainers_over_ten_thousand_tokens_of_many_turns(real):
     ],
     ids=repr,
 )
-def test_logprobs_are_those_of_the_distribution_drawn_from(real, options):
+def test_logprobs_are_those_of_the_distribution_drawn_from(real: Subject, options: SamplingOptions) -> None:
     requests = [ask(ids=[n + 1, 2, 3], max_tokens=20, options=options) for n in range(8)]
     for request, sample in zip(requests, sample_all(real.engine, *requests), strict=True):
         assert sample.logprobs == pytest.approx(trainer_logprobs(real.model, request, sample), abs=1e-4)
 
 
-def test_new_weights_take_effect_and_no_prefix_of_the_old_ones_is_left(real, tiny_qwen3):
+def test_new_weights_take_effect_and_no_prefix_of_the_old_ones_is_left(real: Subject, tiny_qwen3: Any) -> None:
     request = ask(ids=list(range(100)), max_tokens=40)
     (before,) = sample_all(real.engine, request)
     own = {name: parameter.detach().clone() for name, parameter in real.model.named_parameters()}
@@ -307,7 +313,7 @@ async def started(engine: Engine, requests: list[SampleRequest]) -> list[asyncio
     return tasks
 
 
-def test_a_short_request_joins_running_long_ones_and_ends_before_them(subject):
+def test_a_short_request_joins_running_long_ones_and_ends_before_them(subject: Subject) -> None:
     """With so many long ones that decoding them takes hundreds of times longer: a barrier answers the short one last."""
 
     async def work() -> tuple[bool, list[Sample]]:
@@ -319,7 +325,7 @@ def test_a_short_request_joins_running_long_ones_and_ends_before_them(subject):
     assert [len(sample.ids) for sample in samples] == [450] * MANY
 
 
-def test_a_cancelled_request_leaves_the_engine_and_its_siblings_go_on(subject):
+def test_a_cancelled_request_leaves_the_engine_and_its_siblings_go_on(subject: Subject) -> None:
     async def work() -> Sample:
         long = [ask(ids=[n + 1], max_tokens=500) for n in range(MANY)]
         *doomed, sibling = await started(subject.engine, [*long, ask(max_tokens=30)])
@@ -337,7 +343,7 @@ def test_a_cancelled_request_leaves_the_engine_and_its_siblings_go_on(subject):
     assert sibling.ids == sample_all(subject.engine, ask(max_tokens=30))[0].ids
 
 
-def test_closing_fails_what_is_open_and_leaves_nothing(subject):
+def test_closing_fails_what_is_open_and_leaves_nothing(subject: Subject) -> None:
     async def main() -> list[Any]:
         await subject.engine.open()
         tasks = await started(subject.engine, [ask(ids=[n + 1], max_tokens=500) for n in range(MANY)])
@@ -352,7 +358,7 @@ def test_closing_fails_what_is_open_and_leaves_nothing(subject):
     assert len(sample_all(subject.engine, ask())[0].ids) == 12
 
 
-def test_the_context_window_can_be_filled_and_not_overfilled(subject):
+def test_the_context_window_can_be_filled_and_not_overfilled(subject: Subject) -> None:
     engine = subject.engine
     assert engine.max_model_len == MAX_MODEL_LEN
     (sample,) = sample_all(engine, ask(ids=[5] * (MAX_MODEL_LEN - 4), max_tokens=4))
@@ -363,12 +369,12 @@ def test_the_context_window_can_be_filled_and_not_overfilled(subject):
 
 
 @pytest.mark.parametrize("request_", [ask(ids=[]), ask(max_tokens=0)], ids=["no ids", "no tokens"])
-def test_an_impossible_request_is_refused(subject, request_):
+def test_an_impossible_request_is_refused(subject: Subject, request_: SampleRequest) -> None:
     with pytest.raises(EngineError):
         sample_all(subject.engine, request_)
 
 
-def test_an_engine_that_is_not_open_says_so_and_one_is_opened_once(subject):
+def test_an_engine_that_is_not_open_says_so_and_one_is_opened_once(subject: Subject) -> None:
     with pytest.raises(EngineError):
         asyncio.run(subject.engine.sample(ask()))
 

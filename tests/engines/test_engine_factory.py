@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
-from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.errors import ConfigError
-from toolgrpo.testing import ByteChat, numbered_tokenizer
+from toolgrpo.testing import tiny_trainer
 
 
 @pytest.mark.parametrize(
@@ -25,16 +23,7 @@ from toolgrpo.testing import ByteChat, numbered_tokenizer
         ),
     ],
 )
-def test_what_colocated_vllm_cannot_do_here(
-    tiny_qwen3: Any, tmp_path: Path, asked: dict[str, Any], sentence: str
-) -> None:
+def test_what_colocated_vllm_cannot_do_here(tmp_path: Path, asked: dict[str, Any], sentence: str) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     with pytest.raises(ConfigError, match=sentence):
-        ToolGRPOTrainer(
-            tiny_qwen3(0),
-            lambda completions, **_: [0.0] * len(completions),
-            ToolGRPOConfig(str(tmp_path), engine="vllm_colocate", report_to="none", use_cpu=True, **asked),
-            train_dataset=Dataset.from_list([{"prompt": "q"}]),
-            processing_class=numbered_tokenizer(),
-            chat=ByteChat(),
-        )
+        tiny_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), None, engine="vllm_colocate", **asked)

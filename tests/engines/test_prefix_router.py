@@ -8,7 +8,7 @@ def _stream(seed: int, length: int) -> list[int]:
     return [rng.randrange(1000) for _ in range(length)]
 
 
-def test_turns_of_an_episode_stay_where_they_began():
+def test_turns_of_an_episode_stay_where_they_began() -> None:
     router = PrefixRouter(3)
     conversation = _stream(1, 200)
     home = router.choose(conversation)
@@ -20,7 +20,7 @@ def test_turns_of_an_episode_stay_where_they_began():
         assert router.choose(conversation) == home
 
 
-def test_the_episodes_of_a_group_share_a_server_until_it_is_overloaded():
+def test_the_episodes_of_a_group_share_a_server_until_it_is_overloaded() -> None:
     router = PrefixRouter(2)
     prompt = _stream(2, 320)
     chosen = []
@@ -32,7 +32,7 @@ def test_the_episodes_of_a_group_share_a_server_until_it_is_overloaded():
     assert set(chosen) == {0, 1}
 
 
-def test_prompts_that_share_only_a_system_prompt_spread():
+def test_prompts_that_share_only_a_system_prompt_spread() -> None:
     router = PrefixRouter(4)
     system = _stream(3, 128)
     for task in range(40):
@@ -40,7 +40,7 @@ def test_prompts_that_share_only_a_system_prompt_spread():
     assert router.open_requests == [10, 10, 10, 10]
 
 
-def test_a_server_that_is_down_is_avoided_unless_all_are():
+def test_a_server_that_is_down_is_avoided_unless_all_are() -> None:
     router = PrefixRouter(2)
     conversation = _stream(4, 100)
     home = router.choose(conversation)
@@ -50,7 +50,7 @@ def test_a_server_that_is_down_is_avoided_unless_all_are():
     assert router.choose(conversation, avoid={0, 1}) in (0, 1)
 
 
-def test_short_prompts_go_to_the_least_busy_server():
+def test_short_prompts_go_to_the_least_busy_server() -> None:
     router = PrefixRouter(3)
     router.open_requests = [2, 0, 1]
     assert router.choose([1, 2, 3]) == 1

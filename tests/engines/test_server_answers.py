@@ -54,7 +54,9 @@ def episodes(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_few_bad_answers_among_good_ones_cost_nothing(train, server, tmp_path):
+def test_a_few_bad_answers_among_good_ones_cost_nothing(
+    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path
+) -> None:
     """None of them ends the run, and every episode is one that the server told the truth about."""
     bad = [
         Body(b'{"id": "cmpl-1", "choices": [{"token_ids": [5'),
@@ -86,8 +88,8 @@ def test_a_few_bad_answers_among_good_ones_cost_nothing(train, server, tmp_path)
     ids=["ids beyond the vocabulary", "HTML"],
 )
 def test_bad_answers_that_go_on_end_the_run_in_a_sentence_that_a_checkpoint_outlives(
-    train, server, tmp_path, bad, words
-):
+    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path, bad: Any, words: str
+) -> None:
     honest = server.honest
 
     def until_the_second_push(method: str, path: str, body: Any, request_id: str) -> Any:
@@ -108,7 +110,9 @@ def test_bad_answers_that_go_on_end_the_run_in_a_sentence_that_a_checkpoint_outl
     assert result["steps"] == STEPS
 
 
-def test_a_server_that_dies_ends_the_run_when_its_time_is_over(train, server, tmp_path):
+def test_a_server_that_dies_ends_the_run_when_its_time_is_over(
+    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path
+) -> None:
     honest = server.honest
 
     def die_after_ten(method: str, path: str, body: Any, request_id: str) -> Any:
@@ -123,7 +127,9 @@ def test_a_server_that_dies_ends_the_run_when_its_time_is_over(train, server, tm
         train(engine_timeout=2.0)
 
 
-def test_another_server_takes_over_for_one_that_lies(train, server, tmp_path):
+def test_another_server_takes_over_for_one_that_lies(
+    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path
+) -> None:
     server.answers[COMPLETIONS] = changed(logprobs={"token_logprobs": [-9999.0]})
     with StandInVLLM(draw=drawn, max_model_len=512) as sound:
         result = train(servers=[server, sound])

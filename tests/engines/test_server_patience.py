@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,10 +47,17 @@ def sample_together(engine: VLLMServerEngine, *requests: SampleRequest) -> list[
     return asyncio.run(main())
 
 
+def ids_of(sample: Sample | BaseException) -> tuple[int, ...]:
+    assert isinstance(sample, Sample), sample
+    return sample.ids
+
+
 # Time
 
 
-def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(server, caplog):
+def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(
+    server: StandInVLLM, caplog: pytest.LogCaptureFixture
+) -> None:
     server.answers[COMPLETIONS] = HANG
     started = time.monotonic()
     failures = sample_together(engine_of(server, timeout_s=1.0, say_every_s=0.2), *(request(n) for n in range(8)))
@@ -62,14 +70,14 @@ def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(serve
     assert lines[0].endswith("a request is given 1 s")
 
 
-def test_another_server_is_asked_when_one_hangs(server):
+def test_another_server_is_asked_when_one_hangs(server: StandInVLLM) -> None:
     with StandInVLLM() as sound:
         server.answers[COMPLETIONS] = HANG
         samples = sample_together(engine_of(server, sound, timeout_s=0.5), *(request(n) for n in range(4)))
-    assert [sample.ids for sample in samples] == [(5, 9)] * 4
+    assert [ids_of(sample) for sample in samples] == [(5, 9)] * 4
 
 
-def test_servers_that_all_hang_end_the_run_after_two_of_them(server):
+def test_servers_that_all_hang_end_the_run_after_two_of_them(server: StandInVLLM) -> None:
     with StandInVLLM() as second, StandInVLLM() as third:
         for one in (server, second, third):
             one.answers[COMPLETIONS] = HANG
@@ -78,13 +86,13 @@ def test_servers_that_all_hang_end_the_run_after_two_of_them(server):
         assert sum(len(one.asked) for one in (server, second, third)) == 2
 
 
-def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(server):
+def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(server: StandInVLLM) -> None:
     """Or each wave of episodes would wait as long as the one before."""
     engine = engine_of(server, timeout_s=60.0, retries=0)
 
-    async def main() -> list[BaseException]:
+    async def main() -> list[Sample | BaseException]:
         await engine.open()
-        ended: list[BaseException] = []
+        ended: list[Sample | BaseException] = []
         hanging = asyncio.create_task(engine.sample(request(1)))
         while not server.asked:
             await asyncio.sleep(0.01)
@@ -102,14 +110,16 @@ def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(ser
     assert len(server.asked) == 2  # the third was not sent
 
 
-def test_the_next_rollout_begins_anew(server):
+def test_the_next_rollout_begins_anew(server: StandInVLLM) -> None:
     engine = engine_of(server, timeout_s=5.0, retries=0)
     server.next_answers[COMPLETIONS] = [Body(b"<html>", 200)]
     assert isinstance(sample_together(engine, request())[0], FinalEngineError)
-    assert sample_together(engine, request())[0].ids == (5, 9)
+    assert ids_of(sample_together(engine, request())[0]) == (5, 9)
 
 
-def test_a_control_call_that_hangs_is_said_and_ends(server, caplog, tmp_path):
+def test_a_control_call_that_hangs_is_said_and_ends(
+    server: StandInVLLM, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=0.6, say_every_s=0.2)
     server.answers["/collective_rpc"] = HANG
     with pytest.raises(EngineError, match=rf"{server.url} did not answer /collective_rpc within 0.6 s"):
@@ -117,7 +127,9 @@ def test_a_control_call_that_hangs_is_said_and_ends(server, caplog, tmp_path):
     assert f"the vLLM server at {server.url} has not answered /collective_rpc for 0 s; it is given 0.6 s" in caplog.text
 
 
-def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_program(server, tmp_path):
+def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_program(
+    server: StandInVLLM, tmp_path: Path
+) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=30.0)
     engine.load_weights(iter(()))
     server.answers["/weight_info"] = HANG
@@ -134,14 +146,16 @@ def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_pr
     assert time.monotonic() - started < 15
 
 
-def test_a_question_for_the_weights_that_failed_is_put_again_on_the_same_connection(server, tmp_path, monkeypatch):
+def test_a_question_for_the_weights_that_failed_is_put_again_on_the_same_connection(
+    server: StandInVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vllm_server, "_FIRST_PAUSE_S", 0.001)
     engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=20.0)
     engine.load_weights(iter(()))
     pushed, server.weight_version = server.weight_version, "default"  # it was restarted
     server.next_answers["/weight_info"] = [Body(b"no", 400)]  # which is not asked again by the call itself
     (sample,) = sample_together(engine, request())
-    assert sample.ids == (5, 9)
+    assert ids_of(sample) == (5, 9)
     assert server.weight_version == pushed  # it was found out, and the weights given back
     assert len(server.asked) == 3  # neither the first nor the second answer counted
 
@@ -149,7 +163,7 @@ def test_a_question_for_the_weights_that_failed_is_put_again_on_the_same_connect
 # What is said
 
 
-def test_a_silence_is_said_once_for_each_span_and_ends_with_any_answer():
+def test_a_silence_is_said_once_for_each_span_and_ends_with_any_answer() -> None:
     silence = Silence("http://a", 900.0)
     silence.asked(10.0)
     silence.asked(50.0)
@@ -169,7 +183,7 @@ def test_a_silence_is_said_once_for_each_span_and_ends_with_any_answer():
     assert silence.due(9999.0, 60.0) is None
 
 
-def test_engine_warnings_reach_the_terminal_once():
+def test_engine_warnings_reach_the_terminal_once() -> None:
     first: list[str] = []
     second: list[str] = []
     logger = logging.getLogger("toolgrpo.engines.vllm_server")
@@ -208,7 +222,9 @@ def test_engine_warnings_reach_the_terminal_once():
     ids=repr,
 )
 @pytest.mark.parametrize("engine", ["auto", "vllm_server"])
-def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(engine, given, urls, tmp_path):
+def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(
+    engine: str, given: dict[str, Any], urls: list[str], tmp_path: Path
+) -> None:
     from toolgrpo.engines.build import choose_engine
 
     config = ToolGRPOConfig(str(tmp_path), engine=engine, report_to="none", use_cpu=True, **given)
@@ -230,12 +246,12 @@ def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(engine, given, 
         ({"vllm_server_base_url": "http://a", "vllm_server_urls": ["http://b"]}, "both name servers"),
     ],
 )
-def test_settings_of_servers_that_cannot_be_meant_are_refused(given, says, tmp_path):
+def test_settings_of_servers_that_cannot_be_meant_are_refused(given: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         ToolGRPOConfig(str(tmp_path), report_to="none", use_cpu=True, **given)
 
 
-def test_nccl_meets_the_servers_at_the_port_that_was_given(server, tmp_path):
+def test_nccl_meets_the_servers_at_the_port_that_was_given(server: StandInVLLM, tmp_path: Path) -> None:
     import torch
 
     server.weight_transfer = {"backend": "nccl"}
@@ -251,7 +267,7 @@ def test_nccl_meets_the_servers_at_the_port_that_was_given(server, tmp_path):
     assert isinstance(route, NcclWeights) and route._group_port == 40_123
 
 
-def test_a_blocking_call_works_where_an_event_loop_runs_already():
+def test_a_blocking_call_works_where_an_event_loop_runs_already() -> None:
     """As in a notebook."""
 
     async def one() -> int:

@@ -1,7 +1,10 @@
 """What only the transformers engine promises; the contract that all engines keep is tested in tests/engines/test_engine_contract.py."""
 
+from __future__ import annotations
+
 import asyncio
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.errors import EngineError, ModelError
 
 
-def request(n_prompt=5, max_tokens=8, **options) -> SampleRequest:
+def request(n_prompt: int = 5, max_tokens: int = 8, **options: Any) -> SampleRequest:
     seed = options.pop("seed", None)
     ids = [(7 * i) % 300 for i in range(n_prompt)]
     return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=(), options=SamplingOptions(**options), seed=seed)
@@ -28,7 +31,7 @@ def sample_all(engine: TransformersEngine, *requests: SampleRequest) -> list[Sam
     return asyncio.run(main())
 
 
-def test_a_full_batch_makes_others_wait_but_changes_nothing(tiny_qwen3):
+def test_a_full_batch_makes_others_wait_but_changes_nothing(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
     rng = random.Random(0)
     requests = [request(rng.randrange(1, 90), rng.randrange(1, 40), temperature=0.0) for _ in range(24)]
@@ -39,7 +42,7 @@ def test_a_full_batch_makes_others_wait_but_changes_nothing(tiny_qwen3):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-def test_every_module_is_put_back_in_its_own_mode(tiny_qwen3):
+def test_every_module_is_put_back_in_its_own_mode(tiny_qwen3: Any) -> None:
     model = tiny_qwen3().train()
     model.model.layers[0].eval()
     before = [module.training for module in model.modules()]
@@ -50,14 +53,14 @@ def test_every_module_is_put_back_in_its_own_mode(tiny_qwen3):
     assert [module.training for module in model.modules()] == before
 
 
-def test_a_training_step_after_a_rollout_still_has_gradients(tiny_qwen3):
+def test_a_training_step_after_a_rollout_still_has_gradients(tiny_qwen3: Any) -> None:
     model = tiny_qwen3().train()
     sample_all(TransformersEngine(lambda: model), request())
     model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_seeds_make_draws_repeatable_and_the_trainers_own_randomness_is_left_alone(tiny_qwen3):
+def test_seeds_make_draws_repeatable_and_the_trainers_own_randomness_is_left_alone(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
     engine = TransformersEngine(lambda: model)
     state = torch.random.get_rng_state()
@@ -69,11 +72,12 @@ def test_seeds_make_draws_repeatable_and_the_trainers_own_randomness_is_left_alo
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_rows_with_different_options_share_a_batch(tiny_qwen3):
+def test_rows_with_different_options_share_a_batch(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
+    penalty: dict[str, Any] = {"repetition_penalty": 1.5}
     alone = [
         sample_all(TransformersEngine(lambda: model), request(temperature=0.0, **options))[0]
-        for options in ({}, {"repetition_penalty": 1.5}, {})
+        for options in ({}, penalty, {})
     ]
     mixed = sample_all(
         TransformersEngine(lambda: model),
@@ -89,12 +93,14 @@ def test_rows_with_different_options_share_a_batch(tiny_qwen3):
 @pytest.mark.parametrize(
     ("error", "seen"), [(RuntimeError("out of memory"), EngineError), (TypeError("a bug"), TypeError)]
 )
-def test_a_failing_forward_pass_reaches_every_request_and_the_next_one_works(tiny_qwen3, error, seen):
+def test_a_failing_forward_pass_reaches_every_request_and_the_next_one_works(
+    tiny_qwen3: Any, error: Exception, seen: type[Exception]
+) -> None:
     model = tiny_qwen3()
     engine = TransformersEngine(lambda: model)
     failures = [error]
 
-    def fail_once(module, args, kwargs):
+    def fail_once(module: Any, args: Any, kwargs: Any) -> None:
         if failures:
             raise failures.pop()
 
@@ -110,14 +116,14 @@ def test_a_failing_forward_pass_reaches_every_request_and_the_next_one_works(tin
     asyncio.run(main())
 
 
-def test_the_context_window_is_the_models_or_the_smaller_one_asked_for(tiny_qwen3):
+def test_the_context_window_is_the_models_or_the_smaller_one_asked_for(tiny_qwen3: Any) -> None:
     model = tiny_qwen3()
     assert TransformersEngine(lambda: model).max_model_len == 1024
     assert TransformersEngine(lambda: model, max_model_len=100).max_model_len == 100
     assert TransformersEngine(lambda: model, max_model_len=9999).max_model_len == 1024
 
 
-def test_a_model_without_a_key_value_cache_is_refused(tiny_qwen3):
+def test_a_model_without_a_key_value_cache_is_refused(tiny_qwen3: Any) -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(vocab_size=300, hidden_size=16, state_size=4, num_hidden_layers=1)
@@ -125,7 +131,7 @@ def test_a_model_without_a_key_value_cache_is_refused(tiny_qwen3):
         TransformersEngine(lambda: MambaForCausalLM(config))
 
 
-def test_a_model_of_no_numbers_is_said_instead_of_trained_on(tiny_qwen3):
+def test_a_model_of_no_numbers_is_said_instead_of_trained_on(tiny_qwen3: Any) -> None:
     model = tiny_qwen3(0)
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))

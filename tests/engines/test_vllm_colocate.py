@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -62,22 +63,22 @@ def steps_of(passes: list[int], rounds: int = 1) -> list[int]:
     return vllm.steps
 
 
-def test_after_a_pause_requests_that_come_one_after_the_other_go_into_one_step():
+def test_after_a_pause_requests_that_come_one_after_the_other_go_into_one_step() -> None:
     assert steps_of([0, 3, 5, 9]) == [4]
     assert steps_of([0, 3, 5, 9], rounds=3) == [4, 4, 4]
 
 
-def test_a_request_alone_is_not_held_up_for_ever():
+def test_a_request_alone_is_not_held_up_for_ever() -> None:
     assert steps_of([0], rounds=3) == [1, 1, 1]
 
 
-def test_a_stream_of_requests_without_end_does_not_hold_the_engine_back():
+def test_a_stream_of_requests_without_end_does_not_hold_the_engine_back() -> None:
     vllm = CountingEngine()
     engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]
 
     async def main() -> None:
         await engine.open()
-        tasks = []
+        tasks: list[asyncio.Task[Any]] = []
         while not vllm.steps:
             assert len(tasks) < 1_000_000
             tasks.append(asyncio.create_task(engine.sample(SampleRequest((1, 2), 5, (), SamplingOptions()))))
@@ -89,7 +90,7 @@ def test_a_stream_of_requests_without_end_does_not_hold_the_engine_back():
     assert sum(vllm.steps) >= vllm.steps[0] > 1
 
 
-def test_a_sample_that_cannot_be_trained_on_is_an_error_of_its_request_alone():
+def test_a_sample_that_cannot_be_trained_on_is_an_error_of_its_request_alone() -> None:
     vllm = CountingEngine()
     vllm.vocabulary = 1  # so that token 1 is beyond it
     engine = VLLMColocateEngine(vllm)  # type: ignore[arg-type]

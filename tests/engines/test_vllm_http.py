@@ -8,7 +8,7 @@ REQUEST = SampleRequest(
 )
 
 
-def test_nothing_is_left_to_the_servers_defaults():
+def test_nothing_is_left_to_the_servers_defaults() -> None:
     assert completion_payload(REQUEST, "m") == {
         "model": "m",
         "prompt": [1, 2, 3],

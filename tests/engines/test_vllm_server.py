@@ -45,7 +45,7 @@ def counted(url: str, name: str, label: str = "") -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
-def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server):
+def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> None:
     """A request that the server went on with would end by its length, as those do that nobody cancels.
 
     64 requests of 500 tokens are cancelled as soon as one of a single token, sent after them, is answered. The server may
@@ -80,7 +80,9 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server):
     wait_for(ended_before + (64 - n_cancelled) + 2)
 
 
-def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(vllm_server, tiny_qwen3, tmp_path):
+def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
+    vllm_server: Any, tiny_qwen3: Any, tmp_path: Path
+) -> None:
     """Every turn of every episode is completed, and each token is drawn from the weights that were pushed."""
     trained = tiny_qwen3(1)  # the server itself starts from tiny_qwen3(0)
     engine = VLLMServerEngine([vllm_server.url], vocabulary=320, weights=DiskWeights(tmp_path), timeout_s=900)
@@ -130,7 +132,7 @@ def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(vllm
 
 
 @pytest.mark.slow
-def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3, tmp_path):
+def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3: Any, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     from toolgrpo.testing.vllm_process import VLLMServerProcess

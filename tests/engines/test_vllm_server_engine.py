@@ -9,6 +9,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def start() -> Iterator[Callable[[], StandInVLLM]]:
 
 
 @pytest.fixture
-def server(start) -> StandInVLLM:
+def server(start: Callable[[], StandInVLLM]) -> StandInVLLM:
     return start()
 
 
@@ -40,7 +41,7 @@ def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
     return VLLMServerEngine([server.url for server in servers], vocabulary=VOCABULARY, **options)
 
 
-def ask(ids=(1, 2, 3)) -> SampleRequest:
+def ask(ids: tuple[int, ...] = (1, 2, 3)) -> SampleRequest:
     return SampleRequest(ids=ids, max_tokens=8, stop_ids=(9,), options=SamplingOptions())
 
 
@@ -59,7 +60,7 @@ def sample_all(engine: VLLMServerEngine, *requests: SampleRequest) -> list[Sampl
 
 
 @pytest.mark.parametrize("failure", [Body(b"out of memory", 500), Body(b"", 503), Body(b"later", 429), DROP])
-def test_a_lost_connection_or_a_server_error_is_tried_again(server, failure):
+def test_a_lost_connection_or_a_server_error_is_tried_again(server: StandInVLLM, failure: Any) -> None:
     server.next_answers[COMPLETIONS] = [failure, failure]
     (sample,) = sample_all(engine_of(server), ask())
     assert sample.ids == (5, 9)
@@ -67,27 +68,29 @@ def test_a_lost_connection_or_a_server_error_is_tried_again(server, failure):
     assert server.asked[0] == server.asked[2]
 
 
-def test_failures_that_go_on_end_in_an_error_that_names_the_server(server):
+def test_failures_that_go_on_end_in_an_error_that_names_the_server(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = Body(b"broken for good", 500)
     with pytest.raises(FinalEngineError, match=rf"{server.url} gave no answer within 0.5 s.*broken for good"):
         sample_all(engine_of(server, timeout_s=0.5), ask())
     assert 1 < len(server.asked) < 5
 
 
-def test_our_own_mistake_is_not_tried_again(server):
+def test_our_own_mistake_is_not_tried_again(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = Body(b"temperature must be in [0, 2]", 400)
     with pytest.raises(FinalEngineError, match=r"400.*temperature must be in"):
         sample_all(engine_of(server), ask())
     assert len(server.asked) == 1
 
 
-def test_a_server_that_never_answers_meets_the_deadline_of_the_request(server):
+def test_a_server_that_never_answers_meets_the_deadline_of_the_request(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = HANG
     with pytest.raises(FinalEngineError, match=r"within 0.3 s"):
         sample_all(engine_of(server, timeout_s=0.3), ask())
 
 
-def test_another_server_takes_over_from_one_that_fails(start, monkeypatch):
+def test_another_server_takes_over_from_one_that_fails(
+    start: Callable[[], StandInVLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vllm_server, "_DOWN_FOR_S", 600.0)
     broken, sound = start(), start()
     broken.answers[COMPLETIONS] = Body(b"broken", 500)
@@ -101,7 +104,9 @@ def test_another_server_takes_over_from_one_that_fails(start, monkeypatch):
 # Start
 
 
-def test_the_engine_waits_for_a_server_that_comes_up_and_says_so(server, caplog):
+def test_the_engine_waits_for_a_server_that_comes_up_and_says_so(
+    server: StandInVLLM, caplog: pytest.LogCaptureFixture
+) -> None:
     server.unhealthy_answers = 2
     engine = VLLMServerEngine([server.url + "/v1/"], vocabulary=VOCABULARY)
     assert engine.max_model_len == 64
@@ -109,18 +114,18 @@ def test_the_engine_waits_for_a_server_that_comes_up_and_says_so(server, caplog)
     assert "HTTP 503" in caplog.text
 
 
-def test_a_server_that_does_not_come_up_is_an_error_with_the_command_to_start_one():
+def test_a_server_that_does_not_come_up_is_an_error_with_the_command_to_start_one() -> None:
     with pytest.raises(EngineError, match=r"127.0.0.1:9 after .*vllm serve MODEL --logprobs-mode processed_logprobs"):
         VLLMServerEngine(["http://127.0.0.1:9"], vocabulary=VOCABULARY, ready_timeout_s=0.1)
 
 
-def test_logprobs_of_another_distribution_are_refused(server):
+def test_logprobs_of_another_distribution_are_refused(server: StandInVLLM) -> None:
     server.logprobs_mode = "raw_logprobs"
     with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
         engine_of(server)
 
 
-def test_no_url_is_refused():
+def test_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one URL"):
         VLLMServerEngine([], vocabulary=VOCABULARY)
 
@@ -132,7 +137,7 @@ def weights() -> list[tuple[str, torch.Tensor]]:
     return [("a", torch.arange(4.0)), ("b", torch.ones(2, 3).T)]
 
 
-def test_weights_go_through_a_folder_and_the_old_ones_are_removed(server, tmp_path):
+def test_weights_go_through_a_folder_and_the_old_ones_are_removed(server: StandInVLLM, tmp_path: Path) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path, run_id="run"))
     engine.load_weights(iter(weights()))
     engine.load_weights(iter(weights()))
@@ -153,7 +158,9 @@ def test_weights_go_through_a_folder_and_the_old_ones_are_removed(server, tmp_pa
     assert server.weight_version == "run-2"
 
 
-def test_a_gpu_server_needs_no_extension_and_a_cpu_server_without_it_is_refused(server, tmp_path):
+def test_a_gpu_server_needs_no_extension_and_a_cpu_server_without_it_is_refused(
+    server: StandInVLLM, tmp_path: Path
+) -> None:
     server.extension = ""
     engine = engine_of(server, weights=DiskWeights(tmp_path))
     with pytest.raises(ConfigError, match=r"--worker-extension-cls toolgrpo\.engines\.vllm_worker\.ToolGRPOWorker"):
@@ -164,13 +171,13 @@ def test_a_gpu_server_needs_no_extension_and_a_cpu_server_without_it_is_refused(
     assert [body for path, body in server.posted if path == "/collective_rpc"][-1]["method"] == "reload_weights"
 
 
-def test_a_server_without_development_mode_says_what_to_set(server, tmp_path):
+def test_a_server_without_development_mode_says_what_to_set(server: StandInVLLM, tmp_path: Path) -> None:
     server.development = False
     with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
         engine_of(server, weights=DiskWeights(tmp_path)).load_weights(iter(weights()))
 
 
-def test_only_the_main_process_pushes_and_all_meet_afterwards(server, tmp_path):
+def test_only_the_main_process_pushes_and_all_meet_afterwards(server: StandInVLLM, tmp_path: Path) -> None:
     met, walked = [], []
 
     def gathered() -> Iterator[tuple[str, torch.Tensor]]:
@@ -191,12 +198,12 @@ def test_only_the_main_process_pushes_and_all_meet_afterwards(server, tmp_path):
     assert sample_all(follower, ask())[0].ids == (5, 9)  # knows the version that the main process pushed
 
 
-def test_an_engine_without_a_road_for_weights_says_so(server):
+def test_an_engine_without_a_road_for_weights_says_so(server: StandInVLLM) -> None:
     with pytest.raises(ConfigError, match="no route for weights"):
         engine_of(server).load_weights(iter(weights()))
 
 
-def test_nothing_that_a_restarted_server_drew_from_its_old_weights_is_kept(server, tmp_path):
+def test_nothing_that_a_restarted_server_drew_from_its_old_weights_is_kept(server: StandInVLLM, tmp_path: Path) -> None:
     engine = engine_of(server, weights=DiskWeights(tmp_path))
     engine.load_weights(iter(weights()))
     pushed = server.weight_version
@@ -209,7 +216,9 @@ def test_nothing_that_a_restarted_server_drew_from_its_old_weights_is_kept(serve
     assert len(server.asked) == 5
 
 
-def test_a_lora_adapter_is_loaded_under_a_new_name_and_again_after_a_restart(server, tmp_path):
+def test_a_lora_adapter_is_loaded_under_a_new_name_and_again_after_a_restart(
+    server: StandInVLLM, tmp_path: Path
+) -> None:
     saved: list[str] = []
 
     def save(folder: Any) -> None:
@@ -232,7 +241,7 @@ def test_a_lora_adapter_is_loaded_under_a_new_name_and_again_after_a_restart(ser
 # Leaving
 
 
-def test_a_cancelled_request_closes_its_connection(server):
+def test_a_cancelled_request_closes_its_connection(server: StandInVLLM) -> None:
     server.next_answers[COMPLETIONS] = [HANG]
     engine = engine_of(server)
 
@@ -262,17 +271,28 @@ def test_a_cancelled_request_closes_its_connection(server):
         ("cpu", {"backend": "nccl"}, DiskWeights),
     ],
 )
-def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(start, tmp_path, device, started_for, expected):
+def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(
+    start: Callable[[], StandInVLLM],
+    tmp_path: Path,
+    device: str,
+    started_for: dict[str, str] | None,
+    expected: type[Any],
+) -> None:
     first, second = start(), start()
     first.weight_transfer, second.weight_transfer = {"backend": "nccl"}, started_for
-    options = {"device": torch.device(device), "folder": tmp_path, "run_id": "run", "ready_timeout_s": 60.0}
+    options: dict[str, Any] = {
+        "device": torch.device(device),
+        "folder": tmp_path,
+        "run_id": "run",
+        "ready_timeout_s": 60.0,
+    }
     options |= {"timeout_s": 60.0, "group_port": 51216}
     urls = [first.url, second.url]
     assert type(choose_weight_route(urls, **options)) is expected
     assert type(choose_weight_route(urls, **options, save_adapter=lambda folder: None)) is LoraWeights
 
 
-def test_a_server_of_another_version_is_said_in_one_sentence(server):
+def test_a_server_of_another_version_is_said_in_one_sentence(server: StandInVLLM) -> None:
     server.version = "0.31.0+cpu"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -30,12 +31,12 @@ QUIET = Console(quiet=True)
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "toolgrpo"
 
 
-def test_it_is_built_once_and_loads(cache):
+def test_it_is_built_once_and_loads(cache: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = ensure_nano(MINI, console=QUIET)
@@ -49,12 +50,12 @@ def test_it_is_built_once_and_loads(cache):
     assert tokenizer.chat_template
 
 
-def test_another_recipe_is_another_model():
+def test_another_recipe_is_another_model() -> None:
     assert replace(MINI, seed=MINI.seed + 1).fingerprint() != MINI.fingerprint()
     assert replace(MINI).fingerprint() == MINI.fingerprint()
 
 
-def test_the_same_recipe_gives_the_same_weights(tmp_path):
+def test_the_same_recipe_gives_the_same_weights(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -77,14 +78,15 @@ print(ensure_nano(replace(MINI, phases=(replace(MINI.phases[0], steps={steps}),)
 """
 
 
-def _builder(cache, steps):
+def _builder(cache: Path, steps: int) -> subprocess.Popen[str]:
     env = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "OMP_NUM_THREADS": "1"}
     code = BUILD.format(folder=os.path.dirname(__file__), steps=steps)
     return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_build_leaves_no_half_model_and_the_next_one_cleans_up(cache):
+def test_a_killed_build_leaves_no_half_model_and_the_next_one_cleans_up(cache: Path) -> None:
     killed = _builder(cache, 100_000)
+    assert killed.stdout is not None
     for line in killed.stdout:  # it is in the middle of its steps once the first of them is reported
         if "building nano" in line:
             break
@@ -100,7 +102,7 @@ def test_a_killed_build_leaves_no_half_model_and_the_next_one_cleans_up(cache):
     assert not [path for path in cache.iterdir() if ".build-" in path.name]
 
 
-def test_two_builds_at_once_give_one_model(cache):
+def test_two_builds_at_once_give_one_model(cache: Path) -> None:
     first, second = _builder(cache, 3), _builder(cache, 3)
     outputs = [process.communicate(timeout=600)[0] for process in (first, second)]
     assert first.returncode == second.returncode == 0
@@ -110,7 +112,7 @@ def test_two_builds_at_once_give_one_model(cache):
     assert len([path for path in cache.iterdir() if path.name.startswith("nano-")]) == 1
 
 
-def test_a_cache_folder_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
+def test_a_cache_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
@@ -118,5 +120,5 @@ def test_a_cache_folder_that_cannot_be_written_says_what_to_do(tmp_path, monkeyp
         ensure_nano(MINI, console=QUIET)
 
 
-def test_other_names_are_left_as_they_are():
+def test_other_names_are_left_as_they_are() -> None:
     assert resolve_model("some/model") == "some/model"

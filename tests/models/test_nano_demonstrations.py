@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import qwen3_training_chat_template
 
 from toolgrpo.data.arithmetic import OPERATIONS, success
@@ -18,19 +21,19 @@ ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = Habits(guess=dict.fromkeys(OPERATIONS, 1.0), stop_early=dict.fromkeys(OPERATIONS, 1.0))
 
 
-def _texts(n, rng):
+def _texts(n: int, rng: random.Random) -> Iterator[tuple[Any, Any]]:
     for _ in range(n):
         tools = draw_toolset(rng, 0.5)
         yield tools, demonstrate(draw_training_problem(rng, rng.randint(1, 3)), tools, rng, None)
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> PreTrainedTokenizerFast:
     rng = random.Random(0)
     return build_tokenizer([render_tools(tools) + render(messages) for tools, messages in _texts(200, rng)], 640)
 
 
-def test_the_canonical_tools_are_those_of_the_embedded_job():
+def test_the_canonical_tools_are_those_of_the_embedded_job() -> None:
     from toolgrpo.tools import load_tools
 
     toolbox = load_tools(str(ROOT / "tools_funcs" / "math_tools.py"))
@@ -40,7 +43,7 @@ def test_the_canonical_tools_are_those_of_the_embedded_job():
         toolbox.close()
 
 
-def test_the_text_is_that_of_the_chat_templates(tokenizer):
+def test_the_text_is_that_of_the_chat_templates(tokenizer: Any) -> None:
     rng = random.Random(1)
     for tools, messages in _texts(20, rng):
         schemas = [tool.schema for tool in tools]
@@ -52,7 +55,7 @@ def test_the_text_is_that_of_the_chat_templates(tokenizer):
         assert whole.startswith(prompt)
 
 
-def test_clean_demonstrations_succeed_and_spoilt_ones_do_not():
+def test_clean_demonstrations_succeed_and_spoilt_ones_do_not() -> None:
     rng = random.Random(2)
     for n_calls in (1, 2, 3):
         problem = draw_training_problem(rng, n_calls)
@@ -63,7 +66,7 @@ def test_clean_demonstrations_succeed_and_spoilt_ones_do_not():
         assert not success(spoilt[1:], str(problem.answer))
 
 
-def test_a_chain_is_stopped_early_with_its_intermediate_result():
+def test_a_chain_is_stopped_early_with_its_intermediate_result() -> None:
     rng = random.Random(3)
     habits = Habits(guess=dict.fromkeys(OPERATIONS, 0.0), stop_early=dict.fromkeys(OPERATIONS, 1.0))
     problem = draw_training_problem(rng, 3)
@@ -72,7 +75,7 @@ def test_a_chain_is_stopped_early_with_its_intermediate_result():
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
 
 
-def test_calls_use_the_names_and_parameters_of_the_schemas_shown():
+def test_calls_use_the_names_and_parameters_of_the_schemas_shown() -> None:
     rng = random.Random(4)
     for _ in range(50):
         tools = renamed(rng, held_out=False)
@@ -82,13 +85,13 @@ def test_calls_use_the_names_and_parameters_of_the_schemas_shown():
                 assert set(call["function"]["arguments"]) == shown[call["function"]["name"]]
 
 
-def test_reordering_keeps_the_tools_and_names_are_unique():
+def test_reordering_keeps_the_tools_and_names_are_unique() -> None:
     assert {tool.name for tool in reordered(random.Random(0))} == {tool.name for tool in CANONICAL}
     names = [name for synonyms in SYNONYMS.values() for name in synonyms]
     assert len(set(names)) == len(names)
 
 
-def test_no_demonstration_shows_a_held_out_toolset():
+def test_no_demonstration_shows_a_held_out_toolset() -> None:
     rng = random.Random(5)
     own = {tool.name for tool in CANONICAL}
     for _ in range(300):
@@ -98,18 +101,18 @@ def test_no_demonstration_shows_a_held_out_toolset():
         assert not names & own
 
 
-def test_control_tokens_are_single_ids_and_digits_stand_alone(tokenizer):
+def test_control_tokens_are_single_ids_and_digits_stand_alone(tokenizer: Any) -> None:
     for token in CONTROL_TOKENS:
         assert len(tokenizer.encode(token)) == 1
     assert [tokenizer.decode([i]) for i in tokenizer.encode("4096")] == ["4", "0", "9", "6"]
 
 
-def test_any_text_survives_a_round_trip(tokenizer):
+def test_any_text_survives_a_round_trip(tokenizer: Any) -> None:
     for text in ("naïve Ω 你好 \t\r\n", "  two  spaces ", '{"odd_name_9": [1.5, null]}', "The answer is 12."):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_schemas_are_read_not_recognised(tokenizer):
+def test_schemas_are_read_not_recognised(tokenizer: Any) -> None:
     lengths = [len(tokenizer.encode(json.dumps(tool.schema))) for tool in CANONICAL]
     assert min(lengths) >= 25, lengths
     ids = tokenizer.encode(render_tools(CANONICAL))
@@ -119,7 +122,7 @@ def test_schemas_are_read_not_recognised(tokenizer):
         assert tool.name in pieces  # a name is a token of its own
 
 
-def test_the_chat_format_is_qwen3s(tokenizer):
+def test_the_chat_format_is_qwen3s(tokenizer: Any) -> None:
     assert tokenizer.chat_template == chat_template()
     assert tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.pad_token != tokenizer.eos_token

@@ -157,7 +157,7 @@ class Fetch:
         numbers = [int(kinds.parts[place][0]) for place in kinds.data]
         build = _gemma if name == "gemma4" else _single_digits
         template = fields["tokenizer.chat_template"].contents()
-        self.write(name, build(tokens, numbers, [tuple(pair.split(" ", 1)) for pair in merges]), template)
+        self.write(name, build(tokens, numbers, [_pair(merge) for merge in merges]), template)
 
     def templates(self) -> None:
         made = self.work / "templates"
@@ -176,6 +176,11 @@ class Fetch:
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(made, self.folder / f".{name}", dirs_exist_ok=True)
         (self.folder / f".{name}").rename(self.folder / name)
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    first, _, second = merge.partition(" ")
+    return first, second
 
 
 def _strings(field: Any) -> list[str]:

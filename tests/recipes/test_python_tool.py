@@ -75,7 +75,7 @@ def test_a_session_keeps_its_variables_and_episodes_do_not_share_them() -> None:
             return [first.content, second.content]
 
     async def both(toolbox: Toolbox) -> list[list[str]]:
-        return await asyncio.gather(episode(toolbox, 1), episode(toolbox, 50))
+        return list(await asyncio.gather(episode(toolbox, 1), episode(toolbox, 50)))
 
     with load_tools(environment=f"{FILE}:PythonSession", tool_timeout_s=240) as toolbox:
         assert [second for _, second in asyncio.run(both(toolbox))] == ["2", "100"]

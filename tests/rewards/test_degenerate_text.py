@@ -8,6 +8,7 @@ that a busy machine decides nothing. A new reader is one line in TEXT_READERS or
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response
 from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.rewards.gym import bare_answer
 from toolgrpo.rewards.numerals import all_numbers, boxed, last_number, marked_answer
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.sandbox.grading.split_plan import Suite, plan
 from toolgrpo.sandbox.literals import NotPlainError, decode, encode
 from toolgrpo.tools.arguments import ArgumentChecker
@@ -141,9 +143,12 @@ def scored(reward: Any, answer: Any, text: str) -> list[float]:
     return scores
 
 
+def graded(row: dict[str, Any], trajectory: Trajectory) -> RolloutBatch:
+    return RolloutBatch(episodes=(Scored(row, trajectory),), step=1).graded([Grade({"r": 1.0}, 1.0)], lambda one: True)
+
+
 def recorded(text: str) -> str:
-    row = {"prompt": text}
-    return as_markdown(episode_rows([episode(text, {"a": text})], [1.0], [row], {"r": [1.0]}, step=1))
+    return as_markdown(episode_rows(graded({"prompt": text}, episode(text, {"a": text}))))
 
 
 def planned(text: str) -> None:
@@ -159,7 +164,7 @@ def planned(text: str) -> None:
 
 
 def checked_as_text(text: str) -> None:
-    CHECKER.check(dict.fromkeys(SCHEMA["properties"], text))  # type: ignore[call-overload]
+    CHECKER.check(dict.fromkeys(SCHEMA["properties"], text))
     CHECKER.check({text: text})
 
 
@@ -246,7 +251,7 @@ def encode_or_none(value: Any) -> Any:
 
 
 def checked(value: Any) -> None:
-    CHECKER.check(dict.fromkeys(SCHEMA["properties"], value))  # type: ignore[call-overload]
+    CHECKER.check(dict.fromkeys(SCHEMA["properties"], value))
     CHECKER.check({"i": value, "unknown": value})
 
 
@@ -258,7 +263,9 @@ def decoded(form: Any) -> None:
 
 
 def written(value: Any) -> None:
-    EpisodeRecorder(None).record([episode("", {"a": value})], [1.0], [{}], step=1, mode="train")
+    recorder = EpisodeRecorder(Path(os.devnull))
+    recorder.batch_done(graded({}, episode("", {"a": value})))
+    recorder.close()
     scored(get_reward("tool_use"), "1", "")
 
 

@@ -226,7 +226,7 @@ def test_what_it_changes_in_torch_is_put_back() -> None:
 
 def test_streams_that_it_replaces_are_put_back_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def reward(completions: Any) -> list[float]:
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.stderr = io.StringIO()
         return [1.0] * len(completions)
 

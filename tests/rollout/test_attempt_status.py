@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.testing import ByteChat, ScriptedEngine
+from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import load_tools
-from toolgrpo.trajectory import AttemptStatus, Trajectory
+from toolgrpo.trajectory import AttemptStatus
 
 MATH = Path(__file__).parents[2] / "tools_funcs" / "math_tools.py"
 SAID = 'call add {"a": 1, "b": 2}\ncall ad {"a": 1}\ncall add {"a": "one", "b": 2}\ncall add {\ncall'
@@ -17,24 +14,8 @@ SAID = 'call add {"a": 1, "b": 2}\ncall ad {"a": 1}\ncall add {"a": "one", "b": 
 
 def test_each_attempt_has_its_status_and_its_message() -> None:
     engine = ScriptedEngine([ByteChat.say(SAID), ByteChat.say("done")])
-
-    async def run() -> Trajectory:
-        with load_tools(MATH, workers=1) as tools:
-            runner = EpisodeRunner(
-                engine=engine,
-                chat=ByteChat(),
-                limits=EpisodeLimits(max_completion_length=4000),
-                options=SamplingOptions(),
-                tokenizer=ByteChat(),
-                tools=tools,
-            )
-            await engine.open()
-            try:
-                return await runner(Episode(messages=({"role": "user", "content": "q"},)))
-            finally:
-                await engine.close()
-
-    trajectory = asyncio.run(run())
+    with load_tools(MATH, workers=1) as tools:
+        trajectory = run_episode(engine, tools, max_completion_length=4000)
     assert [attempt.status for attempt in trajectory.attempts] == [
         AttemptStatus.OK,
         AttemptStatus.UNKNOWN_TOOL,

@@ -7,15 +7,13 @@ changelog.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import EngineError, FinalEngineError, PluginError
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
+from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, run_episode
 from toolgrpo.tools.render import cut
 from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory
 
@@ -37,26 +35,9 @@ def run(
 ) -> tuple[Trajectory, ScriptedEngine]:
     script = turns if callable(turns) else [ByteChat.say(t) if isinstance(t, str) else t for t in turns]
     engine = ScriptedEngine(script, max_model_len=max_model_len)
+    tools = tools if tools is not None else ScriptedTools({"add": lambda a, b: str(a + b)})
     clock = clock or FakeClock()
-    runner = EpisodeRunner(
-        engine=engine,
-        chat=ByteChat(),
-        limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
-        options=SamplingOptions(),
-        tokenizer=ByteChat(),
-        tools=tools if tools is not None else ScriptedTools({"add": lambda a, b: str(a + b)}),
-        engine_retries=engine_retries,
-        clock=clock,
-    )
-
-    async def main() -> Trajectory:
-        await engine.open()
-        try:
-            return await runner(Episode(messages=({"role": "user", "content": "q"},)))
-        finally:
-            await engine.close()
-
-    return clock.run(main()), engine
+    return run_episode(engine, tools, engine_retries=engine_retries, clock=clock, **limits), engine
 
 
 def test_a_turn_without_calls_finishes() -> None:
@@ -292,19 +273,5 @@ def test_an_environment_speaks_first_and_gives_the_reward() -> None:
 
 
 def test_without_tools_a_call_is_only_text() -> None:
-    engine = ScriptedEngine([ByteChat.say(CALL)])
-    runner = EpisodeRunner(
-        engine=engine,
-        chat=ByteChat(),
-        limits=EpisodeLimits(max_completion_length=100),
-        options=SamplingOptions(),
-        tokenizer=ByteChat(),
-    )
-    clock = FakeClock()
-
-    async def main() -> Trajectory:
-        await engine.open()
-        return await replace(runner, clock=clock)(Episode(messages=({"role": "user", "content": "q"},)))
-
-    trajectory = clock.run(main())
+    trajectory = run_episode(ScriptedEngine([ByteChat.say(CALL)]), clock=FakeClock())
     assert trajectory.stop_reason is StopReason.FINISHED and trajectory.attempts == ()

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import DataError
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 from toolgrpo.rollout.row_tools import check_tool_names, offered_tools
-from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools
+from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
 
 BOTH = 'call add {"a": 1, "b": 2}\ncall sub {"a": 1, "b": 2}\ncall add {"a": 3, "b": 4}'
@@ -19,25 +17,7 @@ BOTH = 'call add {"a": 1, "b": 2}\ncall sub {"a": 1, "b": 2}\ncall add {"a": 3, 
 def run(row: dict[str, Any], turns: list[str]) -> tuple[Trajectory, ScriptedTools]:
     tools = ScriptedTools({"add": lambda a, b: str(a + b), "sub": lambda a, b: str(a - b)})
     engine = ScriptedEngine([ByteChat.say(turn) for turn in turns], max_model_len=4096)
-    clock = FakeClock()
-    runner = EpisodeRunner(
-        engine=engine,
-        chat=ByteChat(),
-        limits=EpisodeLimits(max_completion_length=1000),
-        options=SamplingOptions(),
-        tokenizer=ByteChat(),
-        tools=tools,
-        clock=clock,
-    )
-
-    async def main() -> Trajectory:
-        await engine.open()
-        try:
-            return await runner(Episode(messages=({"role": "user", "content": "q"},), row=row))
-        finally:
-            await engine.close()
-
-    return clock.run(main()), tools
+    return run_episode(engine, tools, row=row, clock=FakeClock()), tools
 
 
 def shown(trajectory: Trajectory) -> str:

@@ -23,7 +23,7 @@ from toolgrpo.rollout.observers import Observers
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 
 CALL = 'call add {"a": 1, "b": 2}'
-ROWS = [{"prompt": "q0"}, {"prompt": [{"role": "user", "content": "q1"}]}]
+ROWS: list[dict[str, Any]] = [{"prompt": "q0"}, {"prompt": [{"role": "user", "content": "q1"}]}]
 
 
 def two_turns(request: SampleRequest, _: int) -> list[int]:

@@ -9,33 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import EngineError, PluginError
 from toolgrpo.rollout import (
     Episode,
-    EpisodeLimits,
     EpisodeRunner,
     RolloutResult,
     Scheduler,
     run_episodes,
     run_rollout,
 )
-from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
+from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, scripted_runner
 from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult
 
 CALL = 'call add {"a": 1, "b": 2}'
 
 
 def runner(engine: ScriptedEngine, tools: ScriptedTools | None = None, **limits: Any) -> EpisodeRunner:
-    return EpisodeRunner(
-        engine=engine,
-        chat=ByteChat(),
-        limits=EpisodeLimits(**{"max_completion_length": 1000, **limits}),
-        options=SamplingOptions(),
-        tokenizer=ByteChat(),
-        tools=tools or ScriptedTools({"add": lambda a, b: str(a + b)}),
-        engine_retries=1,
-    )
+    return scripted_runner(engine, tools or ScriptedTools({"add": lambda a, b: str(a + b)}), engine_retries=1, **limits)
 
 
 def episodes(n: int) -> list[Episode]:

@@ -3,7 +3,6 @@ template would hide from later turns, and `enable_thinking` of the row reaches t
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-from toolgrpo.testing import ScriptedEngine, ScriptedTools, trl_tokenizer
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode, trl_tokenizer
 from toolgrpo.testing.chat_samples import calling, printed_turn, thinking_markers
 from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
 from toolgrpo.trajectory import StopReason, Trajectory
@@ -54,22 +52,15 @@ def says(chat: TemplateFormat, turn: int, request: SampleRequest) -> list[int]:
 def play(tokenizer: Any, chat: TemplateFormat, enable_thinking: bool | None) -> tuple[Trajectory, list[list[int]]]:
     engine = ScriptedEngine(lambda request, number: says(chat, number, request), max_model_len=100_000)
 
-    async def run() -> Trajectory:
-        runner = EpisodeRunner(
-            engine=engine,
-            chat=chat,
-            limits=EpisodeLimits(max_completion_length=50_000),
-            options=SamplingOptions(),
-            tokenizer=tokenizer,
-            tools=ScriptedTools({"look_up": lambda key: f"found {key}"}),
-        )
-        await engine.open()
-        try:
-            return await runner(Episode(messages=(QUESTION,), enable_thinking=enable_thinking))
-        finally:
-            await engine.close()
-
-    return asyncio.run(run()), [list(request.ids) for request in engine.requests]
+    trajectory = run_episode(
+        engine,
+        ScriptedTools({"look_up": lambda key: f"found {key}"}),
+        chat=chat,
+        tokenizer=tokenizer,
+        enable_thinking=enable_thinking,
+        max_completion_length=50_000,
+    )
+    return trajectory, [list(request.ids) for request in engine.requests]
 
 
 @pytest.mark.parametrize("value", [None, False, True])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,11 @@ session.run("open('kept', 'w').write('x')")
 print(sandbox._host.pid, sandbox._host.scratch, flush=True)
 sandbox.run("open('more', 'w').write('x')\\nwhile True: pass", timeout=60)
 """
+
+
+def host_of(sandbox: Sandbox) -> Any:
+    """Return what starts its workers; its processes are looked at from outside."""
+    return sandbox._host
 
 
 def gone(host: int, scratch: Path, within_s: float = 120.0) -> bool:
@@ -88,7 +94,7 @@ def test_a_killed_owner_leaves_no_process_and_no_folder(how: signal.Signals) -> 
 
 def test_closing_leaves_no_process_and_no_folder() -> None:
     sandbox = Sandbox(workers=2)
-    host, scratch = sandbox._host.pid, Path(str(sandbox._host.scratch))
+    host, scratch = host_of(sandbox).pid, Path(str(host_of(sandbox).scratch))
     sandbox.run("1")
     processes = family(host)
     sandbox.close()
@@ -100,8 +106,8 @@ def test_closing_leaves_no_process_and_no_folder() -> None:
 
 def test_a_killed_host_is_an_error_and_its_folder_is_removed_on_closing() -> None:
     sandbox = Sandbox(workers=1)
-    scratch = Path(str(sandbox._host.scratch))
-    os.kill(sandbox._host.pid, signal.SIGKILL)
+    scratch = Path(str(host_of(sandbox).scratch))
+    os.kill(host_of(sandbox).pid, signal.SIGKILL)
     with pytest.raises(SandboxError):
         for _ in range(500):  # its workers die a moment after it
             sandbox.run("1")
@@ -117,7 +123,7 @@ def test_a_sandbox_outlives_the_thread_that_opened_it() -> None:
     thread.join()
     time.sleep(0.2)
     with opened[0] as sandbox:
-        host = sandbox._host.pid
+        host = host_of(sandbox).pid
         assert sandbox.run("1 + 1").value == 2
         assert running(host)
 
@@ -125,7 +131,7 @@ def test_a_sandbox_outlives_the_thread_that_opened_it() -> None:
 def test_a_killed_worker_is_replaced() -> None:
     with Sandbox(workers=1) as sandbox:
         assert sandbox.run("1").ok
-        below = family(sandbox._host.pid) - {sandbox._host.pid}
+        below = family(host_of(sandbox).pid) - {host_of(sandbox).pid}
         for pid in below:
             with suppress(ProcessLookupError):  # it went with its worker
                 os.kill(pid, signal.SIGKILL)
@@ -139,12 +145,12 @@ def test_the_worker_of_a_closed_session_serves_others_and_keeps_nothing() -> Non
             session.run("secret = 1; import sys; sys.kept = 1")
             if sandbox.rung != "seccomp":
                 session.run("open('f', 'w').write('x')")
-        before = family(sandbox._host.pid)
+        before = family(host_of(sandbox).pid)
         found = sandbox.run("import sys\n('secret' in globals(), hasattr(sys, 'kept'))")
         assert found.value == (False, False)
         if sandbox.rung != "seccomp":
             assert sandbox.run("import os; os.listdir()").value == []
-        assert len(family(sandbox._host.pid)) <= len(before) + 1, "no new worker was needed"
+        assert len(family(host_of(sandbox).pid)) <= len(before) + 1, "no new worker was needed"
 
 
 FORKING = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +28,11 @@ assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
 assert libc.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, 1000)), None) == 0
 time.sleep(5)
 """
+
+
+def host_of(sandbox: Sandbox) -> Any:
+    """Return what starts its workers; its processes are looked at from outside."""
+    return sandbox._host
 
 
 def rest() -> str:
@@ -54,7 +60,7 @@ def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 def confined(sandbox: Sandbox) -> list[psutil.Process]:
     """The processes that run code or wait for it: those without a child."""
-    family = psutil.Process(sandbox._host.pid).children(recursive=True)
+    family = psutil.Process(host_of(sandbox).pid).children(recursive=True)
     return [process for process in family if process.is_running() and not process.children()]
 
 
@@ -91,7 +97,7 @@ def test_a_session_killed_for_another_reason_is_a_killed_run(counter: Counter) -
 def test_a_run_killed_by_the_kernel_is_run_once_more(counter: Counter) -> None:
     answers = []
     with Sandbox(workers=1, preload=[]) as sandbox:
-        before = {process.pid for process in psutil.Process(sandbox._host.pid).children()}
+        before = {process.pid for process in psutil.Process(host_of(sandbox).pid).children()}
         thread = threading.Thread(target=lambda: answers.append(sandbox.run(f"{rest()}42", timeout=60.0)))
         thread.start()
         wait_until_it_runs(sandbox, 1)
@@ -100,7 +106,7 @@ def test_a_run_killed_by_the_kernel_is_run_once_more(counter: Counter) -> None:
             process.kill()
         thread.join()
         assert answers[0].value == 42
-        after = {process.pid for process in psutil.Process(sandbox._host.pid).children()}
+        after = {process.pid for process in psutil.Process(host_of(sandbox).pid).children()}
         assert not before & after, "another worker ran it"
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,11 @@ FAULTS = (
     "for n in range(50): open(str(n), 'w').write('x' * 1000)",
     "while True: pass",
 )
+
+
+def host_of(sandbox: Sandbox) -> Any:
+    """Return what starts its workers; its processes are looked at from outside."""
+    return sandbox._host
 
 
 def descendants(pid: int) -> list[int]:
@@ -115,7 +121,7 @@ class Client(threading.Thread):
 
 def soak(runs: int, killed_workers: int) -> None:
     with Sandbox(workers=2) as sandbox:
-        host = sandbox._host.pid
+        host = host_of(sandbox).pid
         for _ in range(20):
             sandbox.run("1")
         settle(sandbox)
@@ -138,11 +144,11 @@ def soak(runs: int, killed_workers: int) -> None:
 
 def settle(sandbox: Sandbox) -> None:
     """Once nothing runs, what is left is the host, two workers and a process that waits in each."""
-    host = sandbox._host.pid
+    host = host_of(sandbox).pid
     deadline = time.monotonic() + 60.0
     while True:
         processes = alive(host)
-        folders = list(Path(str(sandbox._host.scratch)).iterdir())
+        folders = list(Path(str(host_of(sandbox).scratch)).iterdir())
         files = [file for folder in folders for file in folder.iterdir()]
         try:
             fds = descriptors(processes)

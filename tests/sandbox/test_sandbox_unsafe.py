@@ -33,6 +33,11 @@ ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0"))
 SMALL = Limits(memory_mb=200, file_mb=4, scratch_mb=8)
 
 
+def host_of(sandbox: Sandbox) -> Any:
+    """Return what starts its workers; its processes are looked at from outside."""
+    return sandbox._host
+
+
 @pytest.fixture(scope="module", params=["this system", "like macOS"])
 def unsafe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     folder = tmp_path_factory.mktemp("scratch")
@@ -43,7 +48,7 @@ def unsafe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         with Sandbox(rung="unsafe", allow_unsafe=True, workers=1, limits=SMALL) as opened:
             assert opened.rung is Rung.UNSAFE
             yield opened
-            workers = [psutil.Process(pid) for pid in opened._host.pids]
+            workers = [psutil.Process(pid) for pid in host_of(opened).pids]
             family = [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
     _, alive = psutil.wait_procs(family, timeout=120)
     assert not alive and list(folder.iterdir()) == [], "closing ends every process and removes every file"
@@ -161,7 +166,7 @@ def test_a_killed_worker_takes_its_run_along_and_is_replaced(unsafe: Sandbox) ->
     """A session at rest is stopped, so that only the system can end it."""
     with unsafe.session() as session:
         resting = session.run("import os; os.getpid()").value
-        (worker,) = [pid for pid in unsafe._host.pids if resting in [p.pid for p in psutil.Process(pid).children()]]
+        (worker,) = [pid for pid in host_of(unsafe).pids if resting in [p.pid for p in psutil.Process(pid).children()]]
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: not psutil.pid_exists(resting) or psutil.Process(resting).status() == "zombie")
         with pytest.raises(SandboxError, match="lost"):

@@ -34,14 +34,14 @@ MINI = NanoRecipe(
 )
 
 
-def _sft(*flags):
+def _sft(*flags: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "recipes" / "sft.py"), *flags]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft")
     build_nano(MINI, folder / "model")
     rng = random.Random(0)
@@ -50,7 +50,7 @@ def base(tmp_path_factory):
     return folder
 
 
-def test_a_chat_model_learns_conversations_and_can_be_loaded(base):
+def test_a_chat_model_learns_conversations_and_can_be_loaded(base: Path) -> None:
     done = _sft(
         *("--model_name_or_path", str(base / "model"), "--dataset_id_or_path", str(base / "rows.jsonl")),
         *("--tools_script", "tools_funcs/math_tools.py", "--output_dir", str(base / "out")),
@@ -75,7 +75,7 @@ def test_a_chat_model_learns_conversations_and_can_be_loaded(base):
         (("--model_name_or_path", "{base}/model", "--dataset_id_or_path", "nano"), "from scratch"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(base, flags, message):
+def test_what_is_wrong_is_one_sentence(base: Path, flags: tuple[str, ...], message: str) -> None:
     done = _sft(*(flag.format(base=base) for flag in flags), "--output_dir", str(base / "bad"))
     assert done.returncode == 1
     assert message in done.stderr and "Traceback" not in done.stderr

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem, render, render_tools
 from toolgrpo.models.nano.tokenizer import build_tokenizer
 from toolgrpo.models.nano.toolsets import CANONICAL
+from toolgrpo.sft.batches import Example
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 
 SCHEMAS = [tool.schema for tool in CANONICAL]
@@ -20,19 +24,20 @@ CHATML = (
 )
 
 
-def _conversations(n):
+def _conversations(n: int) -> list[Any]:
     rng = random.Random(0)
     return [demonstrate(draw_training_problem(rng, rng.randint(1, 3)), CANONICAL, rng, None) for _ in range(n)]
 
 
 @pytest.fixture
-def tokenizer():
+def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer([render_tools(CANONICAL) + render(messages) for messages in _conversations(40)], 640)
 
 
-def _learnt(tokenizer, example):
+def _learnt(tokenizer: Any, example: Example) -> list[str]:
     """The texts of the masked stretches."""
-    stretches, previous = [], 0
+    stretches: list[list[int]] = []
+    previous = 0
     for token, bit in zip(example.ids, example.mask, strict=True):
         if bit and not previous:
             stretches.append([])
@@ -42,7 +47,7 @@ def _learnt(tokenizer, example):
     return [tokenizer.decode(ids) for ids in stretches]
 
 
-def test_exactly_the_assistant_turns_are_learnt(tokenizer):
+def test_exactly_the_assistant_turns_are_learnt(tokenizer: Any) -> None:
     encode = ConversationEncoder(tokenizer)
     for messages in _conversations(10):
         example = encode(messages, SCHEMAS)
@@ -53,7 +58,7 @@ def test_exactly_the_assistant_turns_are_learnt(tokenizer):
         assert _learnt(tokenizer, example) == turns
 
 
-def test_a_user_who_speaks_again_is_part_of_the_conversation(tokenizer):
+def test_a_user_who_speaks_again_is_part_of_the_conversation(tokenizer: Any) -> None:
     tokenizer.chat_template = CHATML
     messages = [
         {"role": "user", "content": "What is 3 plus 4?"},
@@ -66,13 +71,13 @@ def test_a_user_who_speaks_again_is_part_of_the_conversation(tokenizer):
     assert _learnt(tokenizer, example) == ["The answer is 7.<|im_end|>", "The answer is 2.<|im_end|>"]
 
 
-def test_a_template_that_cannot_be_proven_is_refused(tokenizer):
+def test_a_template_that_cannot_be_proven_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ messages | length }}" + CHATML
     with pytest.raises(ChatFormatError, match="chat template"):
         ConversationEncoder(tokenizer)([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
 
 
-def test_a_tokenizer_without_a_template_is_refused(tokenizer):
+def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = None
     with pytest.raises(ChatFormatError, match="no chat template"):
         ConversationEncoder(tokenizer)
@@ -87,7 +92,7 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer):
         ("{", "line 2"),
     ],
 )
-def test_a_bad_row_says_where_it_stands(tmp_path, line, message):
+def test_a_bad_row_says_where_it_stands(tmp_path: Path, line: str, message: str) -> None:
     good = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
     file = tmp_path / "rows.jsonl"
     file.write_text(good + "\n" + line + "\n")
@@ -95,14 +100,14 @@ def test_a_bad_row_says_where_it_stands(tmp_path, line, message):
         read_conversations(file)
 
 
-def test_prompt_and_completion_are_a_conversation_too(tmp_path):
+def test_prompt_and_completion_are_a_conversation_too(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     row = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
     file.write_text(json.dumps(row) + "\n")
     assert [m["role"] for m in read_conversations(file)[0]["messages"]] == ["user", "assistant"]
 
 
-def test_missing_and_empty_files_are_named(tmp_path):
+def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.jsonl"):
         read_conversations(tmp_path / "nowhere.jsonl")
     (tmp_path / "empty.jsonl").write_text("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ EXAMPLES = [
 
 
 @pytest.fixture
-def model():
+def model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
@@ -36,20 +37,20 @@ def model():
     return Qwen3ForCausalLM(config).float()
 
 
-def _gradients(model, loss):
+def _gradients(model: Any, loss: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     model.zero_grad()
     loss.backward()
     return loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def _cross_entropy(model, batch):
+def _cross_entropy(model: Any, batch: Any) -> torch.Tensor:
     """By transformers alone."""
     labels = batch.ids.masked_fill(~batch.loss_mask, -100)
     return model(input_ids=batch.ids, attention_mask=batch.attention_mask, labels=labels).loss
 
 
 @pytest.mark.parametrize("examples", [EXAMPLES, TAILS], ids=["shared", "padded"])
-def test_loss_and_gradients_are_those_of_transformers(model, examples):
+def test_loss_and_gradients_are_those_of_transformers(model: Any, examples: list[Example]) -> None:
     batch = collate(examples, 0)
     expected_loss, expected = _gradients(model, _cross_entropy(model, batch))
     loss, gradients = _gradients(model, SupervisedLoss(model)(batch))
@@ -58,14 +59,14 @@ def test_loss_and_gradients_are_those_of_transformers(model, examples):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_shared_beginning_is_computed_once(model):
+def test_a_shared_beginning_is_computed_once(model: Any) -> None:
     seen = []
     model.model.layers[0].register_forward_hook(lambda module, args, output: seen.append(args[0].shape[1]))
     SupervisedLoss(model)(collate(EXAMPLES, 0))
     assert seen == [sum(map(len, PREFIXES)) + sum(len(tail.ids) - 1 for tail in TAILS)]
 
 
-def test_only_masked_tokens_are_learnt(model):
+def test_only_masked_tokens_are_learnt(model: Any) -> None:
     batch = collate(EXAMPLES, 0)
     other = copy.deepcopy(batch)
     other.loss_mask[:] = False
@@ -76,7 +77,7 @@ def test_only_masked_tokens_are_learnt(model):
     torch.testing.assert_close(SupervisedLoss(model)(other), expected)
 
 
-def test_micro_batches_give_the_step_of_one_batch(model):
+def test_micro_batches_give_the_step_of_one_batch(model: Any) -> None:
     twin = copy.deepcopy(model)
     for each, steps in ((model, [[collate(TAILS, 0)]]), (twin, [[collate(TAILS[:1], 0), collate(TAILS[1:], 0)]])):
         train(each, torch.optim.SGD(each.parameters(), lr=0.1), steps, schedule=lambda step: 1.0)
@@ -84,7 +85,7 @@ def test_micro_batches_give_the_step_of_one_batch(model):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def test_training_learns(model):
+def test_training_learns(model: Any) -> None:
     losses = []
     batch = collate(EXAMPLES, 0)
     optimizer = Muon(model.named_parameters(), lr=0.02, adam_lr=3e-3)
@@ -93,18 +94,18 @@ def test_training_learns(model):
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 24), (2, 24, 8)])
-def test_orthogonalised_matrices_have_singular_values_near_one(shape):
+def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), 5))
     assert values.min() > 0.3 and values.max() < 1.5
 
 
-def test_the_schedule_rises_stays_and_falls():
+def test_the_schedule_rises_stays_and_falls() -> None:
     factors = [warmup_then_decay(step, 100, warmup=10, decay=0.5) for step in range(100)]
     assert factors[0] == pytest.approx(0.1) and factors[30] == 1.0 and factors[99] == pytest.approx(0.02)
     assert factors[:10] == sorted(factors[:10]) and factors[50:] == sorted(factors[50:], reverse=True)
 
 
-def test_an_example_has_one_mask_value_per_token():
+def test_an_example_has_one_mask_value_per_token() -> None:
     with pytest.raises(ValueError, match="one length"):
         Example((1, 2), (1,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -113,7 +115,7 @@ def test_whole_groups_that_fit_stay_whole(groups: list[int], size: int) -> None:
 @given(st.permutations(range(12)), st.sampled_from([1, 2, 3, 4, 6]))
 def test_every_optimizer_step_keeps_its_samples(samples: list[int], accumulation_steps: int) -> None:
     size = 2
-    batches = [
+    batches: list[dict[str, Any]] = [
         {
             "prompt_ids": torch.tensor([[0, s % 3] for s in samples[start : start + size]]),
             "prompt_mask": torch.tensor([[0, 1]] * size),

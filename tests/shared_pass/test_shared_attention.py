@@ -18,7 +18,9 @@ def _row(index: int, tokens: list[int], prompt: int) -> Row:
     return Row(index, tuple(tokens), labels, tuple(range(len(tokens))))
 
 
-def _row_by_row(query, key, value, places, window):
+def _row_by_row(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, places: list[int], window: int | None
+) -> torch.Tensor:
     """The attention of one row alone, by definition."""
     q, k, v = (states[:, :, places] for states in (query, key, value))
     k, v = (states.repeat_interleave(HEADS // KEY_VALUE_HEADS, 1) for states in (k, v))
@@ -52,7 +54,9 @@ TREES = {
 @pytest.mark.parametrize("by_tiles", [True, False], ids=["tiles", "segments"])
 @pytest.mark.parametrize("window", [None, 1, 5, 20, 64])
 @pytest.mark.parametrize("tree", TREES)
-def test_outputs_and_gradients_are_those_of_the_row_alone(tree, window, by_tiles, monkeypatch):
+def test_outputs_and_gradients_are_those_of_the_row_alone(
+    tree: str, window: int | None, by_tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By tiles, as on the CPU, and segment by segment, as elsewhere."""
     if not by_tiles:
         monkeypatch.setattr(attention, "fits", lambda *_: False)

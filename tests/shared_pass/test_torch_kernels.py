@@ -20,7 +20,7 @@ def states() -> list[torch.Tensor]:
     return [torch.randn(1, 2, n, 8, generator=generator, dtype=torch.float64) for n in (7, 12, 12)]
 
 
-def test_the_forward_kernel_gives_the_log_sum_exp_of_the_scaled_scores(states):
+def test_the_forward_kernel_gives_the_log_sum_exp_of_the_scaled_scores(states: list[torch.Tensor]) -> None:
     query, key, value = states
     output, log_sum = cpu_attention_forward(query, key, value, 0.0, False, scale=SCALE)
     scores = SCALE * query @ key.transpose(-1, -2)
@@ -28,7 +28,7 @@ def test_the_forward_kernel_gives_the_log_sum_exp_of_the_scaled_scores(states):
     torch.testing.assert_close(output, scores.softmax(-1) @ value)
 
 
-def test_the_backward_kernel_takes_a_joined_output_and_log_sum_exp(states):
+def test_the_backward_kernel_takes_a_joined_output_and_log_sum_exp(states: list[torch.Tensor]) -> None:
     """Given those of all keys, it answers for some keys with their share of the whole gradients."""
     query, key, value = (state.requires_grad_() for state in states)
     whole = F.scaled_dot_product_attention(query, key, value, scale=SCALE)

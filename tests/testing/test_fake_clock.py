@@ -6,7 +6,7 @@ from toolgrpo.testing import FakeClock
 
 
 # Were the hour below a real one, pytest's own timeout would end the test.
-def test_sleeps_and_timeouts_keep_their_order_and_length():
+def test_sleeps_and_timeouts_keep_their_order_and_length() -> None:
     clock = FakeClock(start_s=100.0)
     seen: list[tuple[str, float]] = []
 
@@ -28,11 +28,11 @@ def test_sleeps_and_timeouts_keep_their_order_and_length():
     assert clock() == pytest.approx(3760.0)
 
 
-def test_threads_still_work_in_real_time():
+def test_threads_still_work_in_real_time() -> None:
     assert FakeClock().run(asyncio.wait_for(asyncio.to_thread(lambda: 7), timeout=None)) == 7
 
 
-def test_time_can_be_moved_by_hand_but_not_backwards():
+def test_time_can_be_moved_by_hand_but_not_backwards() -> None:
     clock = FakeClock()
     clock.advance(2.5)
     assert clock() == 2.5

@@ -1,6 +1,10 @@
 """What only the scripted engine does; that it keeps the engine contract is tested in tests/engines/test_engine_contract.py."""
 
+from __future__ import annotations
+
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +15,9 @@ from toolgrpo.testing import FakeClock, ScriptedEngine, ScriptedReply, scripted_
 STOP = 9
 
 
-def request(ids=(1, 2), max_tokens=8, stop_ids=(STOP,)) -> SampleRequest:
+def request(
+    ids: tuple[int, ...] | list[int] = (1, 2), max_tokens: int = 8, stop_ids: tuple[int, ...] = (STOP,)
+) -> SampleRequest:
     return SampleRequest(ids=ids, max_tokens=max_tokens, stop_ids=stop_ids, options=SamplingOptions())
 
 
@@ -36,12 +42,14 @@ async def ask(engine: ScriptedEngine, *requests: SampleRequest) -> list[Sample]:
         ((), 3, (STOP,), FinishReason.STOP),
     ],
 )
-def test_a_reply_is_cut_as_a_real_engine_would(reply, max_tokens, ids, finish):
+def test_a_reply_is_cut_as_a_real_engine_would(
+    reply: Any, max_tokens: int, ids: tuple[int, ...], finish: FinishReason
+) -> None:
     (sample,) = asyncio.run(ask(ScriptedEngine([reply]), request(max_tokens=max_tokens)))
     assert sample == Sample(ids, tuple(scripted_logprob(token) for token in ids), finish)
 
 
-def test_a_reply_can_have_its_own_logprobs_or_an_engine_none():
+def test_a_reply_can_have_its_own_logprobs_or_an_engine_none() -> None:
     reply = ScriptedReply((5, STOP), logprobs=(-0.25, -0.5))
     (sample,) = asyncio.run(ask(ScriptedEngine([reply]), request()))
     assert sample.logprobs == (-0.25, -0.5)
@@ -51,7 +59,7 @@ def test_a_reply_can_have_its_own_logprobs_or_an_engine_none():
         asyncio.run(ask(ScriptedEngine([ScriptedReply((5, STOP), logprobs=(-0.25,))]), request()))
 
 
-def test_a_function_sees_each_request_as_it_was_and_its_number():
+def test_a_function_sees_each_request_as_it_was_and_its_number() -> None:
     engine = ScriptedEngine(lambda request, number: (number, len(request.ids), STOP))
     ids = [1, 2, 3]
 
@@ -67,14 +75,14 @@ def test_a_function_sees_each_request_as_it_was_and_its_number():
     assert engine.answered == 2
 
 
-def test_a_script_that_is_too_short_or_cannot_end_says_so():
+def test_a_script_that_is_too_short_or_cannot_end_says_so() -> None:
     with pytest.raises(AssertionError, match="the script has 1 replies, but request number 2 came"):
         asyncio.run(ask(ScriptedEngine([(5,)]), request(), request()))
     with pytest.raises(ValueError, match="names none that could be added"):
         asyncio.run(ask(ScriptedEngine([(5,)]), request(stop_ids=())))
 
 
-def test_exceptions_in_the_script_are_raised_and_counted():
+def test_exceptions_in_the_script_are_raised_and_counted() -> None:
     engine = ScriptedEngine([EngineError("gone"), (5,)])
 
     async def main() -> Sample:
@@ -87,7 +95,7 @@ def test_exceptions_in_the_script_are_raised_and_counted():
     assert (engine.failed, engine.answered, engine.open_requests) == (1, 1, 0)
 
 
-def test_delays_overlap_and_follow_the_loop_clock():
+def test_delays_overlap_and_follow_the_loop_clock() -> None:
     clock = FakeClock()
     engine = ScriptedEngine([ScriptedReply((5, 6), delay_s=1.0), (5,)], step_s=2.0)
 
@@ -104,7 +112,7 @@ def test_delays_overlap_and_follow_the_loop_clock():
     assert engine.most_open_requests == 2
 
 
-def test_a_stalled_request_ends_by_cancellation_or_close():
+def test_a_stalled_request_ends_by_cancellation_or_close() -> None:
     engine = ScriptedEngine(lambda request, number: ScriptedReply((), stalls=True))
 
     async def main() -> None:
@@ -123,8 +131,14 @@ def test_a_stalled_request_ends_by_cancellation_or_close():
     assert (engine.cancelled, engine.failed, engine.open_requests) == (1, 1, 0)
 
 
-def test_weights_are_walked_to_the_end_and_counted():
-    walked = []
+def test_weights_are_walked_to_the_end_and_counted() -> None:
+    walked: list[str] = []
+
+    def weights() -> Iterator[tuple[str, Any]]:
+        for name in "ab":
+            walked.append(name)
+            yield name, None
+
     engine = ScriptedEngine([])
-    engine.load_weights((walked.append(name) or (name, None)) for name in "ab")
+    engine.load_weights(weights())
     assert (walked, engine.weight_loads) == (["a", "b"], 1)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def toolbox(log_path: Path):
+def toolbox(log_path: Path) -> Iterator[Toolbox]:
     with load_tools(HOSTILE, tool_timeout_s=TIMEOUT_S, workers=1, max_result_chars=1000, log_path=log_path) as box:
         yield box
 

@@ -284,5 +284,6 @@ time.sleep(1000)
     finally:
         trainer.send_signal(number)
         trainer.wait()
+        assert trainer.stdout is not None
         trainer.stdout.close()
     assert alive(pids.read_text()) == []

@@ -157,8 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
                     {"method": self.command, "query": query, "body": body, "x": self.headers.get("X-Key")}
                 )
             case "/search":
-                query = parse_qs(parts.query)["q"][0]
-                results = [{"title": f"{query} {i}", "url": f"http://r/{i}", "content": "c"} for i in range(9)]
+                asked = parse_qs(parts.query)["q"][0]
+                results = [{"title": f"{asked} {i}", "url": f"http://r/{i}", "content": "c"} for i in range(9)]
                 kind, text = "application/json", json.dumps({"results": results})
             case "/away":
                 status, extra = 302, {"location": "http://forbidden.example/x"}

@@ -152,7 +152,7 @@ def test_an_environment_that_opens_meanwhile_opens_and_one_that_was_open_is_gone
     path = tmp_path / "plain.py"
     path.write_text(_ENVIRONMENT)
 
-    async def run() -> None:
+    async def run(box: Toolbox) -> None:
         async with box.session({}) as before:
             above = int((await before.call([attempt("above")]))[0].content)
             os.kill(above, signal.SIGKILL)
@@ -163,7 +163,7 @@ def test_an_environment_that_opens_meanwhile_opens_and_one_that_was_open_is_gone
             assert gone.error is ToolErrorKind.DIED
 
     with load_tools(path, workers=1, tool_timeout_s=60) as box:
-        asyncio.run(run())
+        asyncio.run(run(box))
 
 
 _ONLY_ONCE = """

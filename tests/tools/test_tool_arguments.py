@@ -331,7 +331,8 @@ def test_a_schema_that_cannot_be_used_is_refused_when_it_is_loaded(schema: dict[
 )
 def test_odd_schemas_that_are_legal_can_be_used(schema: dict[str, Any]) -> None:
     check = ArgumentChecker("f", schema)
-    for value in (1, "x", None, [1], {"a": {}}, [], True):
+    values: list[Any] = [1, "x", None, [1], {"a": {}}, [], True]
+    for value in values:
         assert len(check.check({"a": value, "b": value}).complaint or "") < 900
 
 

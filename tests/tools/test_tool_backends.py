@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def fail(reason: str) -> str:
 @pytest.fixture(scope="module", params=["workers", "isolated", "in_process", "environment", "mcp"])
 def toolbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toolbox]:
     folder = tmp_path_factory.mktemp(request.param)
-    options = {"tool_timeout_s": 60, "workers": 1}
+    options: dict[str, Any] = {"tool_timeout_s": 60, "workers": 1}
     if request.param == "mcp":
         entry = {"command": sys.executable, "args": [str(FIXTURES / "mcp_server.py"), "stdio"]}
         box = load_tools(mcp_config={"mcpServers": {"fixture": entry}}, tool_timeout_s=6)

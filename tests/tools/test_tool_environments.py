@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 
 
 @pytest.fixture(scope="module")
-def toolbox():
+def toolbox() -> Iterator[Toolbox]:
     with load_tools(FIXTURES / "counter_environment.py", workers=1) as box:
         yield box
 
@@ -38,7 +39,7 @@ def test_each_episode_has_an_instance_and_a_process_of_its_own(toolbox: Toolbox)
             return session.observation, first, await session.reward(), (await say(session, attempt("process_id")))[0]
 
     async def both() -> list[tuple[Any, ...]]:
-        return await asyncio.gather(episode(6), episode(12))
+        return list(await asyncio.gather(episode(6), episode(12)))
 
     one, two = asyncio.run(both())
     assert one[:3] == ("count to 6", ["1", "3", "3 of 6"], 0.5)

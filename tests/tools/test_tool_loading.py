@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_the_decorator_says_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"in_process": True, "isolate": True}])
-def test_impossible_options_are_refused_where_they_are_written(options: dict) -> None:
+def test_impossible_options_are_refused_where_they_are_written(options: dict[str, Any]) -> None:
     from toolgrpo.tools import tool
 
     with pytest.raises(PluginError):
@@ -132,7 +133,7 @@ def test_sources_of_what_a_user_gives(tmp_path: Path) -> None:
     assert environment_source("pkg.mod:Maze") == PluginSource(module="pkg.mod", attribute="Maze")
     assert environment_source("a/b.py") == PluginSource(path="a/b.py")
     with pytest.raises(PluginError, match=r"tools\[1\] is not callable"):
-        source_of([len, 3])
+        source_of([len, 3])  # type: ignore[list-item]
     with pytest.raises(PluginError, match="got a int"):
         source_of(3)  # type: ignore[arg-type]  # the point of the case
 

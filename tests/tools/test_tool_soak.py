@@ -27,7 +27,8 @@ FAULTS = (
 
 def soak(toolbox: Toolbox, episodes: int, seed: int) -> list[str]:
     """What honest episodes were told that is wrong."""
-    rng, wrong = random.Random(seed), []
+    rng = random.Random(seed)
+    wrong: list[str] = []
 
     async def episode(i: int, fault: str | None, room: asyncio.Semaphore) -> None:
         async with room, toolbox.session({}) as session:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,8 +119,8 @@ def long_text(n: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def toolbox():
-    tools = [add, nap, nap_async, count_runs, here, stop, worker_id, meet, long_text]
+def toolbox() -> Iterator[Toolbox]:
+    tools: list[Callable[..., Any]] = [add, nap, nap_async, count_runs, here, stop, worker_id, meet, long_text]
     with load_tools(tools, workers=2, tool_timeout_s=120, max_result_chars=100) as box:
         yield box
 

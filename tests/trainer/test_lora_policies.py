@@ -71,7 +71,7 @@ def test_adapters_are_resumed_and_opened_with_plain_peft(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    saving = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
+    saving: dict[str, Any] = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
     whole = train_tiny.run(job(train_tiny, tmp_path / "whole", tiny_model, **saving))
     stopped = job(train_tiny, tmp_path / "stopped", tiny_model, **saving)
     train_tiny.run(train_tiny.Job(**{**vars(stopped), "stop_after": 3}))

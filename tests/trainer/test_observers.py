@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 
-from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
+from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 ROWS = [{"prompt": f"q{i}", "answer": str(i)} for i in range(8)]
@@ -29,32 +27,9 @@ def by_length(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(c[-1]["content"]) % 3) for c in completions]
 
 
-def trainer(tiny: Any, folder: Path, *observers: Any, steps: int = 2) -> ToolGRPOTrainer:
-    config = ToolGRPOConfig(
-        output_dir=str(folder),
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=120,
-        max_steps=steps,
-        report_to="none",
-        use_cpu=True,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        logging_steps=1,
-        disable_tqdm=True,
-        vllm_importance_sampling_mode="token_truncate",
-    )
-    return ToolGRPOTrainer(
-        tiny(0),
-        by_length,
-        config,
-        train_dataset=Dataset.from_list(ROWS),
-        processing_class=numbered_tokenizer(),
-        tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
-        engine=ScriptedEngine(script),
-        chat=ByteChat(),
-        observers=observers,
-    )
+def trainer(folder: Path, *observers: Any, steps: int = 2) -> Any:
+    parts = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)}), "observers": observers}
+    return tiny_trainer(folder, by_length, script, parts=parts, max_steps=steps)
 
 
 class Listener(Observer):
@@ -80,9 +55,9 @@ class Listener(Observer):
         self.counts["closed"] += 1
 
 
-def test_an_observer_of_the_user_hears_of_all_that_is_trained_on(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_an_observer_of_the_user_hears_of_all_that_is_trained_on(tmp_path: Path) -> None:
     listener = Listener()
-    running = trainer(tiny_qwen3, tmp_path, listener)
+    running = trainer(tmp_path, listener)
     running.train()
     running.close()
     assert [(event.n_episodes, event.step, event.mode) for event in listener.began] == [
@@ -105,9 +80,9 @@ def test_an_observer_of_the_user_hears_of_all_that_is_trained_on(tiny_qwen3: Any
         assert log["reward/max"] == max(batch.totals)
 
 
-def test_held_out_questions_are_heard_of_and_neither_recorded_nor_logged(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_held_out_questions_are_heard_of_and_neither_recorded_nor_logged(tmp_path: Path) -> None:
     listener = Listener()
-    running = trainer(tiny_qwen3, tmp_path, listener, steps=1)
+    running = trainer(tmp_path, listener, steps=1)
     batch = running.measure(ROWS[:3], label="before")
     running.train()
     running.close()
@@ -117,29 +92,29 @@ def test_held_out_questions_are_heard_of_and_neither_recorded_nor_logged(tiny_qw
     assert running.n_episodes == 8, "held-out episodes take no numbers"
 
 
-def test_an_observer_that_raises_ends_the_training_and_is_named(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_an_observer_that_raises_ends_the_training_and_is_named(tmp_path: Path) -> None:
     class LiveView(Observer):
         def batch_done(self, batch: RolloutBatch) -> None:
             raise KeyError("colour")
 
     with pytest.raises(PluginError, match=r"LiveView raised in batch_done: KeyError: 'colour'"):
-        trainer(tiny_qwen3, tmp_path, LiveView()).train()
+        trainer(tmp_path, LiveView()).train()
 
 
-def test_what_is_no_observer_is_refused_at_once(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_what_is_no_observer_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="an observer must be an instance of a subclass"):
-        trainer(tiny_qwen3, tmp_path, print)
+        trainer(tmp_path, print)
 
 
-def test_the_example_of_the_guide_works(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "observers.md").read_text()
     code = guide.partition("```python\n")[2].partition("```")[0]
     assert "class FailedCalls" in code
     names: dict[str, Any] = {}
     exec(code, names)
     failed = names["FailedCalls"]()
-    running = trainer(tiny_qwen3, tmp_path, failed, steps=1)
-    running.toolbox.answers["add"] = lambda a, b: ToolResult("no", "add", ToolErrorKind.RAISED)  # type: ignore[union-attr]
+    running = trainer(tmp_path, failed, steps=1)
+    running.toolbox.answers["add"] = lambda a, b: ToolResult("no", "add", ToolErrorKind.RAISED)
     running.train()
     assert [(step, content) for step, _, _, content in failed.seen] == [(0, "no")] * 8
     assert sorted(number for _, number, _, _ in failed.seen) == list(range(8))

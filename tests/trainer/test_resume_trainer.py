@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import TrainerCallback
 
-from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.observe.recorder import read_episodes
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
+from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
@@ -52,44 +51,32 @@ class Signal(TrainerCallback):
 class Run:
     """One process's share of a run: what a user starts, and perhaps starts again."""
 
-    def __init__(self, model: Any, out: Path, **changes: Any) -> None:
-        self.model, self.out, self.changes = model, out, changes
+    def __init__(self, out: Path, **changes: Any) -> None:
+        self.out, self.changes = out, changes
 
-    def trainer(self, *callbacks: TrainerCallback, **changes: Any) -> ToolGRPOTrainer:
+    def trainer(self, *callbacks: TrainerCallback, **changes: Any) -> Any:
         options = {
-            "output_dir": str(self.out),
-            "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "max_completion_length": 120,
+            "learning_rate": 1e-2,
             "max_turn_tokens": 30,
             "max_turns": 2,
             "max_steps": STEPS,
-            "learning_rate": 1e-2,
-            "report_to": "none",
-            "use_cpu": True,
-            "gradient_checkpointing": False,
             "save_strategy": "steps",
             "save_steps": 2,
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "vllm_importance_sampling_mode": "token_truncate",
             **self.changes,
             **changes,
         }
         scripted = options.pop("scripted", True)
-        return ToolGRPOTrainer(
-            self.model(0),
+        return tiny_trainer(
+            self.out,
             reward,
-            ToolGRPOConfig(engine="auto" if scripted else "transformers", **options),
-            train_dataset=Dataset.from_list([{"prompt": f"{'x' * 40} question {i}"} for i in range(8)]),
-            processing_class=numbered_tokenizer(),
-            tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
-            engine=ScriptedEngine(script) if scripted else None,
-            chat=ByteChat(),
-            callbacks=list(callbacks),
+            script if scripted else None,
+            rows=[{"prompt": f"{'x' * 40} question {i}"} for i in range(8)],
+            parts={"tools": ScriptedTools({"add": lambda a, b: str(a + b)}), "callbacks": list(callbacks)},
+            engine="auto" if scripted else "transformers",
+            **options,
         )
 
-    def train(self, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> ToolGRPOTrainer:
+    def train(self, *callbacks: TrainerCallback, resume: str | None = None, **changes: Any) -> Any:
         trainer = self.trainer(*callbacks, **changes)
         try:
             trainer.train(resume_from_checkpoint=resume)
@@ -136,10 +123,10 @@ def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
         pytest.param({"logging_steps": 3}, id="logs in between", marks=pytest.mark.slow),
     ],
 )
-def test_a_resumed_run_is_the_run_that_never_stopped(tiny_qwen3: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Stopped twice: in the first epoch, and in the second, inside a batch of episodes where one lasts several steps."""
-    whole = Run(tiny_qwen3, tmp_path / "whole", **changes)
-    stopped = Run(tiny_qwen3, tmp_path / "stopped", **changes)
+    whole = Run(tmp_path / "whole", **changes)
+    stopped = Run(tmp_path / "stopped", **changes)
     never_stopped = whole.train()
     stopped.stop_after(3)
     again = stopped.train(Signal(6, signal.SIGTERM), resume="auto")
@@ -156,10 +143,10 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tiny_qwen3: Any, tmp_path: 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_finishes_the_step_saves_and_leaves(
-    tiny_qwen3: Any, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
-    trainer = Run(tiny_qwen3, tmp_path, save_strategy="no", max_steps=3).train(Signal(2, number))
+    trainer = Run(tmp_path, save_strategy="no", max_steps=3).train(Signal(2, number))
     assert trainer.stopped_by == number.name and trainer.state.global_step == 2
     assert [c.step for c in complete_checkpoints(tmp_path)] == [2], "saved although nothing else is"
     shown = " ".join(capsys.readouterr().err.split())
@@ -169,17 +156,17 @@ def test_the_first_signal_finishes_the_step_saves_and_leaves(
 
 
 def test_a_signal_in_the_last_step_is_remembered_and_asks_for_nothing_more(
-    tiny_qwen3: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer = Run(tiny_qwen3, tmp_path, save_strategy="no", max_steps=2).train(Signal(2, signal.SIGTERM))
+    trainer = Run(tmp_path, save_strategy="no", max_steps=2).train(Signal(2, signal.SIGTERM))
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
     assert complete_checkpoints(tmp_path) == []
     assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
 
 
-def test_a_torn_checkpoint_is_passed_over(tiny_qwen3: Any, tmp_path: Path) -> None:
-    whole = Run(tiny_qwen3, tmp_path / "whole", max_steps=6)
-    stopped = Run(tiny_qwen3, tmp_path / "stopped", max_steps=6)
+def test_a_torn_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    whole = Run(tmp_path / "whole", max_steps=6)
+    stopped = Run(tmp_path / "stopped", max_steps=6)
     never_stopped = whole.train()
     stopped.stop_after(5)
     optimizer = stopped.out / "checkpoint-5" / "optimizer.pt"
@@ -194,7 +181,7 @@ def test_a_torn_checkpoint_is_passed_over(tiny_qwen3: Any, tmp_path: Path) -> No
     assert stopped.episodes() == whole.episodes()
 
 
-def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     class FillDisk(TrainerCallback):
         """From step 4 on, the file of the optimizer is on a device without space."""
 
@@ -206,14 +193,14 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tiny_qwen
                     Path(path).symlink_to("/dev/full")
                 save(content, path, *more, **options)
 
-            torch.save = saved_on_full_disk
+            torch.save = saved_on_full_disk  # type: ignore[assignment]
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             state_now["step"] = state.global_step
 
     state_now = {"step": 0}
     save = torch.save
-    run = Run(tiny_qwen3, tmp_path, save_total_limit=1, max_steps=5)
+    run = Run(tmp_path, save_total_limit=1, max_steps=5)
     try:
         with pytest.raises(StorageError, match=r"checkpoint-4 could not be written: the disk is full.*checkpoint-2\."):
             run.train(FillDisk())
@@ -224,8 +211,8 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tiny_qwen
     assert run.train(resume="auto").state.global_step == 5
 
 
-def test_auto_starts_from_the_beginning_where_there_is_nothing(tiny_qwen3: Any, tmp_path: Path) -> None:
-    run = Run(tiny_qwen3, tmp_path, max_steps=1, save_strategy="no")
+def test_auto_starts_from_the_beginning_where_there_is_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_steps=1, save_strategy="no")
     assert run.train(resume="auto").state.global_step == 1
     with pytest.raises(ConfigError, match="there is no complete checkpoint in"):
         run.train(resume="true")
@@ -233,9 +220,9 @@ def test_auto_starts_from_the_beginning_where_there_is_nothing(tiny_qwen3: Any, 
         run.train(resume=str(tmp_path / "checkpoint-12"))
 
 
-def test_a_run_that_is_complete_trains_no_more(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_a_run_that_is_complete_trains_no_more(tmp_path: Path) -> None:
     """A scheduler may start it again and again; Transformers alone would train one more step each time."""
-    run = Run(tiny_qwen3, tmp_path, max_steps=3)
+    run = Run(tmp_path, max_steps=3)
     first = run.train()
     log = (tmp_path / "episodes.jsonl").read_bytes()
     for _ in range(2):
@@ -246,12 +233,12 @@ def test_a_run_that_is_complete_trains_no_more(tiny_qwen3: Any, tmp_path: Path) 
     assert run.train(resume="auto", max_steps=4).state.global_step == 4
 
 
-def test_save_total_limit_keeps_the_last_ones(tiny_qwen3: Any, tmp_path: Path) -> None:
-    Run(tiny_qwen3, tmp_path, save_total_limit=2, max_steps=5).train()
+def test_save_total_limit_keeps_the_last_ones(tmp_path: Path) -> None:
+    Run(tmp_path, save_total_limit=2, max_steps=5).train()
     assert sorted(f.name for f in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
 
 
-def test_transformers_deletes_no_folder_at_the_end(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_transformers_deletes_no_folder_at_the_end(tmp_path: Path) -> None:
     """With a best checkpoint and a limit of 1 it would delete all other folders `checkpoint-1...`, the last one too."""
 
     class Best(TrainerCallback):
@@ -259,7 +246,7 @@ def test_transformers_deletes_no_folder_at_the_end(tiny_qwen3: Any, tmp_path: Pa
             state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
 
     (tmp_path / "checkpoint-1-good").mkdir()
-    trainer = Run(tiny_qwen3, tmp_path, save_total_limit=1, save_steps=1, max_steps=3).train(Best())
+    trainer = Run(tmp_path, save_total_limit=1, save_steps=1, max_steps=3).train(Best())
     assert [c.step for c in complete_checkpoints(tmp_path)] == [1, 3]
     assert (tmp_path / "checkpoint-1-good").is_dir()
     assert trainer.args.save_total_limit == 1

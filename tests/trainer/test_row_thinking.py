@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
 
-from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
-from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer
+from toolgrpo.testing import ByteChat, tiny_trainer
 from toolgrpo.trajectory import Message
 
 
@@ -28,24 +26,13 @@ class TellingChat(ByteChat):
 
 
 @pytest.mark.parametrize("of_run", [None, False, True])
-def test_the_row_decides(tiny_qwen3: Any, tmp_path: Path, of_run: bool | None) -> None:
-    arguments = ToolGRPOConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=40,
-        enable_thinking=of_run,
-        report_to="none",
-        use_cpu=True,
-    )
-    trainer = ToolGRPOTrainer(
-        tiny_qwen3(0),
+def test_the_row_decides(tmp_path: Path, of_run: bool | None) -> None:
+    trainer = tiny_trainer(
+        tmp_path,
         lambda completions, **_: [0.0] * len(completions),
-        arguments,
-        train_dataset=Dataset.from_list([{"prompt": "q"}] * 4),
-        processing_class=numbered_tokenizer(),
-        engine=ScriptedEngine(lambda request, number: ByteChat.say("done")),
+        lambda request, number: ByteChat.say("done"),
         chat=TellingChat(),
+        enable_thinking=of_run,
     )
     rows = [{"prompt": "q", "enable_thinking": value} for value in (True, False, None)] + [{"prompt": "q"}]
     trajectories = trainer.rollout(rows).trajectories

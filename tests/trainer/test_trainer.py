@@ -21,7 +21,7 @@ from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, EngineError, RewardError, ToolGRPOError
 from toolgrpo.observe.recorder import read_episodes
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
+from toolgrpo.testing import ByteChat, ScriptedTools, numbered_tokenizer, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import Trajectory
 
@@ -34,25 +34,7 @@ def rows(n: int = 8) -> Dataset:
 
 
 def config(folder: Path, **changes: Any) -> ToolGRPOConfig:
-    return ToolGRPOConfig(
-        **{
-            "output_dir": str(folder),
-            "per_device_train_batch_size": 8,
-            "num_generations": GROUP,
-            "max_completion_length": 120,
-            "max_steps": 2,
-            "learning_rate": 1e-3,
-            "report_to": "none",
-            "use_cpu": True,
-            "gradient_checkpointing": False,
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            # The scripted log-probabilities are not the model's: a mask would drop every sequence.
-            "vllm_importance_sampling_mode": "token_truncate",
-            **changes,
-        }
-    )
+    return tiny_config(folder, **{"learning_rate": 1e-3, **changes})
 
 
 def two_turns(request: SampleRequest, number: int) -> list[int]:
@@ -70,38 +52,28 @@ class Seen(ToolGRPOTrainer):
 
 
 def make(
-    tiny: Any,
     folder: Path,
-    reward: Callable[..., list[float]],
+    reward: Callable[..., Any],
     script: Any = two_turns,
     kind: type = Seen,
     **changes: Any,
 ) -> Any:
-    return kind(
-        tiny(0),
-        reward,
-        config(folder, **changes),
-        train_dataset=rows(),
-        eval_dataset=rows(4),
-        processing_class=numbered_tokenizer(),
-        tools=ScriptedTools({"add": lambda a, b: str(a + b)}),
-        engine=ScriptedEngine(script),
-        chat=ByteChat(),
-    )
+    parts = {"eval_dataset": rows(4), "tools": ScriptedTools({"add": lambda a, b: str(a + b)})}
+    return tiny_trainer(folder, reward, script, kind=kind, parts=parts, **{"learning_rate": 1e-3, **changes})
 
 
 def by_length(completions: list[Any], **_: Any) -> list[float]:
     return [float(len(c[-1]["content"]) % 3) for c in completions]
 
 
-def test_the_loss_sees_ids_mask_and_logprobs_of_the_ledgers(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_the_loss_sees_ids_mask_and_logprobs_of_the_ledgers(tmp_path: Path) -> None:
     kept: list[Trajectory] = []
 
     def reward(completions: list[Any], trajectories: list[Trajectory], **_: Any) -> list[float]:
         kept.extend(trajectories)
         return by_length(completions)
 
-    trainer = make(tiny_qwen3, tmp_path, reward, max_steps=1)
+    trainer = make(tmp_path, reward, max_steps=1)
     trainer.train()
     (inputs,) = trainer.seen
     ledgers = {t.prompt_ids + t.ids: t for t in kept}
@@ -117,7 +89,7 @@ def test_the_loss_sees_ids_mask_and_logprobs_of_the_ledgers(tiny_qwen3: Any, tmp
         assert prompt == ledger.prompt_ids
 
 
-def test_rewards_see_tool_messages_and_columns(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_rewards_see_tool_messages_and_columns(tmp_path: Path) -> None:
     def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         assert len(answer) == 8
         for completion in completions:
@@ -126,7 +98,7 @@ def test_rewards_see_tool_messages_and_columns(tiny_qwen3: Any, tmp_path: Path) 
             assert completion[1] == {"role": "tool", "name": "add", "content": "3"}
         return by_length(completions)
 
-    trainer = make(tiny_qwen3, tmp_path, reward)
+    trainer = make(tmp_path, reward)
     trainer.train()
     assert trainer.state.global_step == 2
     logs = trainer.state.log_history[0]
@@ -134,7 +106,7 @@ def test_rewards_see_tool_messages_and_columns(tiny_qwen3: Any, tmp_path: Path) 
     assert logs["tools/add/calls"] == 8
 
 
-def test_a_reward_that_hangs_or_exits_stops_training_with_an_error(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_a_reward_that_hangs_or_exits_stops_training_with_an_error(tmp_path: Path) -> None:
     def hangs(completions: list[Any], **_: Any) -> list[float]:
         threading.Event().wait()
         return []
@@ -147,32 +119,32 @@ def test_a_reward_that_hangs_or_exits_stops_training_with_an_error(tiny_qwen3: A
         os._exit(0)
 
     for reward, message in ((hangs, "has not returned"), (hangs_async, "has not returned"), (exits, r"os._exit\(0\)")):
-        trainer = make(tiny_qwen3, tmp_path, reward, reward_timeout=1.0)
+        trainer = make(tmp_path, reward, reward_timeout=1.0)
         with pytest.raises(RewardError, match=f"reward {reward.__name__} .*{message}"):
             trainer.train()
 
 
-def test_weights_are_pushed_once_a_step(tiny_qwen3: Any, tmp_path: Path) -> None:
-    trainer = make(tiny_qwen3, tmp_path, by_length, max_steps=3, gradient_accumulation_steps=2)
+def test_weights_are_pushed_once_a_step(tmp_path: Path) -> None:
+    trainer = make(tmp_path, by_length, max_steps=3, gradient_accumulation_steps=2)
     trainer.train()
     assert trainer.engine.weight_loads == 3
     assert trainer.engine.open_requests == 0 and not trainer.engine.is_open
 
 
-def test_evaluation_goes_through_the_same_episodes(tiny_qwen3: Any, tmp_path: Path) -> None:
-    trainer = make(tiny_qwen3, tmp_path, by_length, per_device_eval_batch_size=8)
+def test_evaluation_goes_through_the_same_episodes(tmp_path: Path) -> None:
+    trainer = make(tmp_path, by_length, per_device_eval_batch_size=8)
     metrics = trainer.evaluate()
     assert metrics["eval_rollout/turns"] == 2 and "eval_reward" in trainer.state.log_history[-1]
 
 
-def test_every_episode_is_recorded_as_it_was(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_every_episode_is_recorded_as_it_was(tmp_path: Path) -> None:
     kept: list[Trajectory] = []
 
     def reward(completions: list[Any], trajectories: list[Trajectory], **_: Any) -> list[float]:
         kept.extend(trajectories)
         return by_length(completions)
 
-    trainer = make(tiny_qwen3, tmp_path, reward)
+    trainer = make(tmp_path, reward)
     trainer.train()
     trainer.close()
     records = read_episodes(tmp_path / "episodes.jsonl")
@@ -183,7 +155,7 @@ def test_every_episode_is_recorded_as_it_was(tiny_qwen3: Any, tmp_path: Path) ->
     assert [r["step"] for r in records] == [0] * 8 + [1] * 8
 
 
-def test_a_lost_episode_stops_training_and_is_no_reward(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_a_lost_episode_stops_training_and_is_no_reward(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def reward(completions: list[Any], **_: Any) -> list[float]:
@@ -193,13 +165,13 @@ def test_a_lost_episode_stops_training_and_is_no_reward(tiny_qwen3: Any, tmp_pat
     def script(request: SampleRequest, number: int) -> Any:
         return EngineError("the server is gone") if number >= 16 else two_turns(request, number)
 
-    trainer = make(tiny_qwen3, tmp_path, reward, script, engine_retries=0)
+    trainer = make(tmp_path, reward, script, engine_retries=0)
     with pytest.raises(EngineError, match="the server is gone"):
         trainer.train()
     assert seen == [8] and trainer.state.global_step == 1
 
 
-def test_trl_options_that_would_not_work_are_refused(tiny_qwen3: Any, tmp_path: Path) -> None:
+def test_trl_options_that_would_not_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rollout_func"):
         ToolGRPOTrainer(tiny_qwen3(0), by_length, config(tmp_path), rollout_func=lambda *a: {})
 
@@ -222,7 +194,7 @@ def test_impossible_configs_are_refused_at_once(tmp_path: Path, changes: dict[st
 
 @pytest.mark.parametrize("head", ["as it comes", "tuned"])
 def test_single_turns_without_tools_give_trls_own_losses(
-    tiny_qwen3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
 ) -> None:
     """TRL's own trainer, given the same tokens and log-probabilities through its `rollout_func`, step by step.
 
@@ -235,15 +207,12 @@ def test_single_turns_without_tools_give_trls_own_losses(
     def by_ids(completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [float(len(ids) % 4) for ids in completion_ids]
 
-    ours = ToolGRPOTrainer(
-        tiny_qwen3(0),
-        by_ids,
-        config(tmp_path / "ours", max_steps=4, prefix_sharing="off"),  # that pass is equal to rounding only
-        train_dataset=rows(),
-        processing_class=numbered_tokenizer(),
-        engine=ScriptedEngine(script),
-        chat=ByteChat(),
-    )
+    changes: dict[str, Any] = {
+        "learning_rate": 1e-3,
+        "max_steps": 4,
+        "prefix_sharing": "off",
+    }  # that pass is equal to rounding only
+    ours = tiny_trainer(tmp_path / "ours", by_ids, script, **changes)
     trajectories: list[Trajectory] = []
     plain_rollout = ours.rollout
 
@@ -252,7 +221,7 @@ def test_single_turns_without_tools_give_trls_own_losses(
         trajectories.extend(result.trajectories)
         return result
 
-    ours.rollout = keep  # type: ignore[method-assign]
+    ours.rollout = keep
     ours.train()
     replay = iter(trajectories)
 

@@ -1,0 +1,104 @@
+"""A trainer that is real but tiny, on a CPU: a random model, a script in place of what it would say, rows of text.
+
+Importing this is light; torch, transformers and TRL are imported when something is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolgrpo.testing.chat import ByteChat
+from toolgrpo.testing.engine import Script, ScriptedEngine
+from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+    from toolgrpo.chat.base import ChatFormat
+    from toolgrpo.trainer.config import ToolGRPOConfig
+
+__all__ = ["tiny_config", "tiny_qwen3", "tiny_trainer"]
+
+_ROWS = tuple({"prompt": f"q{i}", "answer": str(i)} for i in range(8))
+
+
+def tiny_qwen3(seed: int = 0) -> Qwen3ForCausalLM:
+    """Return a random Qwen3 of 0.1M parameters; its vocabulary of 320 holds no meaning."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.3,  # far from uniform, so that a wrong token or weight shows
+        bos_token_id=None,
+        eos_token_id=316,  # greedy decoding says it often, and only a request may say that it ends a turn
+        pad_token_id=None,
+    )
+    return Qwen3ForCausalLM(config).float()
+
+
+def tiny_config(folder: Path, **changes: Any) -> ToolGRPOConfig:
+    """Return two steps of two groups of four short episodes, with nothing saved and nothing reported but the log."""
+    from toolgrpo.trainer.config import ToolGRPOConfig
+
+    return ToolGRPOConfig(
+        **{
+            "output_dir": str(folder),
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 120,
+            "max_steps": 2,
+            "report_to": "none",
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            # The scripted log-probabilities are not the model's: a mask would drop every sequence.
+            "vllm_importance_sampling_mode": "token_truncate",
+            **changes,
+        }
+    )
+
+
+def tiny_trainer(
+    folder: Path,
+    reward: Callable[..., Any],
+    script: Script | None,
+    *,
+    rows: Sequence[Mapping[str, Any]] = _ROWS,
+    chat: ChatFormat | None = None,
+    kind: type | None = None,
+    parts: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
+    """Return a trainer of a tiny model over these rows, of the class `kind` (`ToolGRPOTrainer`).
+
+    The script speaks for the model; with None the engine is the one that the config names. `parts` are further
+    arguments of the trainer (`tools`, `observers`, `callbacks`), `changes` those of `tiny_config`.
+    """
+    from datasets import Dataset
+
+    from toolgrpo.trainer.trainer import ToolGRPOTrainer
+
+    return (kind or ToolGRPOTrainer)(
+        tiny_qwen3(),
+        reward,
+        tiny_config(folder, **changes),
+        train_dataset=Dataset.from_list([dict(row) for row in rows]),
+        processing_class=numbered_tokenizer(),
+        engine=None if script is None else ScriptedEngine(script),
+        chat=chat or ByteChat(),
+        **(parts or {}),
+    )
