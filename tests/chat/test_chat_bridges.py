@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from toolgrpo.chat import assistant_message, resolve_format, tool_message
+from toolgrpo.chat import assistant_message, prove_rows, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
@@ -143,6 +143,24 @@ def test_the_header_of_a_turn_is_the_rows() -> None:
         text = bridged(chat, tokenizer, [tool_message("f", "A")], messages=row, schemas=SCHEMAS)
         header = text[text.rindex("<|im_start|>") :]
         assert prompt.endswith(header) and ("</think>" in header) == expected
+
+
+# Once a call was made, this template's header reads the row no more; a bridge that reads the row then differs from it.
+WAYWARD = (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if 'Speak Latin' in messages[0].content and messages | length > 4 %}<think>{% endif %}{% endif %}"
+)
+
+
+def test_the_proof_tries_the_system_messages_of_the_rows_themselves() -> None:
+    tokenizer = tokenizer_of(template(header=WAYWARD), "<think>", "</think>")
+    chat = proven(tokenizer)
+    rows: list[list[Message]] = [[{"role": "system", "content": "Be kind."}, QUESTION], [QUESTION]]
+    prove_rows(chat, tokenizer, rows)
+    prove_rows(chat, tokenizer, ["a text"])
+    rows.append([{"role": "system", "content": "Speak Latin."}, QUESTION])
+    with pytest.raises(ChatFormatError, match=r"a row's own system message 'Speak Latin\.'"):
+        prove_rows(chat, tokenizer, rows)
 
 
 NESTED = "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value | string }},{% endfor %}"

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
 from toolgrpo.chat.messages import assistant_message, tool_message
 from toolgrpo.errors import ChatFormatError, ModelError
+from toolgrpo.trajectory import Message
 
-__all__ = ["ChatFormat", "ParsedTurn", "assistant_message", "check_vocabulary", "resolve_format", "tool_message"]
+__all__ = [
+    "ChatFormat",
+    "ParsedTurn",
+    "assistant_message",
+    "check_vocabulary",
+    "prove_rows",
+    "resolve_format",
+    "tool_message",
+]
 
 
 def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
-    """Return a token the model has no embedding for would fail in the middle of training."""
+    """Refuse a tokenizer with tokens that the model has no embedding for: they would fail in training."""
     if len(tokenizer) > model_vocab_size:
         raise ModelError(
             f"the tokenizer has {len(tokenizer)} entries, but the model's vocabulary only {model_vocab_size}; use the "
             f"tokenizer that belongs to the model"
         )
+
+
+def prove_rows(chat: ChatFormat, tokenizer: Any, prompts: Iterable[str | Sequence[Message]]) -> None:
+    """Prove the format for the system messages of these rows; `ChatFormatError` where it does not hold.
+
+    A template may read a switch from the system message. A format of somebody's own is taken as it is.
+    """
+    from toolgrpo.chat.bridge_proof import prove_systems
+    from toolgrpo.chat.format import TemplateFormat
+
+    if isinstance(chat, TemplateFormat):
+        first = (prompt[0] for prompt in prompts if prompt and not isinstance(prompt, str))
+        told = (message["content"] for message in first if message.get("role") == "system")
+        prove_systems(chat, tokenizer, (content for content in told if isinstance(content, str)))
 
 
 def resolve_format(tokenizer: Any) -> ChatFormat:

@@ -8,6 +8,7 @@ What is shown, for the tokenizer and the template at hand:
    the row and the results alone: one result, several of one tool and of two, an error, unicode, nothing, control text, for
    each value of `enable_thinking`, and after system messages that switch thinking. So prompt + sampled + bridge is what the
    template prints, and the bridge extends the sampled ids.
+   Rows with system messages of their own are tried with those, once they are known (`prove_systems`).
 3. Every result stands in the bridge, in order, and behind its own tool's name where names are printed; a turn that was cut
    is closed first. Where the template prints ids, they are those that the model wrote.
 4. No text adds a control token: not a user's, a system message's or a tool's, not a schema's, not the content, reasoning
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from toolgrpo.chat.encoding import unguarded
@@ -30,7 +32,7 @@ from toolgrpo.chat.messages import tool_message
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import AttemptStatus, Message
 
-__all__ = ["prove"]
+__all__ = ["prove", "prove_systems"]
 
 _ONE, _OTHER = "look_up", "search_for"
 _SHAPES: dict[str, Sequence[tuple[str, str]]] = {
@@ -50,6 +52,7 @@ _WAY_OUT = (
     "user and assistant texts alone (calls are then written in Hermes' words), or pass `chat=` to ToolGRPOTrainer for a format "
     "of your own."
 )
+_MOST_SYSTEMS = 8  # of the rows' own that are tried
 _SYSTEMS = ("Be brief.", "/no_think Be brief.", "/think Be brief.")
 
 
@@ -69,6 +72,15 @@ def prove(chat: TemplateFormat, tokenizer: Any) -> None:
     every_token = "".join(chat.control)
     proof.text_is_text("text of all control tokens", [every_token, every_token[::-1], f"x{every_token}"])
     proof.calls_are_read_back()
+
+
+def prove_systems(chat: TemplateFormat, tokenizer: Any, systems: Iterable[str]) -> None:
+    """Raise `ChatFormatError` unless the bridge comes out right behind these system messages too, the first eight of them."""
+    proof = _Proof(chat, tokenizer)
+    for system in islice(dict.fromkeys(systems), _MOST_SYSTEMS):
+        proof.bridge_extends(
+            f"one call after a row's own system message {system[:60]!r}", _SHAPES["one call"], system=system
+        )
 
 
 class _Proof:

@@ -31,8 +31,8 @@ from toolgrpo.chat.attempts import CallForm, Marker, Segment, unclosed, unreadab
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_content import CallReader
 from toolgrpo.chat.encoding import Guard, unguarded
-from toolgrpo.chat.regex_budget import RegexBudget
 from toolgrpo.chat.transformers_seam import ResponseTemplate
+from toolgrpo.regex_budget import RegexBudget
 from toolgrpo.trajectory import CallAttempt
 
 __all__ = ["CALLS", "CONTENT", "REASONING", "TurnReader"]

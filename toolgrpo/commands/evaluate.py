@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations import unset_hf_deepspeed_config
 from trl import ModelConfig
 
-from toolgrpo.chat import check_vocabulary, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.commands.parts import RunParts
@@ -133,6 +133,7 @@ class EvaluationRun:
                 tools.close()
             raise
         try:
+            prove_rows(rollouts.chat, loaded.tokenizer, rows["prompt"])
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(

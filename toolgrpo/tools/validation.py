@@ -28,8 +28,8 @@ from referencing import Resource, Specification
 from referencing.jsonschema import DRAFT7, DRAFT202012
 from referencing.jsonschema import EMPTY_REGISTRY as NOTHING_RETRIEVED
 
-from toolgrpo.chat.regex_budget import RegexBudget
 from toolgrpo.errors import PluginError
+from toolgrpo.regex_budget import RegexBudget
 
 __all__ = ["SchemaValidator"]
 

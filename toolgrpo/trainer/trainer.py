@@ -9,6 +9,7 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from toolgrpo.chat import check_vocabulary, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
@@ -44,6 +45,8 @@ from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 
 __all__ = ["ToolGRPOTrainer", "load_tokenizer"]
+
+_MOST_ROWS_PROVEN = 256  # whose system messages the chat format is proven for
 
 Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
 
@@ -95,6 +98,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator)
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
+        prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
         built = given or build_engine(self.policy, args.engine_options())

@@ -1,4 +1,4 @@
-"""Processor time that the patterns of one turn share.
+"""Share processor time among the patterns that read one text of a model.
 
 What a pattern costs only its author can know, and `regex` stops one that takes longer than it is given. But it counts the
 work of all threads of the process, and beside this one an engine may run many. So a pattern that was stopped is tried
