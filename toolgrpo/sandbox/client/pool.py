@@ -28,7 +28,7 @@ from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
 from toolgrpo.processes.wire import hang_up, receive, send
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
 from toolgrpo.sandbox.client.host_process import Host, UnconfinedWorkers, Workers
-from toolgrpo.sandbox.literals import NotPlainError, decode
+from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 
 __all__ = ["DEFAULT_PRELOAD", "Sandbox", "Session"]
@@ -42,7 +42,6 @@ DEFAULT_PRELOAD = (
     "typing", "unicodedata", "numpy", "sympy",
 )  # fmt: skip
 _GRACE_S = 15.0
-_MOST_HASHED = 5000  # in the sets and keys of one value: some ten milliseconds where they are chosen to collide
 
 
 class Sandbox:
@@ -299,7 +298,7 @@ def _frame(answer: dict[str, Any]) -> dict[str, Any]:
 def _plain(entry: Any) -> tuple[bool, Any]:
     if type(entry) is dict and "value" in entry:
         try:
-            return True, decode(entry["value"], most_hashed=_MOST_HASHED)
+            return True, decode(entry["value"], most_hashed=MOST_HASHED)
         except (NotPlainError, RecursionError) as error:
             return False, str(error)
     said = entry.get("error") if type(entry) is dict else None
