@@ -51,6 +51,9 @@ def modules() -> Iterator[tuple[str, str]]:
         yield path.relative_to(PACKAGE).as_posix(), path.read_text()
 
 
+MODULES = list(modules())
+
+
 def imports(source: str) -> Iterator[str]:
     """The modules of the libraries that a file imports from."""
     for node in ast.walk(ast.parse(source)):
@@ -64,7 +67,7 @@ def seam_of(module: str) -> tuple[str, ...]:
     return {"trl": TRL, "vllm": VLLM, "torch": TORCH, "transformers": TRANSFORMERS}.get(root, ())
 
 
-@pytest.mark.parametrize(("file", "source"), modules(), ids=[file for file, _ in modules()])
+@pytest.mark.parametrize(("file", "source"), MODULES, ids=[file for file, _ in MODULES])
 def test_a_file_imports_public_modules_only_unless_it_is_the_seam(file: str, source: str) -> None:
     for module in imports(source):
         allowed = module in ROOTS and module != "vllm"
@@ -74,7 +77,7 @@ def test_a_file_imports_public_modules_only_unless_it_is_the_seam(file: str, sou
         )
 
 
-@pytest.mark.parametrize(("file", "source"), modules(), ids=[file for file, _ in modules()])
+@pytest.mark.parametrize(("file", "source"), MODULES, ids=[file for file, _ in MODULES])
 def test_private_names_and_endpoints_stand_in_their_seams(file: str, source: str) -> None:
     if file not in (*TORCH, *TRL):
         assert PRIVATE.findall(source) == [], f"toolgrpo/{file} touches a private name; its seam is {TORCH} or {TRL}"
