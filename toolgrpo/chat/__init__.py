@@ -49,8 +49,10 @@ def prove_rows(chat: ChatFormat, tokenizer: Any, prompts: Iterable[str | Sequenc
 def resolve_format(tokenizer: Any) -> ChatFormat:
     """Return the chat format of this tokenizer's template, proven on a conversation of each shape.
 
-    A warning says so where the model is spoken to in other words than its template would print. Every turn is read as a response template says: the family's, or for any other template the tokenizer's or TRL's, if
-    there is one. Where a family knows no tools but the tokenizer's response template does, that is tried first.
+    A warning says so where the model is spoken to in other words than its template would print.
+    Every turn is read as a response template says: the family's, or for any other template the
+    tokenizer's or TRL's, if there is one. Where a family knows no tools but the tokenizer's
+    response template does, that is tried first.
     """
     from toolgrpo.chat.families import family_of, refusal_of
     from toolgrpo.chat.response_template import family_format

@@ -17,7 +17,7 @@ class EpisodeLimits:
     max_turns: int | None = 8  # assistant turns
     max_tool_calls: int | None = None  # calls that are run; further ones are answered with an error
     max_turn_tokens: int | None = None  # sampled tokens of one turn
-    max_tool_response_tokens: int | None = 1024  # a longer result is cut in the middle and says so, see `cutting.py`
+    max_tool_response_tokens: int | None = 1024  # a longer result is cut in the middle and says so, see `truncation.py`
     deadline_s: float | None = None  # wall-clock seconds of the whole episode
 
     def __post_init__(self) -> None:
