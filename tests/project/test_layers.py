@@ -23,6 +23,7 @@ LAYERS = (
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},
+    {"signal"},
     {"evaluation", "observe", "trainer"},
     {"sft", "models"},
     {"commands"},
