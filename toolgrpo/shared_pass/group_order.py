@@ -43,9 +43,7 @@ def keep_groups_together(
     return _reordered(micro_batches, accumulation_steps, _prompts, is_live)
 
 
-def put_live_first(
-    micro_batches: Sequence[MicroBatch], accumulation_steps: int, is_live: IsLive
-) -> list[MicroBatch]:
+def put_live_first(micro_batches: Sequence[MicroBatch], accumulation_steps: int, is_live: IsLive) -> list[MicroBatch]:
     """Bring live samples into the first micro-batches of their optimizer step."""
     return _reordered(micro_batches, accumulation_steps, lambda block: range(_n_samples(block)), is_live)
 

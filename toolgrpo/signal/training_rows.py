@@ -19,6 +19,7 @@ __all__ = [
     "SKIP_MODES",
     "TOKEN_LOSSES",
     "TrainingRowsOptions",
+    "dead_by_rewards_alone",
     "why_every_row",
 ]
 
@@ -91,3 +92,11 @@ def why_every_row(args: Any) -> str | None:
     if args.skip_dead_rows == "off":
         return "skip_dead_rows is off"
     return next((reason for reason, asks in NEEDS_EVERY_ROW.items() if asks(args)), None)
+
+
+def dead_by_rewards_alone(args: Any) -> bool:
+    """Return whether a group whose combined rewards are all alike has no advantage, whatever else.
+
+    Not where the rewards are normalised one by one: two that cancel each other leave some.
+    """
+    return bool(args.multi_objective_aggregation == "sum_then_normalize")

@@ -36,7 +36,7 @@ class RowChoice:
     """Which rows of a micro-batch to score, and what stands in for the others."""
 
     live: torch.Tensor  # (B,)
-    stand_in: torch.Tensor | None  # (B, T), log-probabilities that a loss can bear; default: 0
+    stand_in: torch.Tensor | float  # log-probabilities (B, T), or one for all
 
     def score(
         self,
@@ -68,6 +68,6 @@ class RowChoice:
         return whole, torch.zeros_like(whole, dtype=entropies.dtype).index_put((rows,), entropies), None
 
     def _dead_logps(self, like: torch.Tensor, width: int) -> torch.Tensor:
-        if self.stand_in is None:
-            return like.new_zeros(len(self.live), width)
-        return self.stand_in.to(like.dtype)
+        if isinstance(self.stand_in, torch.Tensor):
+            return self.stand_in.to(like.dtype)
+        return like.new_full((len(self.live), width), self.stand_in)

@@ -109,7 +109,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
-        self._row_choice: RowChoice | None = None  # of the micro-batch whose loss is computed
+        self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
+        self._asked_rewards: Any = None  # from their asking until TRL wants them
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
@@ -241,8 +242,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
         output = super()._generate_and_score_completions(inputs)
+        old_choice, self._row_choice = self._row_choice, None
         output = trl_batch.clear_dead_groups(output, self._in_dead_groups)
-        output, shares = trl_batch.settle_denominator(self, output)
+        output, shares = trl_batch.settle_denominator(self, trl_batch.fill_old_logps(output, old_choice))
         if trl_seam.mode_of(self) == "train":
             trl_seam.log_metrics(self, shares)
         return output
@@ -274,9 +276,15 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._batch = batch = batch.numbered(self._first_number(len(batch)))
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id).as_trl()
+        output = trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id)
+        if trl_batch.reads_old_policy(self):
+            self._ask_before_old_policy(prompts, output)
+        return output.as_trl()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        rewards_per_func, self._asked_rewards = self._asked_rewards, None
+        if rewards_per_func is not None:
+            return rewards_per_func
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         group_size = self._group_size(trl_seam.mode_of(self))
         self._in_dead_groups = trl_batch.in_dead_groups(self, rewards_per_func, len(prompts), group_size)
@@ -285,6 +293,17 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
             self.rollouts.observers.batch_done(batch.graded(grades, success_at(self.args.success_threshold)))
         return rewards_per_func
+
+    def _ask_before_old_policy(self, prompts: list[Any], output: trl_seam.GenerationOutput) -> None:
+        """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
+        that they say is dead.
+        """
+        fields = [
+            dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
+        ]
+        inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
+        self._asked_rewards = self._calculate_rewards(inputs, prompts, output.completions, output.completion_ids)
+        self._row_choice = trl_batch.choose_rows_of_old_policy(self, self._in_dead_groups)
 
     def _open_rollouts(
         self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
