@@ -36,11 +36,12 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
-from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer import trl_batch, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
+from toolgrpo.trainer.live_rows import RowChoice
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 
@@ -107,6 +108,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
+        self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
+        self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
+        self._asked_rewards: Any = None  # from their asking until TRL wants them
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
@@ -237,15 +241,33 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
-        return super()._generate_and_score_completions(inputs)
+        output = super()._generate_and_score_completions(inputs)
+        old_choice, self._row_choice = self._row_choice, None
+        output = trl_batch.clear_dead_groups(output, self._in_dead_groups)
+        output, shares = trl_batch.settle_denominator(self, trl_batch.fill_old_logps(output, old_choice))
+        if trl_seam.mode_of(self) == "train":
+            trl_seam.log_metrics(self, shares)
+        return output
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._row_choice = choice = trl_batch.choose_rows(self, inputs)
+        try:
+            with trl_batch.mean_entropy_of_live(self, inputs, choice):
+                return super().compute_loss(model, inputs, *args, **kwargs)
+        finally:
+            self._row_choice = None
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
         padded = super()._get_per_token_logps_and_entropies
-        return padded(model, *args, **kwargs) if shared is None else shared
+
+        def score(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
+            return padded(model, *args, **kwargs) if shared is None else shared
+
+        return score(*args, **kwargs) if self._row_choice is None else self._row_choice.score(score, *args, **kwargs)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
@@ -254,15 +276,34 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._batch = batch = batch.numbered(self._first_number(len(batch)))
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id).as_trl()
+        output = trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id)
+        if trl_batch.reads_old_policy(self):
+            self._ask_before_old_policy(prompts, output)
+        return output.as_trl()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        rewards_per_func, self._asked_rewards = self._asked_rewards, None
+        if rewards_per_func is not None:
+            return rewards_per_func
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        group_size = self._group_size(trl_seam.mode_of(self))
+        self._in_dead_groups = trl_batch.in_dead_groups(self, rewards_per_func, len(prompts), group_size)
         batch, self._batch = self._batch, None
         if batch is not None:
             grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
             self.rollouts.observers.batch_done(batch.graded(grades, success_at(self.args.success_threshold)))
         return rewards_per_func
+
+    def _ask_before_old_policy(self, prompts: list[Any], output: trl_seam.GenerationOutput) -> None:
+        """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
+        that they say is dead.
+        """
+        fields = [
+            dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
+        ]
+        inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
+        self._asked_rewards = self._calculate_rewards(inputs, prompts, output.completions, output.completion_ids)
+        self._row_choice = trl_batch.choose_rows_of_old_policy(self, self._in_dead_groups)
 
     def _open_rollouts(
         self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
