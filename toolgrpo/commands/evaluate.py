@@ -24,7 +24,7 @@ from trl import ModelConfig
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
-from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import build_engine
@@ -198,10 +198,9 @@ def parse_evaluation_arguments(
 
     The YAML file may be the one of the training.
     """
-    evaluation, script, config, model = parse_args(
-        (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig), list(argv)
-    )
-    check_arguments(script, config, model)
+    kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
+    evaluation, script, config, model = parse_args(kinds, list(argv))
+    check_arguments(script, config, model, given_names(kinds, argv))
     return evaluation, script, config, model
 
 
