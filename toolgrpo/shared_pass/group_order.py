@@ -68,7 +68,7 @@ def _reorder(block: Sequence[MicroBatch]) -> list[MicroBatch]:
         return list(block)
     ids = torch.cat([micro_batch["prompt_ids"] for micro_batch in block])
     mask = torch.cat([micro_batch["prompt_mask"] for micro_batch in block]).bool()
-    groups = [tuple(row[real].tolist()) for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
+    groups = [row[real].numpy().tobytes() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
     order = order_by_group(groups, sizes[0])
     joined = {key: _permuted([micro_batch[key] for micro_batch in block], order) for key in block[0]}
     return [
