@@ -173,6 +173,8 @@ class RunParts:
                 )
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
+        if trainer.demand.line is not None:
+            self.terminal.say(f"context   {trainer.demand.line}")
         return trainer
 
     def peft_config(self) -> Any:
