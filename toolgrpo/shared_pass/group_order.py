@@ -116,7 +116,7 @@ def _n_samples(block: Sequence[MicroBatch]) -> int:
 def _prompts(block: Sequence[MicroBatch]) -> list[Hashable]:
     ids = torch.cat([micro_batch["prompt_ids"] for micro_batch in block])
     mask = torch.cat([micro_batch["prompt_mask"] for micro_batch in block]).bool()
-    return [tuple(row[real].tolist()) for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
+    return [row[real].numpy().tobytes() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
 def _per_sample(value: Any) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
 from trl import GRPOConfig
 
 from toolgrpo.chat.unmarked import POLICIES
@@ -26,6 +25,7 @@ from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
+from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
@@ -133,11 +133,9 @@ class ToolGRPOConfig(TrainingRowsOptions, GRPOConfig):  # type: ignore[misc]  # 
     )
 
     def __post_init__(self) -> None:
-        if not torch.cuda.is_available():
-            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and
-            # never exact.
-            self.bf16: bool | None = bool(self.bf16)
+        if trains_on_cpu(self.use_cpu):
             self._use_gloo()
+        self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
         self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINE_NAMES:

@@ -9,7 +9,7 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,8 @@ from trl import GRPOTrainer
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.engines.base import Engine, SamplingOptions
-from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
+from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
+from toolgrpo.engines.build import BuiltEngine, EngineChoice, EngineOptions, build_engine
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
@@ -33,6 +33,7 @@ from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_t
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
+from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
@@ -57,7 +58,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
     a `Toolbox`. `engine` and `chat` replace what the config and the tokenizer would choose.
-    `observers` hear of every rollout; `progress` is the display to show it on.
+    `observers` hear of every rollout; `progress` is the display to show it on. `heldout` are the
+    rows that `measure` will be asked about: the engine is made large enough for them, too.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         chat: ChatFormat | None = None,
         observers: Sequence[Observer] = (),
         progress: RunProgress | None = None,
+        heldout: Sequence[Mapping[str, Any]] = (),
         **kwargs: Any,
     ) -> None:
         _refuse_rollouts_of_trl(kwargs)
@@ -101,8 +104,11 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
+        self.demand = Demand(args.engine_options())
+        if engine is None:
+            self.demand = self._suited(self.demand.options, chat, toolbox, heldout)
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
-        built = given or build_engine(self.policy, args.engine_options())
+        built = given or build_engine(self.policy, self.demand.options)
         self.engine_choice = built.choice
         trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
@@ -183,7 +189,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         Each process runs its own rows.
         """
-        if self._weights_of_step != self.state.global_step:
+        gave_up = isinstance(self.engine, Sleeper) and self.engine.needs_weights
+        if gave_up or self._weights_of_step != self.state.global_step:
             self.rollouts.load_weights(self.policy.weights())
             self._weights_of_step = self.state.global_step
         return self.rollouts.run(
@@ -320,6 +327,22 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             unmarked_calls=args.unmarked_calls,
             max_concurrent=args.max_concurrent_episodes,
             enable_thinking=args.enable_thinking,
+        )
+
+    def _suited(
+        self, options: EngineOptions, chat: ChatFormat, toolbox: ToolProvider | None, heldout: Sequence[Any]
+    ) -> Demand:
+        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else [self.eval_dataset]
+        return suit(
+            options,
+            self.policy,
+            chain.from_iterable(rows or () for rows in (self.train_dataset, *evaluated)),
+            heldout,
+            chat=chat,
+            tools=toolbox,
+            max_completion_length=self.args.episode_limits().max_completion_length,
+            enable_thinking=self.args.enable_thinking,
+            max_concurrent=self.args.max_concurrent_episodes,
         )
 
     def _rollout_tables(self) -> RolloutTables:

@@ -191,11 +191,11 @@ def _leaves_out_unlabelled(device: torch.device) -> bool:
 
 def policy_of(trainer: Any, backend: Backend) -> Policy:
     """Return the trainer's model as engines need to know it."""
-    accelerator, args = trainer.accelerator, trainer.args
+    accelerator = trainer.accelerator
     return Policy(
         get_model=lambda: accelerator.unwrap_model(trainer.model),
         weights=lambda: iter_named_params(trainer),
-        dtype=compute_dtype(trainer.model, bf16=args.bf16, fp16=args.fp16),
+        dtype=compute_dtype(trainer.model, accelerator.mixed_precision),
         device=accelerator.device,
         backend=backend,
         process_index=accelerator.process_index,
