@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -29,6 +30,7 @@ from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
@@ -100,7 +102,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 **kwargs,
             )
         trl_seam.tune_fused_head(self.accelerator.device)
-        self.backend = check_backend(self.accelerator)
+        self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
@@ -131,7 +133,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
             self.add_callback(callback)
         log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
-        all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
+        lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
+        all_observers = Observers([log, self.recorder, tables, self.progress, *lines, *observers])
         self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
