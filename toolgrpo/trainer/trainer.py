@@ -9,6 +9,7 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -36,10 +37,11 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
-from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer import reward_seam, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches, RewardRule, row_order
 from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
@@ -107,6 +109,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
+        self.drawing = self._open_drawing() if args.draws_groups else None
+        self._drawn: DrawnBatch | None = None  # while TRL scores it
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
@@ -179,9 +183,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         Each process runs its own rows.
         """
-        if self._weights_of_step != self.state.global_step:
-            self.rollouts.load_weights(self.policy.weights())
-            self._weights_of_step = self.state.global_step
+        self._load_weights()
         return self.rollouts.run(
             rows,
             options or self.args.sampling_options(),
@@ -191,6 +193,11 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             group_size=1 if mode == "heldout" else self._group_size(mode),
             offset=self.accelerator.process_index * len(rows),
         )
+
+    def _load_weights(self) -> None:
+        if self._weights_of_step != self.state.global_step:
+            self.rollouts.load_weights(self.policy.weights())
+            self._weights_of_step = self.state.global_step
 
     def measure(
         self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
@@ -236,8 +243,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._checkpoints.save(lambda: write(model, trial))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-        self._rows = inputs
-        return super()._generate_and_score_completions(inputs)
+        draws = self.drawing is not None and trl_seam.mode_of(self) == "train"
+        self._drawn = drawn = self._draw(self.drawing, len(inputs)) if draws else None
+        self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
+        output = super()._generate_and_score_completions(inputs)
+        if drawn is not None:
+            reward_seam.log_reward_of_all(self, drawn.reward)
+            trl_seam.log_metrics(self, drawn.metrics)
+        return output
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
@@ -248,21 +261,65 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return padded(model, *args, **kwargs) if shared is None else shared
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
-        batch = self.rollout(rows, mode=trl_seam.mode_of(self))
+        if self._drawn is None:
+            rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
+            batch = self.rollout(rows, mode=trl_seam.mode_of(self))
+            self._batch = batch = batch.numbered(self._first_number(len(batch)))
+            trajectories = batch.trajectories
+        else:
+            self._batch, batch, trajectories = None, self._drawn.ran, self._drawn.trajectories
         self.rollout_seconds += batch.times.duration_s
-        self._batch = batch = batch.numbered(self._first_number(len(batch)))
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id).as_trl()
+        return trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id).as_trl()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        if self._drawn is not None:  # they were asked as the groups ended
+            reward_seam.log_asked(self, self._drawn.columns, self._drawn.logged)
+            self.rollouts.observers.batch_done(self._drawn.ran)
+            return reward_seam.gathered(self, self._drawn.values)
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         batch, self._batch = self._batch, None
         if batch is not None:
             grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
             self.rollouts.observers.batch_done(batch.graded(grades, success_at(self.args.success_threshold)))
         return rewards_per_func
+
+    def _draw(self, drawing: DrawnBatches, n_rows: int) -> DrawnBatch:
+        self._load_weights()
+        drawn = drawing.draw(
+            self.rollouts,
+            self.args.sampling_options(),
+            partial(reward_seam.ask_rewards, self),
+            n_rows=n_rows,
+            step=self.state.global_step,
+            first_number=self.n_episodes,
+        )
+        self.n_episodes += drawn.n_episodes
+        return drawn
+
+    def _open_drawing(self) -> DrawnBatches:
+        if reward_seam.has_split_reward_model(self):
+            raise ConfigError(
+                "dynamic_sampling, curriculum and row_weights ask rewards when a group ends, in each process for itself, "
+                "but the reward model is split over the processes; use a reward function, or a backend that splits nothing"
+            )
+        rows = self.train_dataset
+        rule = RewardRule(
+            names=tuple(self.reward_func_names),
+            weights=tuple(self.reward_weights.tolist()),
+            normalize_first=self.multi_objective_aggregation == "normalize_then_sum",
+            succeeded=success_at(self.args.success_threshold),
+        )
+        return DrawnBatches(
+            options=self.args,
+            order=row_order(self.args, rows, partial(reward_seam.epoch_order, self), self.args.seed),
+            rule=rule,
+            row_of=lambda number: self.train_sampler.data_source[number],
+            group_size=self.args.num_generations,
+            n_processes=self.accelerator.num_processes,
+            process=self.accelerator.process_index,
+        )
 
     def _open_rollouts(
         self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
