@@ -24,7 +24,7 @@ from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import Handle, Scheduler, check_complete, run_blocking
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["Decided", "Group", "GroupDraw", "Verdict", "draw_groups"]
+__all__ = ["Decided", "Group", "GroupDraw", "GroupSource", "Verdict", "draw_groups"]
 
 
 class Verdict(Protocol):
@@ -48,6 +48,8 @@ class Decided(Protocol):
 
 
 V = TypeVar("V", bound=Verdict)
+Judge = Callable[[Row, tuple[Trajectory, ...]], Awaitable[V]]
+Decide = Callable[[Sequence[bool | None]], Decided]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +73,6 @@ class GroupDraw(Generic[V]):
     times: RolloutTimes
 
 
-def draw_groups(
-    rollouts: Rollouts,
-    options: SamplingOptions,
-    began: RolloutBegan,
-    *,
-    row_of: Callable[[int], Row],
-    group_size: int,
-    judge: Callable[[Row, tuple[Trajectory, ...]], Awaitable[V]],
-    decide: Callable[[Sequence[bool | None]], Decided],
-) -> GroupDraw[V]:
-    """Run groups of episodes until `decide` says which to take.
-
-    `decide` is told, group by group in the order of submission, whether it is live (None: open).
-    """
-    with rollouts.telling(began):
-        return run_blocking(
-            lambda: _Source(rollouts, rollouts.scheduler(options, began), row_of, group_size, judge, decide).run(),
-            loop_factory=HoldingLoop,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Begun(Generic[V]):
     """A group whose episodes were submitted; `settled` waits for them and has them judged."""
@@ -110,15 +91,20 @@ class _Begun(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Source(Generic[V]):
+class GroupSource(Generic[V]):
+    """What one draw runs on. `decide` is told, group by group in the order of submission, whether it
+    is live (None: open); `row_of` gives the row of a group by its number.
+    """
+
     rollouts: Rollouts
     scheduler: Scheduler
     row_of: Callable[[int], Row]
     group_size: int
-    judge: Callable[[Row, tuple[Trajectory, ...]], Awaitable[V]]
-    decide: Callable[[Sequence[bool | None]], Decided]
+    judge: Judge[V]
+    decide: Decide
 
     async def run(self) -> GroupDraw[V]:
+        """Open the scheduler, draw until it is decided, and close it."""
         groups: list[_Begun[V]] = []
         async with self.scheduler:
             try:
@@ -148,6 +134,24 @@ class _Source(Generic[V]):
             return Group(row, trajectories, await self.judge(row, trajectories))
 
         return _Begun(handles, asyncio.create_task(settle()))
+
+
+def draw_groups(
+    rollouts: Rollouts,
+    options: SamplingOptions,
+    began: RolloutBegan,
+    *,
+    row_of: Callable[[int], Row],
+    group_size: int,
+    judge: Judge[V],
+    decide: Decide,
+) -> GroupDraw[V]:
+    """Run groups of episodes until `decide` says which to take; the observers hear of it."""
+    with rollouts.telling(began):
+        return run_blocking(
+            lambda: GroupSource(rollouts, rollouts.scheduler(options, began), row_of, group_size, judge, decide).run(),
+            loop_factory=HoldingLoop,
+        )
 
 
 async def _cancel(groups: Sequence[_Begun[Any]]) -> None:

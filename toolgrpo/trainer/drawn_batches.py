@@ -119,6 +119,7 @@ class DrawnBatches:
     group_size: int
     n_processes: int = 1
     process: int = 0
+    gather: Callable[[list[Any]], list[Any]] = gather_object  # the lists of all processes, in their order
 
     def draw(
         self,
@@ -203,7 +204,7 @@ class DrawnBatches:
             _fate(share.number(group), planned[share.number(group)], worth.verdict, self.rule.weights)
             for group, worth in enumerate(drawn.groups)
         )
-        news: list[_News] = gather_object([_News(fates, drawn.n_surplus)])
+        news: list[_News] = self.gather([_News(fates, drawn.n_surplus)])
         return news
 
     def _batch(self, drawn: GroupDraw[_Worth], step: int) -> RolloutBatch:
@@ -234,7 +235,7 @@ class DrawnBatches:
         """Give every process its slice of the batch; they have it where no group lies in two slices."""
         if n_rows % self.group_size == 0:
             return own
-        everything: list[_TrainedRow] = gather_object(own)
+        everything: list[_TrainedRow] = self.gather(own)
         return everything[self.process * n_rows : (self.process + 1) * n_rows]
 
     def _metrics(self, fates: Sequence[_Fate], n_surplus: int) -> dict[str, float]:
