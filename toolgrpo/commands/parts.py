@@ -17,11 +17,11 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.data import BadRows, check_gold, load_tasks
+from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.rewards import Reward, get_reward, load_reward
+from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.storage import storage_errors
