@@ -23,8 +23,7 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer
 from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
-from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches, RewardRule
-from toolgrpo.trainer.reward_seam import Asked
+from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 pytestmark = pytest.mark.e2e

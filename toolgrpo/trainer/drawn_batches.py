@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -34,10 +34,21 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.group_worth import combined_rewards, weighted_sums
 from toolgrpo.signal.process_share import ProcessShare
 from toolgrpo.signal.row_order import GroupResult, RowOrder
-from toolgrpo.trainer.reward_seam import Asked
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["DrawnBatch", "DrawnBatches", "RewardRule", "row_order"]
+__all__ = ["Asked", "DrawnBatch", "DrawnBatches", "RewardRule", "row_order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the rewards said of some episodes: per episode a value of each function (NaN: None), and
+    what they logged, columns per episode and numbers.
+    """
+
+    values: tuple[tuple[float, ...], ...]
+    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
 
 Ask = Callable[[Sequence[Row], Sequence[Trajectory]], Awaitable[Asked]]
 

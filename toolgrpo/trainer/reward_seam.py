@@ -8,7 +8,7 @@ What is private and used, beside what `trl_seam.py` lists:
   It is called on a shallow copy of the trainer, which has some of the functions and collects what
   they log by itself;
 * `trl.trainer.grpo_trainer.gather`, with which it ends: a collective call, left out there
-  (`keep_gathers_apart`) and made once for the whole batch by `gathered`;
+  (`keep_gathers_apart`) and made once for the whole batch by `answers_of`;
 * `GRPOTrainer._pending_extra_logs` and `_pending_metrics` collect what rewards log until the batch
   is scored;
 * `GRPOTrainer._metrics[mode]["reward"]` is the mean reward of what is trained on.
@@ -19,9 +19,8 @@ from __future__ import annotations
 import contextvars
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,34 +29,17 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import is_async_callable
 
+from toolgrpo.errors import ConfigError
+from toolgrpo.evaluation.grading import success_at
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.withdrawal import asked_in_thread
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.held_time import timers_held
-from toolgrpo.trainer.trl_seam import GenerationOutput, mode_of
+from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule, row_order
+from toolgrpo.trainer.trl_seam import GenerationOutput, log_metrics, mode_of
 from toolgrpo.trajectory import Trajectory
 
-__all__ = [
-    "Asked",
-    "ask_rewards",
-    "epoch_order",
-    "gathered",
-    "has_split_reward_model",
-    "keep_gathers_apart",
-    "log_asked",
-    "log_reward_of_all",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the rewards said of some episodes: per episode a value of each function (NaN: None), and
-    what they logged, columns per episode and numbers.
-    """
-
-    values: tuple[tuple[float, ...], ...]
-    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+__all__ = ["answers_of", "ask_rewards", "keep_gathers_apart", "log_drawn", "open_drawing"]
 
 
 _apart: contextvars.ContextVar[bool] = contextvars.ContextVar("gathers_kept_apart", default=False)
@@ -106,34 +88,53 @@ async def ask_rewards(trainer: Any, rows: Sequence[Row], trajectories: Sequence[
     return Asked(tuple(zip(*in_order, strict=True)), columns, metrics)
 
 
-def gathered(trainer: Any, values: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Return these rewards of this process's rows with those of all others, as TRL's own call does."""
-    device = trainer.accelerator.device
-    return _gather(torch.tensor([list(of_row) for of_row in values], dtype=torch.float32, device=device))
+def answers_of(trainer: Any, drawn: DrawnBatch) -> torch.Tensor:
+    """Return what `_calculate_rewards` would of a drawn batch: the rewards of all processes' rows.
 
-
-def log_asked(trainer: Any, columns: Mapping[str, Sequence[Any]], metrics: Mapping[str, Sequence[float]]) -> None:
-    """Give to TRL what rewards have logged, so that it goes with the batch."""
-    for name, values in columns.items():
+    What the rewards have logged goes to TRL with it.
+    """
+    for name, values in drawn.columns.items():
         trainer._pending_extra_logs[name].extend(values)
-    for name, numbers in metrics.items():
+    for name, numbers in drawn.logged.items():
         trainer._pending_metrics[name].extend(numbers)
+    values = torch.tensor(list(map(list, drawn.values)), dtype=torch.float32, device=trainer.accelerator.device)
+    return _gather(values)
 
 
-def log_reward_of_all(trainer: Any, mean: float) -> None:
-    """Let `reward` be the mean of everything drawn; TRL's, of what is trained on, is logged beside it."""
+def log_drawn(trainer: Any, drawn: DrawnBatch) -> None:
+    """Let `reward` be the mean of everything drawn; TRL's, of what is trained on, stands beside it."""
     collected = trainer._metrics[mode_of(trainer)]
     collected["reward_trained"].append(collected["reward"].pop())
-    collected["reward"].append(mean)
+    collected["reward"].append(drawn.reward)
+    log_metrics(trainer, drawn.metrics)
 
 
-def has_split_reward_model(trainer: Any) -> bool:
-    """Return whether a reward model makes all processes wait for each other."""
-    models = [reward for reward in trainer.reward_funcs if isinstance(reward, torch.nn.Module)]
-    return bool(models) and trainer.backend.splits_parameters
+def open_drawing(trainer: Any) -> DrawnBatches:
+    """Return what draws the batches of this trainer, or say why nothing can."""
+    args, rows = trainer.args, trainer.train_dataset
+    if trainer.backend.splits_parameters and any(isinstance(one, torch.nn.Module) for one in trainer.reward_funcs):
+        raise ConfigError(
+            "dynamic_sampling, curriculum and row_weights ask rewards when a group ends, in each process for itself, but "
+            "the reward model is split over the processes; use a reward function, or a backend that splits nothing"
+        )
+    rule = RewardRule(
+        names=tuple(trainer.reward_func_names),
+        weights=tuple(trainer.reward_weights.tolist()),
+        normalize_first=trainer.multi_objective_aggregation == "normalize_then_sum",
+        succeeded=success_at(args.success_threshold),
+    )
+    return DrawnBatches(
+        options=args,
+        order=row_order(args, rows, partial(_epoch_order, trainer), args.seed),
+        rule=rule,
+        row_of=lambda number: trainer.train_sampler.data_source[number],
+        group_size=args.num_generations,
+        n_processes=trainer.accelerator.num_processes,
+        process=trainer.accelerator.process_index,
+    )
 
 
-def epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
+def _epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
     """Return the order in which TRL's sampler draws the rows of an epoch."""
     if not trainer.shuffle_dataset:
         return list(range(n_rows))
