@@ -84,6 +84,7 @@ class RowOrder:
     """The rows still to be drawn. `order_of(epoch)` is the permutation of a pass.
 
     `left_out` are rows that are never drawn; `histories` is what is known of rows at the beginning.
+    Rows stay in the pools they began in unless it `learns`.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class RowOrder:
         pools: Pools | None = None,
         left_out: Collection[int] = (),
         histories: Mapping[int, RowHistory] | None = None,
+        learns: bool = True,
     ) -> None:
         if len(left_out) >= n_rows:
             raise ValueError("no row is left to draw")
@@ -104,6 +106,7 @@ class RowOrder:
         self._pools = pools or Pools()
         self._left_out = frozenset(left_out)
         self._histories = {row: one for row, one in (histories or {}).items() if row not in self._left_out}
+        self._learns = learns
         self._place = _Place()
         self._held: list[int] = []  # planned before, not used
         self._pass: tuple[int, Sequence[int]] | None = None
@@ -141,7 +144,7 @@ class RowOrder:
         for result in results:
             before = self._histories.get(result.row, RowHistory())
             self._histories[result.row] = RowHistory(
-                before.mean if result.mean is None else result.mean,
+                result.mean if self._learns and result.mean is not None else before.mean,
                 before.solved_in_a_row + 1 if result.solved else 0,
             )
 

@@ -18,10 +18,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 
+from toolgrpo.data.row_keys import row_key
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Row, Scored, Success
@@ -34,6 +36,7 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.group_worth import combined_rewards, weighted_sums
 from toolgrpo.signal.process_share import ProcessShare
 from toolgrpo.signal.row_order import GroupResult, RowOrder
+from toolgrpo.signal.row_report import read_report, reported_rows
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["Asked", "DrawnBatch", "DrawnBatches", "RewardRule", "row_order"]
@@ -276,7 +279,25 @@ def row_order(
             f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
             f"load it whole (not as a stream), or leave these off"
         )
-    return RowOrder(len(rows), partial(order_of, len(rows)), seed=seed, pools=options.pools())
+    known = None
+    if options.row_weights is not None:
+        known = reported_rows(
+            [row_key(prompt) for prompt in rows["prompt"]],
+            read_report(Path(options.row_weights)),
+            k=options.row_pass_k,
+            least=options.row_pass_min,
+            most=options.row_pass_max,
+            source=options.row_weights,
+        )
+    return RowOrder(
+        len(rows),
+        partial(order_of, len(rows)),
+        seed=seed,
+        pools=options.pools(),
+        left_out=known.left_out if known else (),
+        histories=known.histories if known else None,
+        learns=options.curriculum != "off",
+    )
 
 
 def _fate(number: int, row: int, worth: _Worth, weights: Sequence[float]) -> _Fate:
