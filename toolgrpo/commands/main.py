@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
 from toolgrpo.startup import prepare
 
@@ -47,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    theme = asked_for(arguments[1:])
+    if theme is not None and name in PAGES:
+        return _show_help(name, theme)
     prepare()  # before anything imports PyTorch
     return command.run(arguments[1:])
 
@@ -60,22 +65,23 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "`toolgrpo COMMAND --help` lists the flags of a command.",
+            "`toolgrpo COMMAND --help` shows the flags of a command by theme, `--help all` every one.",
             "`accelerate launch -m toolgrpo COMMAND ...` runs it in several processes.",
         ]
     )
 
 
-def _asks_for_help(arguments: Sequence[str]) -> bool:
-    return bool({"-h", "--help"} & set(arguments))
+def _show_help(command: str, theme: str) -> int:
+    try:
+        print(help_text(command, theme))
+    except ConfigError as error:
+        print(f"toolgrpo: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _train(arguments: list[str]) -> int:
     started = time.monotonic()
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.train import parse_arguments
-
-        parse_arguments(arguments)
     terminal = Terminal.of_command("train")
     from toolgrpo.commands.train import TrainingRun, parse_arguments
     from toolgrpo.storage import storage_errors
@@ -91,10 +97,6 @@ def _train(arguments: list[str]) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.evaluate import parse_evaluation_arguments
-
-        parse_evaluation_arguments(arguments)
     terminal = Terminal.of_command("evaluate")
     from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 

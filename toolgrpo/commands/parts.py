@@ -7,7 +7,7 @@ Each part says one line about what was loaded. Shared by training and evaluation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.rehearsal import rehearse
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, check_gold, load_tasks
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.named_models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.rewards import Reward, get_reward, load_reward
@@ -129,6 +131,9 @@ class RunParts:
                 _check_columns(heldout, tools, rewards)
             except ToolGRPOError as error:
                 raise type(error)(f"the held-out rows: {error}") from error
+        if self.script.dry_run:
+            for some in (rows, *([] if heldout is None else [heldout])):
+                rehearse(some, tools, rewards, self.config.reward_weights)
         for reward in rewards:
             checked = check_gold(rows, reward) if self.script.dry_run else None
             gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
@@ -193,9 +198,9 @@ class RunParts:
         return dataset
 
     def _place_of(self, name: str) -> str:
-        build = _NAMED_MODELS.get(name)
-        if build is not None:
-            return str(build(self.terminal))
+        if name in NAMED_MODELS:
+            shown = {"console": self.terminal.console} if name == "nano" else {"say": self.terminal.say}
+            return str(folder_of(name, **shown))
         path = Path(name).expanduser()
         if path.is_file():
             raise ModelError(
@@ -210,21 +215,6 @@ class RunParts:
                 f"--model_name_or_path {name}: there is no such folder (the working folder is {Path.cwd()})"
             )
         return str(path) if path.exists() else name
-
-
-def _nano(terminal: Terminal) -> Path:
-    from toolgrpo.models.nano import ensure_nano
-
-    return ensure_nano(console=terminal.console)
-
-
-def _smollm2(terminal: Terminal) -> Path:
-    from toolgrpo.models.smollm2 import ensure_smollm2
-
-    return ensure_smollm2(say=terminal.say)
-
-
-_NAMED_MODELS: dict[str, Callable[[Terminal], Path]] = {"nano": _nano, "smollm2": _smollm2}
 
 
 def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:

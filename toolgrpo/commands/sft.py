@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolgrpo.errors import ConfigError, DataError, ModelError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models.nano import NanoRecipe, resolve_model
+from toolgrpo.models.nano import NanoRecipe
+from toolgrpo.named_models import folder_of
 from toolgrpo.sft.batches import Batch, Example, collate
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.loop import train, warmup_then_decay
@@ -84,7 +85,7 @@ def run_sft(arguments: SFTArguments, console: Console) -> SFTResult:
 def _run(arguments: SFTArguments, console: Console) -> SFTResult:
     if arguments.dataset_id_or_path == "nano":
         return _build_nano(arguments, console)
-    tokenizer, model = _load(resolve_model(arguments.model_name_or_path))
+    tokenizer, model = _load(str(folder_of(arguments.model_name_or_path)))
     examples = _examples(arguments, tokenizer, arguments.max_length or model.config.max_position_embeddings)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)

@@ -73,6 +73,8 @@ class TrainingRun:
             return summary
         finally:
             trainer.close()
+            if trainer.toolbox is not None:
+                trainer.toolbox.close()
 
     def _save(self, trainer: ToolGRPOTrainer) -> None:
         folder, say = self.config.output_dir, self.terminal.say

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
@@ -26,10 +26,12 @@ from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
+from toolgrpo.named_models import folder_of
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
+from toolgrpo.rewards.named import named_rewards
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
@@ -41,6 +43,7 @@ from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
+from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 
@@ -56,9 +59,18 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
     a `Toolbox`. `engine` and `chat` replace what the config and the tokenizer would choose.
-    `observers` hear of every rollout; `progress` is the display to show it on.
+    `observers` hear of every rollout; `progress` is the display to show it on. The named models and
+    rewards of the command line (`"nano"`, `"accuracy"`) are known here too.
+
+    `close()` gives the engine and the tool workers back; a `with` block does it at its end, and a
+    trainer that nobody has any more does it by itself. Tools that were given as a `Toolbox` stay
+    open: they belong to whoever loaded them.
     """
 
+    _closed = False
+    _claim: FolderClaim | None = None
+
+    @closed_if_it_fails
     def __init__(
         self,
         model: str | PreTrainedModel,
@@ -78,11 +90,15 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         _refuse_rollouts_of_trl(kwargs)
         trl_seam.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
+        self._to_close: list[Callable[[], None]] = []  # until `rollouts` has them
         args = args or ToolGRPOConfig("toolgrpo-output")
+        model, reward_funcs = folder_of(model), named_rewards(reward_funcs)
         tokenizer = processing_class or load_tokenizer(
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
         chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
+        if toolbox is not None and toolbox is not tools:
+            self._to_close.append(toolbox.close)
         self.train_sampler: Any = None
         args = args.changed(report_to=installed_trackers(args.report_to))
         with trl_seam.no_engine_of_trl(args):
@@ -102,6 +118,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.policy = trl_seam.policy_of(self, self.backend)
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
         built = given or build_engine(self.policy, args.engine_options())
+        if given is None:
+            self._to_close.append(built.engine.shutdown)
         self.engine_choice = built.choice
         trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
@@ -115,14 +133,15 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
-        self._claim: FolderClaim | None = None
         tables = self._rollout_tables()
         # In this order: a stop saves, and a save logs.
         for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
             self.add_callback(callback)
         log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
         all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
-        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
+        self.rollouts = self._open_rollouts(
+            built.engine, chat, toolbox, all_observers, closes_tools=toolbox is not tools
+        )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -211,13 +230,31 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def close(self) -> None:
         """End the engine, the tool workers, the observers and the bars,
-        and leave the output folder to others.
+        and leave the output folder to others. Safe to call twice.
         """
-        self.progress.stop_steps()  # an error may have left them, and the cursor hidden
+        if self._closed:
+            return
+        self._closed = True
+        parts = vars(self)
+        if "progress" in parts:
+            self.progress.stop_steps()  # an error may have left them, and the cursor hidden
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        self.rollouts.close()
+        close_parts = [self.rollouts.close] if "rollouts" in parts else parts.get("_to_close", [])
+        for close_part in reversed(close_parts):
+            close_part()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        close_when_nobody_has_it(self)
 
     def _claim_folder(self) -> None:
         if self._claim is None:
@@ -265,7 +302,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return rewards_per_func
 
     def _open_rollouts(
-        self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        toolbox: ToolProvider | None,
+        observers: Observers,
+        *,
+        closes_tools: bool,
     ) -> Rollouts:
         args = self.args
         return Rollouts(
@@ -274,6 +317,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             limits=args.episode_limits(),
             tokenizer=self.processing_class,
             tools=toolbox,
+            closes_tools=closes_tools,
             observers=observers,
             engine_retries=args.engine_retries,
             unmarked_calls=args.unmarked_calls,
