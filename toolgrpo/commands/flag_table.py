@@ -65,7 +65,8 @@ def flags_of_command(command: str) -> dict[str, Flag]:
         for field in dataclasses.fields(kind):
             if not field.init or field.name in WITHOUT_EFFECT:
                 continue
-            default = filled_in[field.name] if field.name in _OF_INSTANCE else _default(field)
+            fills_in = issubclass(kind, ToolGRPOConfig) and field.name in _OF_INSTANCE
+            default = filled_in[field.name] if fills_in else _default(field)
             ours = not _is_theirs(kind) and (field.name not in theirs or field.name in vars(kind))
             found[field.name] = Flag(
                 name=field.name,
@@ -84,7 +85,7 @@ def _is_theirs(kind: type[Any]) -> bool:
 def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
+    return "(must be given)" if field.default is dataclasses.MISSING else field.default
 
 
 def _shown(default: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toolgrpo.commands.flag_table import Flag, flags_of_command, read_flags
 from toolgrpo.errors import ConfigError
@@ -27,7 +27,7 @@ class Page:
 
     purpose: str
     themes: Mapping[str, Sequence[str]]
-    own_words: Mapping[str, tuple[str | None, str]] | None = None  # flag: default, help
+    defaults: Mapping[str, str] = field(default_factory=dict)  # where a command has its own
 
 
 _MODEL = ("model_name_or_path", "model_revision", "dtype", "trust_remote_code", "attn_implementation")
@@ -53,6 +53,56 @@ _TRAINING = (
 )
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 _WATCHING = ("logging_steps", "report_to", "run_name", "log_completions", "record_episodes", "dry_run")
+
+# What TRL and Transformers say at length, of the flags that the short page shows.
+_IN_SHORT = {
+    "model_name_or_path": "A chat model: a folder, a hub id, or a named one (nano, smollm2).",
+    "model_revision": "Branch, tag or commit of a model of the hub.",
+    "dtype": "What the weights are loaded as.",
+    "trust_remote_code": "Run code that comes with the model or tokenizer.",
+    "attn_implementation": "Attention, as Transformers names it (sdpa, flash_attention_2, ...).",
+    "use_peft": "Train a LoRA adapter instead of all weights.",
+    "lora_r": "Rank of the adapter.",
+    "lora_alpha": "Scale of the adapter.",
+    "lora_dropout": "Dropout of the adapter.",
+    "lora_target_modules": "Modules that get one; default: the projections of attention and MLP.",
+    "load_in_4bit": "Hold the base model in 4 bits (with use_peft).",
+    "reward_weights": "A weight for each reward: those of --reward, then the files.",
+    "temperature": "Of sampling.",
+    "top_p": "Sample from the likeliest tokens that hold this share.",
+    "top_k": "Sample from this many of the likeliest tokens; 0: all.",
+    "vllm_gpu_memory_utilization": "Share of the GPU that colocated vLLM takes.",
+    "vllm_max_model_length": "Context window of the engine; default: the model's.",
+    "vllm_enable_sleep_mode": "Give vLLM's GPU memory to the training pass between rollouts.",
+    "learning_rate": "Peak learning rate.",
+    "lr_scheduler_type": "How it falls.",
+    "warmup_steps": "Steps over which it rises; below 1: a share of all.",
+    "max_steps": "Optimizer steps; -1: num_train_epochs decides.",
+    "num_train_epochs": "Passes over the rows.",
+    "per_device_train_batch_size": "Episodes of one forward and backward pass in one process.",
+    "gradient_accumulation_steps": "Passes of one optimizer step.",
+    "steps_per_generation": "Passes that one rollout is for; default: gradient_accumulation_steps.",
+    "num_generations": "Episodes of one prompt: a group.",
+    "num_iterations": "Times that a rollout is trained on.",
+    "beta": "Weight of the distance from the reference model; 0: none is loaded.",
+    "epsilon": "How far a probability ratio may go before it is clipped.",
+    "epsilon_high": "The same upward; default: epsilon.",
+    "loss_type": "Which loss (TRL's names).",
+    "scale_rewards": "What advantages are divided by: group, batch or none.",
+    "max_grad_norm": "Larger gradients are scaled down to this.",
+    "mask_truncated_completions": "Do not train on episodes that were cut.",
+    "gradient_checkpointing": "Compute activations twice and hold fewer.",
+    "seed": "Of rows, sampling and initial weights.",
+    "output_dir": "Where model, checkpoints, log and episodes are written.",
+    "save_strategy": "When checkpoints are written.",
+    "save_steps": "Steps between two checkpoints.",
+    "save_total_limit": "Checkpoints that are kept.",
+    "resume_from_checkpoint": "Go on from a checkpoint's folder, or from the last one (auto).",
+    "logging_steps": "Steps between two logs.",
+    "report_to": "Trackers: wandb, tensorboard, trackio, ...",
+    "run_name": "What trackers call the run.",
+    "log_completions": "Send tables of episodes to the trackers.",
+}
 
 PAGES: dict[str, Page] = {
     "train": Page(
@@ -81,7 +131,7 @@ PAGES: dict[str, Page] = {
             "engine": _ENGINE,
             "saving": ("output_dir", "record_episodes", "dry_run", "seed"),
         },
-        {"eval_questions": ("100", "Questions to ask.")},
+        {"eval_questions": "100"},
     ),
     "sft": Page(
         "Teach a model the form of tool calls from example conversations.",
@@ -119,7 +169,7 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
         _paragraph("Every flag is also a key of the YAML file; a flag wins over the file.", width),
     ]
     for name, names in themes.items():
-        lines = [_entry(flags[flag], page, width) for flag in names]
+        lines = [_entry(flags[flag], page, width, in_short=theme != "all") for flag in names]
         parts.append("\n".join([f"{name}:", *lines]))
     others = "" if theme == "all" or command == "sft" else "; --help all: every flag, TRL's and Transformers' too"
     parts.append(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}")
@@ -138,14 +188,17 @@ def _filled(page: Page, flags: Mapping[str, Flag], *, everything: bool) -> dict[
     return {name: names for name, names in themes.items() if names}
 
 
-def _entry(flag: Flag, page: Page, width: int) -> str:
-    default, text = (page.own_words or {}).get(flag.name, (flag.default, flag.help))
-    written = f"  --{flag.name} {flag.value}".rstrip()
-    said = text if default is None or "default:" in text.lower() else f"{text} [{default}]"
-    filled = textwrap.wrap(said, width - _COLUMN) or [""]
-    first = (
-        f"{written:<{_COLUMN}}{filled[0]}" if len(written) < _COLUMN - 1 else f"{written}\n{' ' * _COLUMN}{filled[0]}"
-    )
+def _entry(flag: Flag, page: Page, width: int, *, in_short: bool) -> str:
+    default = page.defaults.get(flag.name, flag.default)
+    text = _IN_SHORT.get(flag.name, flag.help) if in_short and not flag.ours else flag.help
+    value = "" if flag.value == "true|false" and default == "false" else flag.value
+    written = f"  --{flag.name} {value}".rstrip()
+    shows_default = default is not None and default != "false" and "default:" not in text.lower()
+    shown = "" if not shows_default else f" {default}" if str(default).startswith("(") else f" [{default}]"
+    filled = textwrap.wrap(text + shown, width - _COLUMN) or [""]
+    first = f"{written:<{_COLUMN}}{filled[0]}"
+    if len(written) >= _COLUMN - 1:
+        first = f"{written}\n{' ' * _COLUMN}{filled[0]}"
     return "\n".join([first, *(" " * _COLUMN + line for line in filled[1:])])
 
 

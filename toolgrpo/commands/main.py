@@ -7,6 +7,7 @@ The first line of a command stands on the terminal before PyTorch is imported, w
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,9 @@ def _overview() -> str:
 
 def _show_help(command: str, theme: str) -> int:
     try:
-        print(help_text(command, theme))
+        print(help_text(command, theme), flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except ConfigError as error:
         print(f"toolgrpo: {error}", file=sys.stderr)
         return 2
