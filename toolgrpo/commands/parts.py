@@ -28,6 +28,7 @@ from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.tools.arguments import signature_text
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
@@ -229,9 +230,7 @@ def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Rewar
 
 def _signature(schema: Mapping[str, Any]) -> str:
     function = schema["function"]
-    properties = function.get("parameters", {}).get("properties", {})
-    parameters = ", ".join(f"{name}: {spec.get('type', 'any')}" for name, spec in properties.items())
-    return f"{function['name']}({parameters})"
+    return signature_text(function["name"], function.get("parameters", {}))
 
 
 def _count(n: int, noun: str) -> str:

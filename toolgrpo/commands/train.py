@@ -59,6 +59,12 @@ class TrainingRun:
                 self.terminal.say("dry run: everything was loaded and checked")
                 return None
             before = self._success(trainer, heldout, "before")
+            trainer.card = replace(
+                trainer.card,
+                data=self.parts.dataset_spec,
+                system_prompt=self.script.system_prompt,
+                success=_named(before, "before"),
+            )
             train_started = time.monotonic()
             output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
             train_s = time.monotonic() - train_started
@@ -67,6 +73,8 @@ class TrainingRun:
             try:
                 if not trainer.stopped_by:
                     after = self._success(trainer, heldout, "after")
+                    trainer.card = replace(trainer.card, success={**trainer.card.success, **_named(after, "after")})
+                    trainer.write_card()
             finally:
                 summary = self._summary(trainer, before, after, train_s, output.global_step)
                 self._show(summary)
@@ -161,6 +169,10 @@ class TrainingRun:
         for name in ("model", "episodes", "log"):
             if summary[name]:
                 self.terminal.say(f"{name:<9} {summary[name]}")
+
+
+def _named(rates: dict[str, Share], when: str) -> dict[str, str]:
+    return {f"{when} ({name})": str(rate) for name, rate in rates.items()}
 
 
 def _rate(value: dict[str, Any] | None) -> str:

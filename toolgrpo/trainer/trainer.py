@@ -9,6 +9,7 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -45,6 +46,7 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.memory_return import MemoryReturn
+from toolgrpo.trainer.model_card import ModelCard, write_beside_model
 from toolgrpo.trainer.stopping import GracefulStop
 
 __all__ = ["ToolGRPOTrainer", "load_tokenizer"]
@@ -92,7 +94,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         Observers(observers)  # refused before anything is loaded
         self._to_close: list[Callable[[], None]] = []  # until `rollouts` has them
         args = args or ToolGRPOConfig("toolgrpo-output")
-        model, reward_funcs = folder_of(model), named_rewards(reward_funcs)
+        named, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
         tokenizer = processing_class or load_tokenizer(
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
@@ -116,6 +118,15 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
+        self.card = ModelCard(
+            base_model=named
+            if isinstance(named, str)
+            else str(self.model.config._name_or_path or type(model).__name__),
+            tools=() if toolbox is None else toolbox.schemas,
+            rewards=dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
+            data=_described(train_dataset),
+            is_adapter=hasattr(self.policy.model, "peft_config"),
+        )
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
         built = given or build_engine(self.policy, args.engine_options())
         if given is None:
@@ -262,7 +273,21 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if self._claim.warning is not None:
                 self.progress.say(self._claim.warning)
 
+    def write_card(self, folder: str | Path | None = None, name: str | None = None) -> None:
+        """Write `tools.json` and the model card into a folder, of the model's if none is named."""
+        folder = Path(folder or self.args.output_dir)
+        if self.is_world_process_zero():
+            write_beside_model(folder, replace(self.card, steps=self.state.global_step), name or folder.resolve().name)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, its tools and its card."""
+        self.write_card(output_dir)
+        super().save_model(output_dir, _internal_call)
+
     # What TRL calls.
+
+    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
+        self.write_card(name=model_name)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
@@ -344,6 +369,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         first: int = self.n_episodes + self.accelerator.process_index * n
         self.n_episodes += self.accelerator.num_processes * n
         return first
+
+
+def _described(dataset: Any) -> str:
+    """Return in a few words what somebody trains on."""
+    columns = getattr(dataset, "column_names", None) or ()
+    size = f"{len(dataset)} rows" if hasattr(dataset, "__len__") else "rows without end"
+    return f"{size} with {', '.join(columns)}" if columns else size
 
 
 def _refuse_rollouts_of_trl(arguments: Mapping[str, Any]) -> None:
