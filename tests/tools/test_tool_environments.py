@@ -57,9 +57,15 @@ def test_it_can_be_tried_by_hand(toolbox: Toolbox) -> None:
         assert session.run({"name": "jump"}).error is ToolErrorKind.UNKNOWN_TOOL
 
 
-def test_a_row_that_lacks_what_reset_asks_for_is_told_so(toolbox: Toolbox) -> None:
-    with pytest.raises(PluginError, match=r"'goal'.*Give the row a column for it.*run_tool\(toolbox, calls, row="):
-        run_tool(toolbox, {"name": "look"})
+def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "goal.py").write_text(
+        "class Goal:\n    def reset(self, goal: int, **row): self.goal = goal\n"
+        '    def look(self) -> int:\n        "Look."\n        return self.goal\n\nENVIRONMENT = Goal\n'
+    )
+    with load_tools(tmp_path / "goal.py", workers=1) as box:
+        with pytest.raises(PluginError, match=r"'goal'.*Give the row a column for it.*run_tool\(toolbox, calls, row="):
+            run_tool(box, {"name": "look"})
+        assert run_tool(box, {"name": "look"}, row={"goal": 3}).content == "3"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("hang", ToolErrorKind.TIMEOUT), ("die", ToolErrorKind.DIED)])

@@ -41,6 +41,7 @@ from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.prompt_lengths import Window, rows_that_fit
 from toolgrpo.trainer.trainer import load_tokenizer
 
 __all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
@@ -134,6 +135,13 @@ class EvaluationRun:
             raise
         try:
             prove_rows(rollouts.chat, loaded.tokenizer, rows["prompt"])
+            window = Window(
+                tokens=rollouts.engine.max_model_len,
+                chat=rollouts.chat,
+                tools=tools,
+                enable_thinking=config.enable_thinking,
+            )
+            rows = rows_that_fit(rows, window, config.long_prompts, "the questions", self.terminal.say)
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(

@@ -90,7 +90,7 @@ def _train(arguments: list[str]) -> int:
     from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
-    terminal.log_into(Path(config.output_dir))
+    terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
     summary = TrainingRun(script, config, model, terminal, started=started).run()
     if summary is not None and terminal.is_main_process():
         path = Path(config.output_dir) / "summary.json"

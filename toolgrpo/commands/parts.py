@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.rehearsal import rehearse
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, check_gold, load_tasks
+from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.named_models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
@@ -58,7 +60,7 @@ class RunParts:
 
     def training_rows(self) -> Dataset:
         """Return the rows to train on; at least as many as one step takes."""
-        dataset = self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
+        dataset = self._all_rows if self._shares is None else self._all_rows.select(self._shares.train)
         group, batch = self.config.num_generations, self.config.generation_batch_size
         if len(dataset) < batch // group:
             raise DataError(
@@ -70,12 +72,27 @@ class RunParts:
 
     def heldout_rows(self, default: int = 0) -> Dataset | None:
         """Return the rows to measure success on, or None where none are asked for."""
+        if self._shares is not None:
+            heldout = self._all_rows.select(self._shares.heldout)
+            return heldout.select(range(min(len(heldout), self.script.eval_questions or len(heldout))))
         n_questions = self.script.eval_questions or default
         if n_questions < 1:
             return None
         given = self.script.eval_dataset_id_or_path
-        split = self.script.eval_split or ("train" if given else "heldout")
-        return self._rows(given or self.dataset_spec, split, n_questions)
+        spec = given or self.dataset_spec
+        split = self.script.eval_split or held_out_split(spec)
+        if split == "train" and not given and not self.script.eval_split:
+            split = "heldout"  # never the rows of the training; the source says what to give instead
+        return self._rows(spec, split, n_questions)
+
+    @cached_property
+    def _all_rows(self) -> Dataset:
+        return self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
+
+    @cached_property
+    def _shares(self) -> HeldOut | None:
+        share = self.script.eval_share
+        return hold_out(self._all_rows["prompt"], share, self.config.seed) if share else None
 
     def toolbox(self) -> Toolbox | None:
         script = self.script
@@ -95,6 +112,8 @@ class RunParts:
         )
         signatures = ", ".join(_signature(schema) for schema in toolbox.schemas)
         self.terminal.say(f"tools     {signatures} from {', '.join(sources)}")
+        if toolbox.slow_import is not None:
+            self.terminal.say(f"tools     {toolbox.slow_import}")
         return toolbox
 
     def rewards(self) -> list[Reward]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.in_process import InProcessBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 from toolgrpo.tools.plugin.decorator import options_of
+from toolgrpo.tools.plugin.heavy_modules import slow_import
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
 from toolgrpo.tools.toolbox import Toolbox
@@ -25,6 +27,8 @@ from toolgrpo.tools.workers.pool_records import PoolOptions
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
 __all__ = ["load_tools"]
+
+_logger = logging.getLogger(__name__)
 
 ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
 
@@ -71,6 +75,7 @@ def load_tools(
         backends: list[ToolBackend] = []
         order: list[str] = chosen.order
         held = chosen.held
+        slow: str | None = None
         if chosen.source is not None or environment is not None:
             source = None if environment is None else environment_source(environment)
             hello = {"tools": chosen.source and asdict(chosen.source), "environment": source and asdict(source)}
@@ -78,6 +83,8 @@ def load_tools(
             options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
             pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
             undo.callback(pool.close)
+            label = ", ".join(one.label for one in (chosen.source, source) if one is not None)
+            slow = slow_import(label, pool.spec.import_s, pool.spec.heavy_imports)
             order = order or [known.name for known in pool.spec.functions]
             held = held or _held_here(chosen.source, pool)
             backends += _in_workers(pool, tool_timeout_s, cache_tools)
@@ -89,8 +96,10 @@ def load_tools(
             servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars, log_path)
             undo.callback(servers.close)
             backends.append(servers)
-        toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s)
+        toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s, slow_import=slow)
         undo.pop_all()
+    if slow is not None:
+        _logger.warning("%s", slow)
     return toolbox
 
 

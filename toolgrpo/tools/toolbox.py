@@ -35,8 +35,14 @@ class Toolbox:
     """The tools of a run. Use `load_tools` to make one; `close` ends its processes."""
 
     def __init__(
-        self, backends: Sequence[ToolBackend], order: Sequence[str] = (), *, timeout_s: float = TOOL_TIMEOUT_S
+        self,
+        backends: Sequence[ToolBackend],
+        order: Sequence[str] = (),
+        *,
+        timeout_s: float = TOOL_TIMEOUT_S,
+        slow_import: str | None = None,
     ) -> None:
+        self.slow_import = slow_import  # what to say of a plugin that took long to import
         self.timeout_s = timeout_s  # of a call, unless its tool says otherwise
         self._backends = tuple(backends)
         self._owners: dict[str, int] = {}

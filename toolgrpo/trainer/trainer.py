@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -22,6 +23,7 @@ from trl import GRPOTrainer
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.errors import ConfigError, ModelError
@@ -47,6 +49,7 @@ from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
+from toolgrpo.trainer.prompt_lengths import Window, rows_that_fit
 from toolgrpo.trainer.stopping import GracefulStop
 
 __all__ = ["ToolGRPOTrainer", "load_tokenizer"]
@@ -95,6 +98,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._to_close: list[Callable[[], None]] = []  # until `rollouts` has them
         args = args or ToolGRPOConfig("toolgrpo-output")
         named, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
+        train_dataset, eval_dataset = (
+            as_dataset(train_dataset, "train_dataset"),
+            as_dataset(eval_dataset, "eval_dataset"),
+        )
         tokenizer = processing_class or load_tokenizer(
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
@@ -141,6 +148,12 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.n_episodes = 0  # of all processes, so far
         self.progress = progress or RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
         recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
+        window = Window(
+            tokens=built.engine.max_model_len, chat=chat, tools=toolbox, enable_thinking=args.enable_thinking
+        )
+        self.fitting = partial(rows_that_fit, window=window, policy=args.long_prompts, say=self.progress.say)
+        self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
+        self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
