@@ -38,6 +38,7 @@ from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 __all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
 
@@ -146,6 +147,13 @@ class EvaluationRun:
             raise
         try:
             prove_rows(rollouts.chat, loaded.tokenizer, rows["prompt"])
+            window = PromptRoom(
+                tokens=rollouts.engine.max_model_len,
+                chat=rollouts.chat,
+                tools=tools,
+                enable_thinking=config.enable_thinking,
+            )
+            rows = rows_that_fit(rows, window, config.long_prompts, "the questions", self.terminal.say)
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
