@@ -11,7 +11,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun, parse_arguments
 from toolgrpo.errors import ConfigError, DataError, RewardError
 
-TOOLS = "tools_funcs/math_tools.py"
+TOOLS = "tools_funcs/arithmetic_tools.py"
 GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
 
 

@@ -250,7 +250,7 @@ def test_a_recipe_with_a_wrong_tool_name_stops_before_the_model_is_loaded(
     script, config, model = parse_arguments(
         [
             *("--model_name_or_path", "/no/such/model", "--dataset_id_or_path", str(mixture), "--reward", "accuracy"),
-            *("--tools_script", "tools_funcs/math_tools.py", "--output_dir", str(tmp_path / "out")),
+            *("--tools_script", "tools_funcs/arithmetic_tools.py", "--output_dir", str(tmp_path / "out")),
         ]
     )
     with pytest.raises(ToolGRPOError, match=r"names the tool 'subtrackt'.* the nearest is 'subtract'"):

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations import unset_hf_deepspeed_config
 from trl import ModelConfig
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.parts import RunParts
@@ -133,7 +133,8 @@ class EvaluationRun:
                 tools.close()
             raise
         try:
-            prove_rows(rollouts.chat, loaded.tokenizer, rows["prompt"])
+            speaking = with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs)
+            prove_rows(rollouts.chat, speaking, rows["prompt"])
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -150,7 +151,7 @@ class EvaluationRun:
             rollouts.close()
 
     def _rollouts(self, loaded: _Loaded, config: EvaluationConfig, tools: Toolbox | None) -> Rollouts:
-        chat = resolve_format(loaded.tokenizer)
+        chat = resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs))
         check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
         show_engine_lines(self.terminal.say)
         try:

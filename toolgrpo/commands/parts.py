@@ -99,7 +99,9 @@ class RunParts:
     def rewards(self) -> list[Reward]:
         """Return the built-in rewards, then those of files, in the order that weights have."""
         rewards = [get_reward(name) for name in self.script.reward or ()]
-        files = [load_reward(path, self.script.reward_function_name or "reward_func") for path in self.script.reward_fn or ()]
+        files = [
+            load_reward(path, self.script.reward_function_name or "reward_func") for path in self.script.reward_fn or ()
+        ]
         if len(files) > 1:  # each is logged under its own name
             files = [replace(reward, name=f"{Path(reward.source).stem}.{reward.name}") for reward in files]
         rewards = [
@@ -134,7 +136,9 @@ class RunParts:
         for reward in rewards:
             checked = check_gold(rows, reward) if self.script.dry_run else None
             gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
-            default = "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
+            default = (
+                "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
+            )
             self.terminal.say(f"reward    {reward.name}: {reward.source}{default}{gold}")
 
     def model_path(self, name: str) -> str:

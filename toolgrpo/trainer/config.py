@@ -26,6 +26,7 @@ from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.trl_fields import refuse_without_effect
+from toolgrpo.trainer.trl_jobs import TRLJobOptions
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
 
@@ -34,7 +35,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(TRLJobOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -137,6 +138,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             # never exact.
             self.bf16: bool | None = bool(self.bf16)
             self._use_gloo()
+        self.take_trl_arguments()
         self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINE_NAMES:

@@ -19,8 +19,9 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.raw_text import RawText
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.errors import ConfigError, ModelError
@@ -36,7 +37,7 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
-from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer import trl_jobs, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -75,16 +76,27 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         progress: RunProgress | None = None,
         **kwargs: Any,
     ) -> None:
-        _refuse_rollouts_of_trl(kwargs)
+        trl_jobs.refuse_rollout_func(kwargs.pop("rollout_func", None))
+        factory = trl_jobs.single_factory(kwargs.pop("environment_factory", None))
+        trl_jobs.check_reward_arguments(reward_funcs)
         trl_seam.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
         args = args or ToolGRPOConfig("toolgrpo-output")
         tokenizer = processing_class or load_tokenizer(
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
-        chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
+        self._raw_text = args.text_prompts == "raw" and trl_jobs.is_text(train_dataset)
+        speaking = with_template_arguments(tokenizer, args.chat_template_kwargs)
+        chat = chat or (RawText(tokenizer) if self._raw_text else resolve_format(speaking))
+        toolbox = _as_toolbox(tools, args, factory)
+        reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
+        if self._raw_text and toolbox is not None:
+            raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")
+        if train_dataset is None and factory is not None:
+            n_rows = args.generation_batch_size // args.num_generations
+            train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
         self.train_sampler: Any = None
-        args = args.changed(report_to=installed_trackers(args.report_to))
+        args = args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights)
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
                 model=model,
@@ -98,7 +110,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator)
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
-        prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
+        prove_rows(chat, speaking, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
         built = given or build_engine(self.policy, args.engine_options())
@@ -201,7 +213,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """
         batch = grade(
             self.rollout(rows, options, label=label),
-            self.reward_funcs,
+            trl_jobs.taking_text(self.reward_funcs) if self._raw_text else self.reward_funcs,
             self.reward_weights.tolist(),
             threshold=self.args.success_threshold,
             trainer_state=self.state,
@@ -248,16 +260,21 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return padded(model, *args, **kwargs) if shared is None else shared
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
         batch = self.rollout(rows, mode=trl_seam.mode_of(self))
         self.rollout_seconds += batch.times.duration_s
         self._batch = batch = batch.numbered(self._first_number(len(batch)))
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id).as_trl()
+        output = trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id)
+        return output.as_trl(trl_jobs.texts_of(output.completions) if self._raw_text else output.completions)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if not self._raw_text and trl_seam.has_reward_model(self):
+            prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
+        with trl_jobs.point_to_raw_text(prompts, raw=self._raw_text):
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         batch, self._batch = self._batch, None
         if batch is not None:
             grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
@@ -302,16 +319,15 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return first
 
 
-def _refuse_rollouts_of_trl(arguments: Mapping[str, Any]) -> None:
-    for name in ("rollout_func", "environment_factory"):
-        if arguments.get(name) is not None:
+def _as_toolbox(
+    tools: Tools | None, args: ToolGRPOConfig, factory: Callable[[], Any] | None = None
+) -> ToolProvider | None:
+    if factory is not None:
+        if isinstance(tools, ToolProvider):
             raise ConfigError(
-                f"ToolGRPOTrainer runs its own episodes, so `{name}` has no effect; pass `tools=` (a tools or "
-                f"environment file) instead, or use TRL's GRPOTrainer."
+                "an environment_factory and a toolbox that is loaded already; use load_tools(..., environment=...) for both"
             )
-
-
-def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> ToolProvider | None:
+        return load_tools(tools or None, environment=factory, tool_timeout_s=args.tool_timeout)
     if tools is None or isinstance(tools, ToolProvider):
         timeout_s = getattr(tools, "timeout_s", args.tool_timeout)
         if args.tool_timeout not in (TOOL_TIMEOUT_S, timeout_s):
