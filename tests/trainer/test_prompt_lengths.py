@@ -9,9 +9,9 @@ from datasets import Dataset
 
 from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.testing import ByteChat, tiny_config, tiny_trainer
-from toolgrpo.trainer.prompt_lengths import Window, rows_that_fit
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
-WINDOW = Window(tokens=300, chat=ByteChat(), tools=None)
+WINDOW = PromptRoom(tokens=300, chat=ByteChat(), tools=None)
 ROWS = Dataset.from_list([{"prompt": "short"}, {"prompt": "x" * 400}, {"prompt": "y" * 100}])
 
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     theme = asked_for(arguments[1:])
     if theme is not None and name in PAGES:
         return _show_help(name, theme)
-    prepare()  # before anything imports PyTorch
+    prepare(arguments[1:])  # before anything imports PyTorch
     return command.run(arguments[1:])
 
 

@@ -40,10 +40,10 @@ class Toolbox:
         order: Sequence[str] = (),
         *,
         timeout_s: float = TOOL_TIMEOUT_S,
-        slow_import: str | None = None,
+        notices: Sequence[str] = (),
     ) -> None:
-        self.slow_import = slow_import  # what to say of a plugin that took long to import
         self.timeout_s = timeout_s  # of a call, unless its tool says otherwise
+        self.notices = tuple(notices)  # what its user should know, in sentences
         self._backends = tuple(backends)
         self._owners: dict[str, int] = {}
         self._specs: dict[str, ToolSpec] = {}

@@ -17,7 +17,7 @@ from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
-__all__ = ["LONG_PROMPTS", "PromptOptions", "Window", "rows_that_fit"]
+__all__ = ["LONG_PROMPTS", "PromptOptions", "PromptRoom", "rows_that_fit"]
 
 LONG_PROMPTS = ("refuse", "skip")
 _NAMED = 3  # rows that an error names
@@ -43,7 +43,7 @@ class PromptOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class PromptRoom:
     """What a prompt is made with, and how many tokens it must stay below."""
 
     tokens: int
@@ -66,7 +66,7 @@ class Window:
         return len(self.chat.prompt(messages, schemas, enable_thinking=thinking))
 
 
-def rows_that_fit(rows: Any, window: Window, policy: str, name: str, say: Callable[[str], None]) -> Any:
+def rows_that_fit(rows: Any, window: PromptRoom, policy: str, name: str, say: Callable[[str], None]) -> Any:
     """Return the rows whose prompts leave room for a token; what becomes of the others, `policy` says."""
     if not hasattr(rows, "__len__") or not hasattr(rows, "select") or "prompt" not in rows.column_names:
         return rows
