@@ -29,6 +29,7 @@ from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
 from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
+from toolgrpo.trainer.trl_jobs import TRLJobOptions
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
 
@@ -37,7 +38,9 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(TrainingRowsOptions, GroupDrawingOptions, PromptOptions, GRPOConfig):  # type: ignore[misc]
+class ToolGRPOConfig(  # type: ignore[misc]
+    TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
+):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -138,6 +141,7 @@ class ToolGRPOConfig(TrainingRowsOptions, GroupDrawingOptions, PromptOptions, GR
         if trains_on_cpu(self.use_cpu):
             self._use_gloo()
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        self.take_trl_arguments()
         self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINE_NAMES:
