@@ -51,6 +51,11 @@ _TRAINING = (
     *("num_iterations", "beta", "epsilon", "epsilon_high", "loss_type", "scale_rewards", "max_grad_norm"),
     *("mask_truncated_completions", "gradient_checkpointing", "prefix_sharing", "max_tokens_per_pass", "seed"),
 )
+_DRAWING = (
+    *("dynamic_sampling", "oversample", "max_groups_drawn", "curriculum", "hard_up_to", "normal_up_to", "hard_weight"),
+    *("normal_weight", "easy_weight", "unseen_weight", "retire_after_solved", "row_weights", "row_pass_k"),
+    *("row_pass_min", "row_pass_max", "skip_dead_rows", "loss_denominator"),
+)
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 _WATCHING = ("logging_steps", "report_to", "run_name", "log_completions", "record_episodes", "dry_run")
 
@@ -115,6 +120,7 @@ PAGES: dict[str, Page] = {
             "episode": _EPISODE,
             "engine": _ENGINE,
             "training": _TRAINING,
+            "drawing": _DRAWING,
             "saving": _SAVING,
             "watching": _WATCHING,
         },
@@ -180,8 +186,8 @@ def _filled(page: Page, flags: Mapping[str, Flag], *, everything: bool) -> dict[
     """Return the themes with the flags that there are; what no theme names comes last."""
     themes = {name: [flag for flag in names if flag in flags] for name, names in page.themes.items()}
     named = {flag for names in themes.values() for flag in names}
-    in_no_page = {flag for other in PAGES.values() for names in other.themes.values() for flag in names}
-    more = [flag.name for flag in flags.values() if flag.ours and flag.name not in named | in_no_page]
+    of_training = read_flags("train") if page is not PAGES["train"] else {}
+    more = [flag.name for flag in flags.values() if flag.ours and flag.name not in named | of_training.keys()]
     themes["more"] = more
     if everything:
         themes["TRL and Transformers"] = [name for name in flags if name not in named | set(more)]

@@ -127,7 +127,7 @@ def _run(arguments: SFTArguments, console: Console) -> SFTResult:
 
 def learning_rate_for(n_parameters: int) -> float:
     """Return a peak learning rate at which a model of this size learns a new form in some hundred steps."""
-    return min(3e-3, max(2e-5, 2e-5 * (1e9 / n_parameters) ** 0.7))
+    return float(min(3e-3, max(2e-5, 2e-5 * (1e9 / n_parameters) ** 0.7)))
 
 
 def _build_nano(arguments: SFTArguments, console: Console) -> SFTResult:

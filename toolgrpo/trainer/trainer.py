@@ -79,6 +79,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     open: they belong to whoever loaded them.
     """
 
+    progress: RunProgress
+    train_dataset: Any
+    eval_dataset: Any
     _closed = False
     _claim: FolderClaim | None = None
 
