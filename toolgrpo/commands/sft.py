@@ -17,16 +17,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from datasets import Dataset
 from rich.console import Console
-from transformers import AutoConfig, PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.commands.parts import LORA_TARGETS
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models.nano import NanoRecipe, resolve_model
+from toolgrpo.models.nano import NanoRecipe
+from toolgrpo.named_models import folder_of
 from toolgrpo.sft.batches import Example
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
@@ -34,7 +44,7 @@ from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
 from toolgrpo.trainer.trainer import load_tokenizer
 
-__all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "parse_sft_arguments", "run_sft"]
+__all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "parse_sft_arguments", "run_sft"]
 
 _LINES = 20  # of a whole run, where there is no terminal
 
@@ -72,6 +82,10 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     max_length: int | None = field(
         default=None, metadata={"help": "Longer conversations are an error; default: the model's context window."}
     )
+    learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Peak learning rate; default: by the model's size, 3e-3 for nano to 2e-5 from 1B on."},
+    )
     logging_steps: float = field(default=1, metadata={"help": "Steps between two entries of the log."})
 
     def __post_init__(self) -> None:
@@ -90,7 +104,7 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
                 )
         if self.max_steps == 0:
             self.max_steps = -1  # one pass over the conversations, or num_train_epochs
-        if self.learning_rate <= 0:
+        if self.learning_rate is not None and self.learning_rate <= 0:
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
         super().__post_init__()
 
@@ -151,9 +165,12 @@ def run_sft(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, consol
 
 
 def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
-    path = resolve_model(str(model.model_name_or_path))
+    path = str(folder_of(str(model.model_name_or_path)))
     tokenizer = load_tokenizer(path, revision=model.model_revision, trust_remote_code=config.trust_remote_code)
-    longest = config.max_length or _context_of(path, config, model)
+    shape = _shape_of(path, config, model)
+    longest = config.max_length or int(shape.config.get_text_config().max_position_embeddings)
+    if config.learning_rate is None:
+        config.learning_rate = learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
     examples = _examples(sft, tokenizer, longest)
     n_tokens = sum(sum(example.mask) for example in examples)
     config.disable_tqdm = True
@@ -180,7 +197,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     progress.say(
         f"{len(examples)} conversations, {n_tokens} tokens to learn, {config.num_train_epochs:g} pass(es) or "
         f"{config.max_steps} steps on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
-        f"precision, {config.world_size} process(es)"
+        f"precision, {config.world_size} process(es), learning rate {config.learning_rate:.2g}"
     )
     with storage_errors("the trained model", folder):
         resumed = _checkpoint(config)
@@ -204,14 +221,21 @@ def _init_kwargs(model: ModelConfig) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _context_of(path: str, config: ToolSFTConfig, model: ModelConfig) -> int:
+def _shape_of(path: str, config: ToolSFTConfig, model: ModelConfig) -> Any:
+    """Return the model without its weights."""
+    origin = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     try:
-        found = AutoConfig.from_pretrained(
-            path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
-        )
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(path, **origin), trust_remote_code=config.trust_remote_code
+            )
     except (OSError, ValueError) as error:
         raise ModelError(f"--model_name_or_path {path}: no model can be loaded from there: {error}") from error
-    return int(found.get_text_config().max_position_embeddings)
+
+
+def learning_rate_for(n_parameters: int) -> float:
+    """Return a peak learning rate at which a model of this size learns a new form in some hundred steps."""
+    return min(3e-3, max(2e-5, 2e-5 * (1e9 / n_parameters) ** 0.7))
 
 
 def _labelled(examples: Sequence[Example]) -> Dataset:

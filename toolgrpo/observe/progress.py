@@ -95,7 +95,8 @@ class RunProgress(Observer):
         if self._episodes is None:
             rollout = event.rollout
             self._episodes = self._display().add_task(rollout.label, total=rollout.n_episodes, note="")
-        self._display().update(self._episodes, completed=self._episodes_done)
+        total = max(event.rollout.n_episodes, self._episodes_done)  # more may be drawn than it began with
+        self._display().update(self._episodes, completed=self._episodes_done, total=total)
 
     def rollout_ended(self, event: RolloutEnded) -> None:
         if self._episodes is not None:

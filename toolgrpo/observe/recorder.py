@@ -51,6 +51,7 @@ class EpisodeRecorder(Observer):
                 "mode": batch.mode,
                 "reward_given": episode.total,
                 "row": dict(episode.row),
+                **({} if episode.trained else {"trained": False}),
                 **episode.trajectory.to_record(),
             }
             lines.append(plain_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n")

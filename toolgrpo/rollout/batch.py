@@ -60,6 +60,7 @@ class Scored:
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     total: float | None = None
     success: bool | None = None
+    trained: bool = True  # or it was drawn, and left out of the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,13 @@ from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
+from toolgrpo.trainer.trl_jobs import TRLJobOptions
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
 
@@ -34,7 +38,9 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(  # type: ignore[misc]
+    TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
+):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -135,6 +141,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         if trains_on_cpu(self.use_cpu):
             self._use_gloo()
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        self.take_trl_arguments()
         self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINE_NAMES:
@@ -153,9 +160,12 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
+        self.check_prompt_options()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
+        self.check_group_drawing()
+        self.check_training_rows()
 
     def _use_gloo(self) -> None:
         """Choose gloo for several processes without a GPU; else each would train for itself."""

@@ -1,4 +1,4 @@
-"""The one file that touches what is private in TRL. Tested with TRL 1.16.0.
+"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`). Tested with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
@@ -48,8 +48,9 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.rollout.batch import Grade, Mode
-from toolgrpo.shared_pass.group_order import keep_groups_together
+from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.trainer.trl_batch import live_flags
 from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "add_fused_head",
     "correct_for_engine",
     "count_tokens",
+    "has_reward_model",
     "iter_named_params",
     "log_metrics",
     "mode_of",
@@ -118,8 +120,8 @@ class GenerationOutput:
             extra_fields={"trajectories": list(trajectories)},
         )
 
-    def as_trl(self) -> tuple[Any, ...]:
-        """Return the tuple of TRL's `_generate`.
+    def as_trl(self, completions: Sequence[Any] | None = None) -> tuple[Any, ...]:
+        """Return the tuple of TRL's `_generate`, with these completions if they are not messages.
 
         It is (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images,
         tool_images).
@@ -128,7 +130,7 @@ class GenerationOutput:
             self.prompt_ids,
             self.completion_ids,
             self.mask,
-            self.completions,
+            self.completions if completions is None else list(completions),
             self.logprobs,
             self.extra_fields,
             None,
@@ -221,6 +223,11 @@ def own_grades(trainer: Any, rewards_per_func: torch.Tensor, n_own: int) -> list
     ]
 
 
+def has_reward_model(trainer: Any) -> bool:
+    """Return whether a reward is a model, which TRL asks about the text of prompt and completion."""
+    return any(isinstance(reward, torch.nn.Module) for reward in trainer.reward_funcs)
+
+
 def mode_of(trainer: Any) -> Mode:
     return "train" if trainer.model.training else "eval"
 
@@ -293,13 +300,19 @@ def skip_epochs(trainer: Any, n_epochs: int) -> None:
 
 
 def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-    """Return TRL's current micro-batch, its groups together where prompts may be shared."""
+    """Return TRL's current micro-batch, its groups together where prompts may be shared, and what is
+    trained in the first micro-batches where the rest is skipped.
+    """
     before = trainer._buffered_inputs
     inputs = prepare(generation_batch)
-    buffered = trainer._buffered_inputs
-    if mode_of(trainer) != "train" or buffered is before or trainer.args.prefix_sharing == "off":
+    buffered, args = trainer._buffered_inputs, trainer.args
+    if mode_of(trainer) != "train" or buffered is before:
         return inputs
-    trainer._buffered_inputs = keep_groups_together(buffered, trainer.args.gradient_accumulation_steps)
+    is_live = live_flags(trainer)
+    if args.prefix_sharing != "off":
+        trainer._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
+    elif is_live is not None:
+        trainer._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
     return trainer._buffered_inputs[trainer._step % len(buffered)]
 
 
