@@ -112,14 +112,13 @@ def _evaluate(arguments: list[str]) -> int:
 def _sft(arguments: list[str]) -> int:
     from rich.console import Console
 
-    from toolgrpo.commands.config_files import parse_args
-    from toolgrpo.commands.sft import SFTArguments, run_sft
+    from toolgrpo.commands.sft import parse_sft_arguments, run_sft
     from toolgrpo.errors import ToolGRPOError
     from toolgrpo.plain_text import plain
 
     try:
-        (parsed,) = parse_args((SFTArguments,), arguments)
-        run_sft(parsed, Console(stderr=True, soft_wrap=True))
+        sft, config, model = parse_sft_arguments(arguments)
+        run_sft(sft, config, model, Console(stderr=True, soft_wrap=True))
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
