@@ -97,8 +97,11 @@ def answers_of(trainer: Any, drawn: DrawnBatch) -> torch.Tensor:
         trainer._pending_extra_logs[name].extend(values)
     for name, numbers in drawn.logged.items():
         trainer._pending_metrics[name].extend(numbers)
-    values = torch.tensor(list(map(list, drawn.values)), dtype=torch.float32, device=trainer.accelerator.device)
-    return _gather(values)
+    device = trainer.accelerator.device
+    everything: torch.Tensor = _gather(
+        torch.tensor([list(of) for of in drawn.values], dtype=torch.float32, device=device)
+    )
+    return everything
 
 
 def log_drawn(trainer: Any, drawn: DrawnBatch) -> None:
