@@ -31,12 +31,14 @@ from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.demand import suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 __all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
 
@@ -145,6 +147,13 @@ class EvaluationRun:
             raise
         try:
             prove_rows(rollouts.chat, loaded.tokenizer, rows["prompt"])
+            window = PromptRoom(
+                tokens=rollouts.engine.max_model_len,
+                chat=rollouts.chat,
+                tools=tools,
+                enable_thinking=config.enable_thinking,
+            )
+            rows = rows_that_fit(rows, window, config.long_prompts, "the questions", self.terminal.say)
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -189,13 +198,15 @@ class EvaluationRun:
             self.terminal.say(f"context   {demand.line}")
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
         recorder = EpisodeRecorder(path if config.record_episodes else None)
+        progress = RunProgress(self.terminal.console, say=self.terminal.say)
+        lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
         return Rollouts(
             engine=built.engine,
             chat=chat,
             limits=config.episode_limits(),
             tokenizer=loaded.tokenizer,
             tools=tools,
-            observers=Observers([recorder, RunProgress(self.terminal.console, say=self.terminal.say)]),
+            observers=Observers([recorder, progress, *lines]),
             engine_retries=config.engine_retries,
             unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,

@@ -54,6 +54,11 @@ class RunProgress(Observer):
         self._episodes_done = 0
         self._rollout_began = 0.0
 
+    @property
+    def lines_only(self) -> bool:
+        """Whether there is no terminal for bars: what is shown goes into a pipe or a file."""
+        return not self._console.is_terminal and not self._console.quiet
+
     def start_steps(self, total: int, done: int = 0) -> None:
         self._started = time.monotonic()
         self._steps = self._display().add_task("training", total=total, completed=done, note="")

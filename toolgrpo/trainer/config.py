@@ -27,6 +27,7 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
@@ -36,7 +37,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(TrainingRowsOptions, GroupDrawingOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(TrainingRowsOptions, GroupDrawingOptions, PromptOptions, GRPOConfig):  # type: ignore[misc]
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -155,6 +156,7 @@ class ToolGRPOConfig(TrainingRowsOptions, GroupDrawingOptions, GRPOConfig):  # t
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
+        self.check_prompt_options()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()

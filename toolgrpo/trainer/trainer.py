@@ -8,13 +8,15 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
+import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -22,15 +24,19 @@ from trl import GRPOTrainer
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, EngineOptions, build_engine
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
+from toolgrpo.named_models import folder_of
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
+from toolgrpo.rewards.named import named_rewards
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
@@ -44,8 +50,11 @@ from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.first_failure import report_first_failure
+from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.live_rows import RowChoice
 from toolgrpo.trainer.memory_return import MemoryReturn
+from toolgrpo.trainer.model_card import ModelCard, write_beside_model
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 from toolgrpo.trainer.stopping import GracefulStop
 
 __all__ = ["ToolGRPOTrainer", "load_tokenizer"]
@@ -61,9 +70,18 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
     a `Toolbox`. `engine` and `chat` replace what the config and the tokenizer would choose.
     `observers` hear of every rollout; `progress` is the display to show it on. `heldout` are the
-    rows that `measure` will be asked about: the engine is made large enough for them, too.
+    rows that `measure` will be asked about: the engine is made large enough for them, too. The
+    named models and rewards of the command line (`"nano"`, `"accuracy"`) are known here too.
+
+    `close()` gives the engine and the tool workers back; a `with` block does it at its end, and a
+    trainer that nobody has any more does it by itself. Tools that were given as a `Toolbox` stay
+    open: they belong to whoever loaded them.
     """
 
+    _closed = False
+    _claim: FolderClaim | None = None
+
+    @closed_if_it_fails
     def __init__(
         self,
         model: str | PreTrainedModel,
@@ -84,11 +102,19 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         _refuse_rollouts_of_trl(kwargs)
         trl_seam.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
+        self._to_close: list[Callable[[], None]] = []  # until `rollouts` has them
         args = args or ToolGRPOConfig("toolgrpo-output")
+        named, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
+        train_dataset, eval_dataset = (
+            as_dataset(train_dataset, "train_dataset"),
+            as_dataset(eval_dataset, "eval_dataset"),
+        )
         tokenizer = processing_class or load_tokenizer(
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
         chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
+        if toolbox is not None and toolbox is not tools:
+            self._to_close.append(toolbox.close)
         self.train_sampler: Any = None
         args = args.changed(report_to=installed_trackers(args.report_to))
         with trl_seam.no_engine_of_trl(args):
@@ -102,22 +128,31 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 **kwargs,
             )
         trl_seam.tune_fused_head(self.accelerator.device)
-        self.backend = check_backend(self.accelerator)
+        self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
+        self.card = ModelCard(
+            base_model=named
+            if isinstance(named, str)
+            else str(self.model.config._name_or_path or type(model).__name__),
+            tools=() if toolbox is None else toolbox.schemas,
+            rewards=dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
+            data=_described(train_dataset),
+            is_adapter=hasattr(self.policy.model, "peft_config"),
+        )
         self.demand = Demand(args.engine_options())
         if engine is None:
             self.demand = self._suited(self.demand.options, chat, toolbox, heldout)
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
         built = given or build_engine(self.policy, self.demand.options)
+        if given is None:
+            self._to_close.append(built.engine.shutdown)
         self.engine_choice = built.choice
         trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
-        self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
-        self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
         self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
         self._asked_rewards: Any = None  # from their asking until TRL wants them
@@ -126,17 +161,27 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.n_episodes = 0  # of all processes, so far
         self.progress = progress or RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
         recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
+        window = PromptRoom(
+            tokens=built.engine.max_model_len, chat=chat, tools=toolbox, enable_thinking=args.enable_thinking
+        )
+        self.fitting = partial(rows_that_fit, window=window, policy=args.long_prompts, say=self.progress.say)
+        self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
+        self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+        self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
+        self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
         self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
-        self._claim: FolderClaim | None = None
         tables = self._rollout_tables()
         # In this order: a stop saves, and a save logs.
         for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
             self.add_callback(callback)
         log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
-        all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
-        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
+        lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
+        all_observers = Observers([log, self.recorder, tables, self.progress, *lines, *observers])
+        self.rollouts = self._open_rollouts(
+            built.engine, chat, toolbox, all_observers, closes_tools=toolbox is not tools
+        )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -229,13 +274,31 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def close(self) -> None:
         """End the engine, the tool workers, the observers and the bars,
-        and leave the output folder to others.
+        and leave the output folder to others. Safe to call twice.
         """
-        self.progress.stop_steps()  # an error may have left them, and the cursor hidden
+        if self._closed:
+            return
+        self._closed = True
+        parts = vars(self)
+        if "progress" in parts:
+            self.progress.stop_steps()  # an error may have left them, and the cursor hidden
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        self.rollouts.close()
+        close_parts = [self.rollouts.close] if "rollouts" in parts else parts.get("_to_close", [])
+        for close_part in reversed(close_parts):
+            close_part()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        close_when_nobody_has_it(self)
 
     def _claim_folder(self) -> None:
         if self._claim is None:
@@ -243,7 +306,21 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if self._claim.warning is not None:
                 self.progress.say(self._claim.warning)
 
+    def write_card(self, folder: str | Path | None = None, name: str | None = None) -> None:
+        """Write `tools.json` and the model card into a folder, of the model's if none is named."""
+        folder = Path(folder or self.args.output_dir)
+        if self.is_world_process_zero():
+            write_beside_model(folder, replace(self.card, steps=self.state.global_step), name or folder.resolve().name)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, its tools and its card."""
+        self.write_card(output_dir)
+        super().save_model(output_dir, _internal_call)
+
     # What TRL calls.
+
+    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
+        self.write_card(name=model_name)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
@@ -347,7 +424,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._row_choice = trl_batch.choose_rows_of_old_policy(self, self._in_dead_groups)
 
     def _open_rollouts(
-        self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        toolbox: ToolProvider | None,
+        observers: Observers,
+        *,
+        closes_tools: bool,
     ) -> Rollouts:
         args = self.args
         return Rollouts(
@@ -356,6 +439,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             limits=args.episode_limits(),
             tokenizer=self.processing_class,
             tools=toolbox,
+            closes_tools=closes_tools,
             observers=observers,
             engine_retries=args.engine_retries,
             unmarked_calls=args.unmarked_calls,
@@ -370,7 +454,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return suit(
             options,
             self.policy,
-            chain.from_iterable(rows or () for rows in (self.train_dataset, *evaluated)),
+            chain.from_iterable(rows for rows in (self.train_dataset, *evaluated) if isinstance(rows, Sized)),
             heldout,
             chat=chat,
             tools=toolbox,
@@ -398,6 +482,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         first: int = self.n_episodes + self.accelerator.process_index * n
         self.n_episodes += self.accelerator.num_processes * n
         return first
+
+
+def _described(dataset: Any) -> str:
+    """Return in a few words what somebody trains on."""
+    columns = getattr(dataset, "column_names", None) or ()
+    size = f"{len(dataset)} rows" if hasattr(dataset, "__len__") else "rows without end"
+    return f"{size} with {', '.join(columns)}" if columns else size
 
 
 def _refuse_rollouts_of_trl(arguments: Mapping[str, Any]) -> None:
