@@ -5,8 +5,8 @@ What is private and used, beside what `trl_seam.py` lists:
 
 * `GRPOTrainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)` asks all
   reward functions, async ones at once, reward models with their tokenizers, and gives NaN for None.
-  It is called on a shallow copy of the trainer, which has some of the functions and collects what
-  they log by itself;
+  It is called on a bare `GRPOTrainer` with the trainer's attributes, which has some of the functions
+  and collects what they log by itself;
 * `trl.trainer.grpo_trainer.gather`, with which it ends: a collective call, left out there
   (`keep_gathers_apart`) and made once for the whole batch by `answers_of`;
 * `GRPOTrainer._pending_extra_logs` and `_pending_metrics` collect what rewards log until the batch
@@ -96,8 +96,11 @@ def answers_of(trainer: Any, drawn: DrawnBatch) -> torch.Tensor:
         trainer._pending_extra_logs[name].extend(values)
     for name, numbers in drawn.logged.items():
         trainer._pending_metrics[name].extend(numbers)
-    values = torch.tensor(list(map(list, drawn.values)), dtype=torch.float32, device=trainer.accelerator.device)
-    return _gather(values)
+    device = trainer.accelerator.device
+    everything: torch.Tensor = _gather(
+        torch.tensor([list(of) for of in drawn.values], dtype=torch.float32, device=device)
+    )
+    return everything
 
 
 def log_drawn(trainer: Any, drawn: DrawnBatch) -> None:

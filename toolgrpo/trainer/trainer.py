@@ -350,8 +350,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._checkpoints.save(lambda: write(model, trial))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-        draws = self.drawing is not None and trl_seam.mode_of(self) == "train"
-        self._drawn = drawn = self._draw(self.drawing, len(inputs)) if draws else None
+        drawing = self.drawing if trl_seam.mode_of(self) == "train" else None
+        self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
         self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
         output = super()._generate_and_score_completions(inputs)
         if drawn is not None:
