@@ -59,7 +59,9 @@ def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
     elif block.language == "python":
         ast.parse(block.text)
     elif block.language == "json":
-        for document in [block.text] if block.text.startswith("{\n") or "\n  " in block.text else block.text.splitlines():
+        for document in (
+            [block.text] if block.text.startswith("{\n") or "\n  " in block.text else block.text.splitlines()
+        ):
             json.loads(document)
     elif block.language == "yaml":
         yaml.safe_load(block.text)

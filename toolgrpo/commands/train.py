@@ -108,11 +108,13 @@ class TrainingRun:
             rewards = parts.rewards()
             say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
             parts.check(dataset, tools, rewards, heldout)
+            parts.check_evaluation(heldout)
             trainer = parts.trainer(
                 parts.model_path(str(parts.model.model_name_or_path)),
                 reward_funcs=rewards,
                 train_dataset=dataset,
                 heldout=heldout or (),
+                eval_dataset=None if self.config.eval_strategy == "no" else heldout,
                 tools=tools,
                 peft_config=parts.peft_config(),
             )

@@ -221,6 +221,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
+        if self.args.load_best_model_at_end:
+            self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
             self.progress.say(
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
