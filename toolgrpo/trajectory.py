@@ -125,6 +125,7 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     closed: bool = True  # False: cut by a limit before its end-of-turn token
     duration_s: float = 0.0  # of the sampling
+    started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.
