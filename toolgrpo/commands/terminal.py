@@ -26,12 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console
-
 from toolgrpo.commands.run_log import RunLog
 from toolgrpo.commands.streams import unfailing_stream
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
+from toolgrpo.observe.steady_console import SteadyConsole
 from toolgrpo.plain_text import plain
 
 __all__ = ["Terminal", "describe_error"]
@@ -53,7 +52,7 @@ class Terminal:
     def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
         self._log = log
         self.stream = stream
-        self.console = Console(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = SteadyConsole(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
 
     @classmethod
     def open(cls, log_file: Path, *, main_process: bool = True) -> Terminal:

@@ -24,7 +24,6 @@ from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
-from toolgrpo.observe.progress import StepsCallback
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -101,7 +100,6 @@ class TrainingRun:
             if tools is not None:
                 tools.close()
             raise
-        trainer.add_callback(StepsCallback(trainer.progress))
         return trainer, heldout
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:

@@ -25,10 +25,11 @@ from accelerate.utils import gather_object
 
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = [
     "Metric",
+    "Metrics",
     "MetricsLog",
     "batch_metrics",
     "groups_without_spread",
@@ -60,12 +61,18 @@ class MetricsLog(Observer):
     each of them must hear of it.
     """
 
-    def __init__(self, log: Callable[[Mapping[str, float]], None]) -> None:
+    def __init__(
+        self,
+        log: Callable[[Mapping[str, float]], None],
+        more: Callable[[Sequence[Trajectory]], Metrics] = lambda trajectories: {},
+    ) -> None:
         self._log = log
+        self._more = more  # what only a run that knows its tools and limits can say
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
-            parts = gather_object([_Part(batch_metrics(batch), batch.totals)])
+            own = {**batch_metrics(batch), **self._more(batch.trajectories)}
+            parts = gather_object([_Part(own, batch.totals)])
             totals = [total for part in parts for total in part.totals]
             spread = groups_without_spread(totals, batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})

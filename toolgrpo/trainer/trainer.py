@@ -9,12 +9,12 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
@@ -27,9 +27,13 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.observe.metrics import MetricsLog
-from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.own_display import library_bars_off, loaded_lines, take_display
+from toolgrpo.observe.progress import RunProgress, StepsCallback
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.steady_console import SteadyConsole
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
+from toolgrpo.observe.trouble_metrics import trouble_metrics
+from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
@@ -110,19 +114,32 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
-        self.progress = progress or RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
+        self.progress = progress or RunProgress(
+            SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
+        )
         recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
         self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self._claim: FolderClaim | None = None
         tables = self._rollout_tables()
-        # In this order: a stop saves, and a save logs.
-        for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
+        self.doctor = DoctorWatch(self.progress.say, every=args.doctor_every)
+        # In this order: a stop saves, and a save logs; a log is shown before what is said of it.
+        for callback in (
+            self._stop,
+            self._checkpoints,
+            tables,
+            MemoryReturn(),
+            StepsCallback(self.progress),
+            self.doctor,
+        ):
             self.add_callback(callback)
-        log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
+        tool_names = [] if toolbox is None else toolbox.names
+        log = MetricsLog(self._log_metrics, lambda done: trouble_metrics(done, tool_names, args.episode_limits()))
         all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
         self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
+        if not self.progress.brings_own_log:
+            self._show_from_python(kwargs.get("callbacks") or ())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -138,7 +155,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if folder is not None:
                 self.progress.say(f"resuming from {folder}")
             try:
-                output = super().train(resume_from_checkpoint=folder, **kwargs)
+                with nullcontext() if self.progress.brings_own_log else library_bars_off():
+                    output = super().train(resume_from_checkpoint=folder, **kwargs)
             except RunIsComplete:
                 self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -280,6 +298,24 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             max_concurrent=args.max_concurrent_episodes,
             enable_thinking=args.enable_thinking,
         )
+
+    def _log_metrics(self, metrics: Mapping[str, float]) -> None:
+        trl_seam.log_metrics(self, metrics)
+        stop_if_world_fails(metrics, self.args.max_world_failures)
+
+    def _show_from_python(self, given: Sequence[Any]) -> None:
+        """Say what was loaded, as the commands do, and let nobody else show the steps."""
+        take_display(self, given)
+        lines = loaded_lines(
+            model=self.policy.get_model(),
+            n_rows=len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None,
+            tools=self.toolbox,
+            rewards=self.reward_func_names,
+            engine=f"{self.engine_choice.name} ({self.engine_choice.why})",
+            chat=self.chat.name,
+        )
+        for line in lines:
+            self.progress.say(line)
 
     def _rollout_tables(self) -> RolloutTables:
         """Guard the trackers, so that none can stop a run, and return tables of episodes for them.
