@@ -104,6 +104,22 @@ def _evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def _check(arguments: list[str]) -> int:
+    if _asks_for_help(arguments):
+        from toolgrpo.commands.check import parse_check_arguments
+
+        parse_check_arguments(arguments)
+    terminal = Terminal.of_command("check", quiet="--json" in arguments)
+    from toolgrpo.commands.check import CheckRun, parse_check_arguments
+
+    check, script, config, model = parse_check_arguments(arguments)
+    report = CheckRun(check, script, config, model, terminal).run()
+    if check.json:
+        terminal.stream.write(report.as_json() + "\n")
+    terminal.say(f"{report.closing()} (log: {terminal.log_file})")
+    return report.exit_code
+
+
 def _sft(arguments: list[str]) -> int:
     from rich.console import Console
 
@@ -123,6 +139,7 @@ def _sft(arguments: list[str]) -> int:
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
+    "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
 }

@@ -67,13 +67,13 @@ class Terminal:
         return terminal
 
     @classmethod
-    def of_command(cls, name: str) -> Terminal:
-        """Open the terminal of the command `name`.
+    def of_command(cls, name: str, *, quiet: bool = False) -> Terminal:
+        """Open the terminal of the command `name`; a quiet one shows errors alone.
 
         It logs into a temporary file until `log_into` knows better.
         """
         folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
-        terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process())
+        terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process() and not quiet)
         terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
         return terminal
 
@@ -123,6 +123,10 @@ class Terminal:
         self.console.print(text, markup=False)
         if self._log is not None:
             self._log.write(f"{text}\n")
+
+    def in_log_only(self) -> Terminal:
+        """Return a terminal whose lines go to the log alone."""
+        return Terminal(self._log, self.stream, quiet=True)
 
     def _show_errors_on(self, errors: TextIO) -> None:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -108,6 +108,8 @@ class RunProgress(Observer):
     def rollout_ended(self, event: RolloutEnded) -> None:
         if event.rollout.mode == "train":
             self.rollout_seconds += time.monotonic() - self._rollout_began
+        if self._episodes is not None:
+            self._display().remove_task(self._episodes)
         if self._steps is None:
             self.stop_steps()
         else:

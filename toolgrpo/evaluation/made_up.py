@@ -1,0 +1,63 @@
+"""Episodes that nobody drew, to ask rewards about: one that gives the gold answer, one of nonsense.
+
+Not covered: rewards that look at tokens, turns or the state of an environment; of those nothing can
+be said without a real episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toolgrpo.evaluation.grading import Grader, grade
+from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
+from toolgrpo.trajectory import Message, StopReason, Trajectory
+
+__all__ = ["WRITINGS", "nonsense", "score_made_up"]
+
+NONSENSE = "I would rather talk about the weather."
+
+
+def _plain(row: Row) -> list[Message]:
+    return [{"role": "assistant", "content": str(row["answer"])}]
+
+
+def _boxed(row: Row) -> list[Message]:
+    return [{"role": "assistant", "content": rf"The answer is \boxed{{{row['answer']}}}."}]
+
+
+def _after_tool(row: Row) -> list[Message]:
+    return [
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "name": "gold", "content": str(row["answer"])},
+        {"role": "assistant", "content": str(row["answer"])},
+    ]
+
+
+WRITINGS: Mapping[str, Callable[[Row], list[Message]]] = {
+    "alone": _plain,
+    "in a box": _boxed,
+    "after a tool's result": _after_tool,
+}
+"""How a gold answer may be written down."""
+
+
+def nonsense(row: Row) -> list[Message]:
+    return [{"role": "assistant", "content": NONSENSE}]
+
+
+def score_made_up(
+    rows: Sequence[Row],
+    write: Callable[[Row], list[Message]],
+    rewards: Sequence[Grader],
+    weights: Sequence[float] | None,
+    threshold: float,
+) -> RolloutBatch:
+    """Return these rows graded, each with the episode that `write` makes of it."""
+    episodes = tuple(Scored(row, _episode(write(row))) for row in rows)
+    return grade(RolloutBatch(episodes=episodes), rewards, weights, threshold=threshold)
+
+
+def _episode(messages: list[Message]) -> Trajectory:
+    made: dict[str, Any] = {"prompt_ids": (0,), "ids": (), "mask": (), "logprobs": (), "turns": ()}
+    return Trajectory(**made, messages=tuple(messages), stop_reason=StopReason.FINISHED)
