@@ -8,7 +8,7 @@ from toolgrpo.observe.records import SCHEMA, prompt_id, prompt_messages
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["batch_records", "segments"]
+__all__ = ["batch_records", "group_number", "segments"]
 
 _FOR_PEOPLE = ("messages", "turns")
 _NUMBERS = ("prompt_ids", "ids", "mask", "logprobs")
@@ -19,12 +19,19 @@ def batch_records(batch: RolloutBatch, first_number: int = 0) -> list[dict[str, 
 
     An episode without a number of its own gets one, from `first_number` on.
     """
-    records = []
-    for place, episode in enumerate(batch.episodes):
-        number = episode.trajectory.metadata.get("episode", first_number + place)
-        in_group = (batch.offset + place) % batch.group_size
-        records.append(_record(batch, episode, number, number - in_group))
-    return records
+    return [
+        _record(batch, episode, _number(batch, place, first_number), group_number(batch, place, first_number))
+        for place, episode in enumerate(batch.episodes)
+    ]
+
+
+def group_number(batch: RolloutBatch, place: int, first_number: int = 0) -> int:
+    """Return the number of the first episode of the group in which the one at this place is."""
+    return _number(batch, place, first_number) - (batch.offset + place) % batch.group_size
+
+
+def _number(batch: RolloutBatch, place: int, first_number: int) -> int:
+    return int(batch.episodes[place].trajectory.metadata.get("episode", first_number + place))
 
 
 def _record(batch: RolloutBatch, episode: Scored, number: int, group: int) -> dict[str, Any]:

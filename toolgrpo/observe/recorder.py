@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.observe.episode_record import batch_records
+from toolgrpo.observe.episode_record import batch_records, group_number
 from toolgrpo.observe.line_file import LIMIT, LineFile
 from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, read_episodes, read_vocabulary
 from toolgrpo.plain_text import plain_json
@@ -76,6 +76,10 @@ class EpisodeRecorder(Observer):
                 ("vocabulary", "the texts of tokens"),
             )
         )
+
+    def records(self, batch: RolloutBatch, place: int) -> bool:
+        """Return whether the episode at this place of a numbered batch is recorded."""
+        return self.path is not None and recorded_group(group_number(batch, place), self._share)
 
     def batch_done(self, batch: RolloutBatch) -> None:
         """Append one line per trajectory and flush, so that a killed run keeps what it did."""

@@ -22,6 +22,7 @@ from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_seam import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.options import RecordingOptions
 from toolgrpo.observe.watch_options import WatchOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
@@ -35,7 +36,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(WatchOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(RecordingOptions, WatchOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -128,9 +129,6 @@ class ToolGRPOConfig(WatchOptions, GRPOConfig):  # type: ignore[misc]  # TRL shi
     success_threshold: float = field(
         default=1.0, metadata={"help": "An episode counts as a success if its reward is at least this."}
     )
-    record_episodes: bool = field(
-        default=True, metadata={"help": "Write every trajectory to OUTPUT_DIR/episodes.jsonl."}
-    )
 
     def __post_init__(self) -> None:
         if not torch.cuda.is_available():
@@ -156,6 +154,7 @@ class ToolGRPOConfig(WatchOptions, GRPOConfig):  # type: ignore[misc]  # TRL shi
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
+        self.check_recording()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()

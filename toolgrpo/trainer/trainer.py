@@ -26,11 +26,14 @@ from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
+from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.own_display import library_bars_off, loaded_lines, take_display
 from toolgrpo.observe.progress import RunProgress, StepsCallback
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.steady_console import SteadyConsole
+from toolgrpo.observe.steps import StepLog
+from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.observe.trouble_metrics import trouble_metrics
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
@@ -47,6 +50,7 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
+from toolgrpo.trainer.token_tap import TokenTap
 
 __all__ = ["ToolGRPOTrainer", "load_tokenizer"]
 
@@ -110,7 +114,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
-        self._batch: RolloutBatch | None = None  # from its generation until it is graded
+        self._batch: RolloutBatch | None = None  # from its generation until its advantages are known
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
@@ -118,16 +122,24 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
         )
         recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
-        self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
+        self.recorder = EpisodeRecorder(recording, share=args.record_episodes, token_text=token_texts(tokenizer))
+        self._token_tap = TokenTap(self.recorder, args.record_tokens)
+        self.step_log = StepLog(
+            recording.with_name("steps.jsonl") if self.is_world_process_zero() else None,
+            facts={"model": str(self.model.config._name_or_path), "tools": list(toolbox.names) if toolbox else []},
+            recorded_bytes=lambda: self.recorder.n_bytes,
+            say=lambda text: self.progress.say(text),
+        )
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self._claim: FolderClaim | None = None
         tables = self._rollout_tables()
-        self.doctor = DoctorWatch(self.progress.say, every=args.doctor_every)
+        self.doctor = DoctorWatch(self.progress.say, every=args.doctor_every, record=self._record_finding)
         # In this order: a stop saves, and a save logs; a log is shown before what is said of it.
         for callback in (
             self._stop,
             self._checkpoints,
+            self.step_log,
             tables,
             MemoryReturn(),
             StepsCallback(self.progress),
@@ -136,7 +148,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             self.add_callback(callback)
         tool_names = [] if toolbox is None else toolbox.names
         log = MetricsLog(self._log_metrics, lambda done: trouble_metrics(done, tool_names, args.episode_limits()))
-        all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
+        all_observers = Observers([self.step_log, log, self.recorder, tables, self.progress, *observers])
         self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
         if not self.progress.brings_own_log:
             self._show_from_python(kwargs.get("callbacks") or ())
@@ -255,7 +267,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
-        return super()._generate_and_score_completions(inputs)
+        output = super()._generate_and_score_completions(inputs)
+        self._tell_of_batch(output)
+        return output
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        with self._token_tap.reading(inputs):
+            return super()._compute_loss(model, inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
@@ -263,7 +281,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
         padded = super()._get_per_token_logps_and_entropies
-        return padded(model, *args, **kwargs) if shared is None else shared
+        scored = padded(model, *args, **kwargs) if shared is None else shared
+        self._token_tap.hear(scored)
+        return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
@@ -276,11 +296,19 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        batch, self._batch = self._batch, None
-        if batch is not None:
-            grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
-            self.rollouts.observers.batch_done(batch.graded(grades, success_at(self.args.success_threshold)))
+        if self._batch is not None:
+            grades = trl_seam.own_grades(self, rewards_per_func, len(self._batch))
+            self._batch = self._batch.graded(grades, success_at(self.args.success_threshold))
         return rewards_per_func
+
+    def _tell_of_batch(self, output: dict[str, Any]) -> None:
+        """Let observers hear of the batch, now that its advantages are known."""
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.is_graded:
+            if batch.mode == "train":
+                batch = batch.with_advantages(trl_seam.advantages_of(output))
+            self.rollouts.observers.batch_done(batch)
+            self._token_tap.choose(batch, output)
 
     def _open_rollouts(
         self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
@@ -302,6 +330,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _log_metrics(self, metrics: Mapping[str, float]) -> None:
         trl_seam.log_metrics(self, metrics)
         stop_if_world_fails(metrics, self.args.max_world_failures)
+
+    def _record_finding(self, finding: Finding) -> None:
+        step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
+        self.step_log.event("finding", finding.sentence, step=step, rule=finding.rule, section=finding.section)
 
     def _show_from_python(self, given: Sequence[Any]) -> None:
         """Say what was loaded, as the commands do, and let nobody else show the steps."""
