@@ -81,7 +81,8 @@ def _train(arguments: list[str]) -> int:
     from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
-    terminal.log_into(Path(config.output_dir))
+    terminal.console.quiet = terminal.console.quiet or config.quiet
+    terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
     summary = TrainingRun(script, config, model, terminal, started=started).run()
     if summary is not None and terminal.is_main_process():
         path = Path(config.output_dir) / "summary.json"
@@ -99,6 +100,7 @@ def _evaluate(arguments: list[str]) -> int:
     from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 
     evaluation, script, config, model = parse_evaluation_arguments(arguments)
+    terminal.console.quiet = terminal.console.quiet or config.quiet
     terminal.log_into(Path(config.output_dir))
     EvaluationRun(evaluation, script, config, model, terminal).run()
     return 0
@@ -137,9 +139,16 @@ def _sft(arguments: list[str]) -> int:
     return 0
 
 
+def _show(arguments: list[str]) -> int:
+    from toolgrpo.commands.show import main as show
+
+    return show(arguments)
+
+
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
     "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
+    "show": Command("look at the episodes that a run recorded", _show),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
 }

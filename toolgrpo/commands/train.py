@@ -10,6 +10,7 @@ close            print the table; if measuring failed or was interrupted, withou
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.run_summary import FILE, doctor_lines, doctor_summary, first_table, steps_line
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.storage import storage_errors
@@ -57,7 +59,7 @@ class TrainingRun:
             if self.script.dry_run:
                 self.terminal.say("dry run: everything was loaded and checked")
                 return None
-            before = self._success(trainer, heldout, "before")
+            before = self._before(trainer, heldout)
             train_started = time.monotonic()
             output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
             train_s = time.monotonic() - train_started
@@ -68,7 +70,7 @@ class TrainingRun:
                     after = self._success(trainer, heldout, "after")
             finally:
                 summary = self._summary(trainer, before, after, train_s, output.global_step)
-                self._show(summary)
+                self._show(summary, trainer)
             return summary
         finally:
             trainer.close()
@@ -102,6 +104,19 @@ class TrainingRun:
             raise
         return trainer, heldout
 
+    def _before(self, trainer: ToolGRPOTrainer, heldout: Dataset | None) -> dict[str, Any]:
+        """Measure before the first step; a run that is resumed keeps what was measured then."""
+        before = first_table(Path(self.config.output_dir), self.config.resume_from_checkpoint)
+        if before:
+            self.terminal.say("before    " + ", ".join(f"{name} {_rate(rate)}" for name, rate in before.items()))
+            return before
+        before = _as_json(self._success(trainer, heldout, "before"))
+        if trainer.is_world_process_zero():  # a run that is killed has it for the one that resumes it
+            path = Path(self.config.output_dir) / FILE
+            with storage_errors(f"the summary {path}", path.parent):
+                path.write_text(json.dumps({"before": before}, indent=2) + "\n")
+        return before
+
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
         if rows is None:
             return {}
@@ -116,32 +131,30 @@ class TrainingRun:
     def _summary(
         self,
         trainer: ToolGRPOTrainer,
-        before: dict[str, Share],
+        before: dict[str, Any],
         after: dict[str, Share],
         train_s: float,
-        steps: int,
+        reached: int,
     ) -> dict[str, Any]:
-        def as_json(rates: dict[str, Share]) -> dict[str, Any]:
-            return {
-                name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()
-            }
-
+        steps = trainer.progress.steps_done
         return {
-            "before": as_json(before),
-            "after": as_json(after),
+            "before": before,
+            "after": _as_json(after),
             "steps": steps,
+            "reached": reached,
             "seconds_per_step": {
                 "all": train_s / max(1, steps),
                 "rollout": trainer.rollout_seconds / max(1, steps),
                 "training": (train_s - trainer.rollout_seconds) / max(1, steps),
             },
             "seconds_in_all": time.monotonic() - self.started,
+            **doctor_summary(trainer.doctor),
             "model": os.path.abspath(self.config.output_dir),
             "episodes": str(trainer.recorder.path) if trainer.recorder.path else None,
             "log": str(self.terminal.log_file),
         }
 
-    def _show(self, summary: dict[str, Any]) -> None:
+    def _show(self, summary: dict[str, Any], trainer: ToolGRPOTrainer) -> None:
         table = Table(title="held-out success, 95 % interval", title_justify="left")
         for column in ("", "before", "after"):
             table.add_column(column)
@@ -149,14 +162,16 @@ class TrainingRun:
             table.add_row(name, *(_rate(summary[when].get(name)) for when in ("before", "after")))
         if summary["before"]:
             self.terminal.console.print(table)
-        seconds = summary["seconds_per_step"]
-        self.terminal.say(
-            f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
-            f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
-        )
+        self.terminal.say(steps_line(summary))
+        for line in doctor_lines(trainer.doctor):
+            self.terminal.say(line)
         for name in ("model", "episodes", "log"):
             if summary[name]:
                 self.terminal.say(f"{name:<9} {summary[name]}")
+
+
+def _as_json(rates: dict[str, Share]) -> dict[str, Any]:
+    return {name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()}
 
 
 def _rate(value: dict[str, Any] | None) -> str:

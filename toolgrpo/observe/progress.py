@@ -54,6 +54,7 @@ class RunProgress(Observer):
         self._episodes_done = 0
         self._rollout_began = 0.0
         self.rollout_seconds = 0.0  # of rollouts to train on, so far
+        self.steps_done = 0  # by this process, not by the run that it resumed
 
     @property
     def brings_own_log(self) -> bool:
@@ -66,6 +67,7 @@ class RunProgress(Observer):
         self._steps = self._display().add_task("training", total=total, completed=done, note="")
 
     def step_done(self, done: int) -> None:
+        self.steps_done += 1
         if self._steps is not None:
             self._display().update(self._steps, completed=done, note="")
 
