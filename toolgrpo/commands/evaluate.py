@@ -43,7 +43,14 @@ from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import load_tokenizer
 
-__all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
+__all__ = [
+    "EvaluationArguments",
+    "EvaluationConfig",
+    "EvaluationRun",
+    "LoadedPolicy",
+    "load_policy",
+    "parse_evaluation_arguments",
+]
 
 _DEFAULT_QUESTIONS = 100
 
@@ -126,7 +133,7 @@ class EvaluationRun:
         try:
             rewards = parts.rewards()
             parts.check(rows, tools, rewards)
-            loaded = _load(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
+            loaded = load_policy(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
             rollouts = self._rollouts(loaded, config, tools)
         except BaseException:
             if tools is not None:
@@ -149,7 +156,7 @@ class EvaluationRun:
         finally:
             rollouts.close()
 
-    def _rollouts(self, loaded: _Loaded, config: EvaluationConfig, tools: Toolbox | None) -> Rollouts:
+    def _rollouts(self, loaded: LoadedPolicy, config: EvaluationConfig, tools: Toolbox | None) -> Rollouts:
         chat = resolve_format(loaded.tokenizer)
         check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
         show_engine_lines(self.terminal.say)
@@ -216,12 +223,14 @@ def _check_report(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class LoadedPolicy:
+    """A model that nobody trains, and its tokenizer."""
+
     policy: Policy
     tokenizer: Any
 
 
-def _load(path: Path, init_kwargs: Mapping[str, Any], config: EvaluationConfig) -> _Loaded:
+def load_policy(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> LoadedPolicy:
     """Load the model of this folder or hub id, whole in each process.
 
     An adapter's folder is loaded with its base model.
@@ -250,4 +259,4 @@ def _load(path: Path, init_kwargs: Mapping[str, Any], config: EvaluationConfig) 
     tokenizer = load_tokenizer(
         str(path), revision=init_kwargs.get("revision"), trust_remote_code=config.trust_remote_code
     )
-    return _Loaded(policy, tokenizer)
+    return LoadedPolicy(policy, tokenizer)

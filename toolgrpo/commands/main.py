@@ -77,12 +77,15 @@ def _train(arguments: list[str]) -> int:
 
         parse_arguments(arguments)
     terminal = Terminal.of_command("train")
+    from toolgrpo.commands.run_config import keep_run_config
     from toolgrpo.commands.train import TrainingRun, parse_arguments
     from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
     terminal.console.quiet = terminal.console.quiet or config.quiet
     terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
+    if terminal.is_main_process():
+        keep_run_config(arguments, Path(config.output_dir))
     summary = TrainingRun(script, config, model, terminal, started=started).run()
     if summary is not None and terminal.is_main_process():
         path = Path(config.output_dir) / "summary.json"
@@ -145,10 +148,23 @@ def _show(arguments: list[str]) -> int:
     return show(arguments)
 
 
+def _replay(arguments: list[str]) -> int:
+    if _asks_for_help(arguments):
+        from toolgrpo.commands.replay import parse_replay_arguments
+
+        parse_replay_arguments(arguments)
+    terminal = Terminal.of_command("replay")
+    from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
+
+    replay, script, config, model = parse_replay_arguments(arguments)
+    return int(ReplayRun(replay, script, config, model, terminal).run())
+
+
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
     "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
+    "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
     "show": Command("look at the episodes that a run recorded", _show),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
 }

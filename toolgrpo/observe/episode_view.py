@@ -63,7 +63,7 @@ def group_table(step: int, records: Sequence[Record]) -> Table:
 
 def episode_table(records: Sequence[Record]) -> Table:
     """Return one line per episode."""
-    table = _table(f"{len(records)} episodes")
+    table = _table(f"{len(records)} episode{'' if len(records) == 1 else 's'}")
     for title in ("episode", "step", "reward", "success", "turns", "calls", "failed", "end", "prompt"):
         table.add_column(title, justify="left" if title in ("end", "prompt") else "right", no_wrap=True)
     for record in records:

@@ -304,6 +304,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _tell_of_batch(self, output: dict[str, Any]) -> None:
         """Let observers hear of the batch, now that its advantages are known."""
         batch, self._batch = self._batch, None
+        trl_seam.log_dropped(self, output)
         if batch is not None and batch.is_graded:
             if batch.mode == "train":
                 batch = batch.with_advantages(trl_seam.advantages_of(output))

@@ -64,6 +64,7 @@ __all__ = [
     "correct_for_engine",
     "count_tokens",
     "iter_named_params",
+    "log_dropped",
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
@@ -237,6 +238,20 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
     collected = trainer._metrics[mode_of(trainer)]
     for name, value in metrics.items():
         collected[name].append(value)
+
+
+def log_dropped(trainer: Any, output: Mapping[str, Any]) -> None:
+    """Log the share of episodes of which the correction for the engine leaves no token."""
+    ratio = output.get("importance_sampling_ratio")
+    if ratio is None:
+        return
+    trained = output["completion_mask"].bool()
+    if output.get("tool_mask") is not None:
+        trained = trained & output["tool_mask"].bool()
+    left = (ratio.expand(trained.shape) != 0) & trained
+    dropped = trained.any(dim=1) & ~left.any(dim=1)
+    share = trainer.accelerator.gather(dropped.float()).mean().item()
+    log_metrics(trainer, {"sampling/dropped_episodes": share})
 
 
 def count_tokens(trainer: Any, n_tokens: int) -> None:
