@@ -191,8 +191,10 @@ class ReplayRun:
         return cut
 
     def _say_call(self, call: CallAgain) -> None:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in (call.attempt.arguments or {}).items())
-        shown = f"turn {call.turn + 1}: {call.attempt.name or '?'}({arguments})"
+        attempt = call.attempt
+        arguments = ", ".join(f"{name}={value!r}" for name, value in (attempt.arguments or {}).items())
+        written = attempt.raw if attempt.arguments is None else f"{attempt.name}({arguments})"
+        shown = f"turn {call.turn + 1}: {written}"
         if call.same:
             self.terminal.say(f"same     {shown} -> {_short(call.then)}")
         else:
