@@ -145,7 +145,7 @@ def test_impossible_settings_are_refused(tmp_path: Path, field: str, value: floa
 
 
 def test_a_summary_of_json_numbers_alone(learns_nothing: tuple[Any, str, Path]) -> None:
-    from toolgrpo.commands.run_summary import doctor_lines, doctor_summary
+    from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary
 
     trainer, *_ = learns_nothing
     summary = json.loads(json.dumps(doctor_summary(trainer.doctor)))

@@ -31,11 +31,11 @@ from toolgrpo.commands.check_draws import DrawnChecks
 from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.rehearsal import rehearse
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.data import check_gold
 from toolgrpo.errors import ConfigError, SandboxError, ToolGRPOError
 from toolgrpo.evaluation.made_up import WRITINGS, nonsense, score_made_up
-from toolgrpo.rewards import Reward
+from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -127,6 +127,7 @@ class CheckRun:
                 stage = "reward"
                 rewards = self.parts.rewards()
                 self.parts.check(rows, tools, rewards)
+                rehearse(rows, tools, rewards, self.config.reward_weights)
                 self._rewards(rows, rewards)
                 self._sandbox(rewards)
                 stage = "model"

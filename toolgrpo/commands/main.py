@@ -7,13 +7,16 @@ The first line of a command stands on the terminal before PyTorch is imported, w
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
 from toolgrpo.startup import prepare
 
@@ -47,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    prepare()  # before anything imports PyTorch
+    theme = asked_for(arguments[1:])
+    if theme is not None and name in PAGES:
+        return _show_help(name, theme)
+    prepare(arguments[1:])  # before anything imports PyTorch
     return command.run(arguments[1:])
 
 
@@ -60,22 +66,25 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "`toolgrpo COMMAND --help` lists the flags of a command.",
+            "`toolgrpo COMMAND --help` shows the flags of a command by theme, `--help all` every one.",
             "`accelerate launch -m toolgrpo COMMAND ...` runs it in several processes.",
         ]
     )
 
 
-def _asks_for_help(arguments: Sequence[str]) -> bool:
-    return bool({"-h", "--help"} & set(arguments))
+def _show_help(command: str, theme: str) -> int:
+    try:
+        print(help_text(command, theme), flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except ConfigError as error:
+        print(f"toolgrpo: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _train(arguments: list[str]) -> int:
     started = time.monotonic()
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.train import parse_arguments
-
-        parse_arguments(arguments)
     terminal = Terminal.of_command("train")
     from toolgrpo.commands.run_config import keep_run_config
     from toolgrpo.commands.train import TrainingRun, parse_arguments
@@ -95,10 +104,6 @@ def _train(arguments: list[str]) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.evaluate import parse_evaluation_arguments
-
-        parse_evaluation_arguments(arguments)
     terminal = Terminal.of_command("evaluate")
     from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 
@@ -110,10 +115,6 @@ def _evaluate(arguments: list[str]) -> int:
 
 
 def _check(arguments: list[str]) -> int:
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.check import parse_check_arguments
-
-        parse_check_arguments(arguments)
     terminal = Terminal.of_command("check", quiet="--json" in arguments)
     from toolgrpo.commands.check import CheckRun, parse_check_arguments
 
@@ -149,10 +150,6 @@ def _show(arguments: list[str]) -> int:
 
 
 def _replay(arguments: list[str]) -> int:
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.replay import parse_replay_arguments
-
-        parse_replay_arguments(arguments)
     terminal = Terminal.of_command("replay")
     from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
 

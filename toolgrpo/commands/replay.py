@@ -20,7 +20,7 @@ from trl import ModelConfig
 from toolgrpo.chat import resolve_format
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import parse_args
-from toolgrpo.commands.evaluate import load_policy
+from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.run_config import config_of_run
 from toolgrpo.commands.show import find_episode, recording_in
@@ -60,8 +60,6 @@ def parse_replay_arguments(
 ) -> tuple[ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read DIR and EPISODE, and everything else as the training does, over the run's own file."""
     if len(argv) < 2 or argv[0].startswith("-") or not argv[1].isdecimal():
-        if {"-h", "--help"} & set(argv):
-            parse_args((ReplayArguments,), ["--help"])
         raise ConfigError("give the run's output folder and the number of an episode: toolgrpo replay DIR EPISODE")
     folder, number, *flags = argv
     if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
@@ -138,7 +136,7 @@ class ReplayRun:
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
         """Draw the episode anew, and show where the two part and how they end."""
         path = Path(self.parts.model_path(model))
-        loaded = load_policy(path, self.parts.model_init_kwargs(), self.config)
+        loaded = load_model(path, self.parts.model_init_kwargs(), self.config)
         config = self.config
         rollouts = Rollouts(
             engine=build_engine(loaded.policy, config.engine_options()).engine,

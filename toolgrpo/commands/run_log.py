@@ -58,8 +58,8 @@ class RunLog:
         return write_all(self._descriptor, text.encode("utf-8", "backslashreplace"))
 
     def move(self, path: Path, *, append: bool = False) -> None:
-        """Go on in another file, with what was logged so far at its head,
-        or behind what an earlier run left there.
+        """Go on in another file, with what was logged so far at its head; `append`: after what is
+        in it.
 
         Raises OSError if it cannot be opened.
         """

@@ -91,8 +91,8 @@ class Terminal:
         return cls.rank() == 0
 
     def log_into(self, output_dir: Path, *, append: bool = False) -> None:
-        """Claim the output folder for this run, and go on logging there:
-        in a new log, or behind the one of the run that is resumed.
+        """Claim the output folder for this run, and go on logging there (`append`: in the log that
+        is there, of the run that is resumed).
 
         Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
         if another run has it.
@@ -115,7 +115,7 @@ class Terminal:
             before.parent.rmdir()
 
     def move_log(self, log_file: Path, *, append: bool = False) -> None:
-        """Go on logging in another file, with what was logged so far at its head or its end."""
+        """Go on logging in another file, with what was logged so far at its head."""
         assert self._log is not None
         self._log.move(log_file, append=append)
 

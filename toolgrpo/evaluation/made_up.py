@@ -6,10 +6,11 @@ be said without a real episode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolgrpo.evaluation.grading import Grader, grade
+from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.trajectory import Message, StopReason, Trajectory
 
@@ -18,26 +19,11 @@ __all__ = ["WRITINGS", "nonsense", "score_made_up"]
 NONSENSE = "I would rather talk about the weather."
 
 
-def _plain(row: Row) -> list[Message]:
-    return [{"role": "assistant", "content": str(row["answer"])}]
-
-
-def _boxed(row: Row) -> list[Message]:
-    return [{"role": "assistant", "content": rf"The answer is \boxed{{{row['answer']}}}."}]
-
-
-def _after_tool(row: Row) -> list[Message]:
-    return [
-        {"role": "assistant", "content": ""},
-        {"role": "tool", "name": "gold", "content": str(row["answer"])},
-        {"role": "assistant", "content": str(row["answer"])},
-    ]
-
-
-WRITINGS: Mapping[str, Callable[[Row], list[Message]]] = {
-    "alone": _plain,
-    "in a box": _boxed,
-    "after a tool's result": _after_tool,
+WRITINGS: Mapping[str, GoldEpisode] = {
+    "alone": as_answer,
+    "in a box": as_boxed_answer,
+    "after a tool's result": as_result_and_answer,
+    "as a program": as_program,
 }
 """How a gold answer may be written down."""
 
@@ -48,7 +34,7 @@ def nonsense(row: Row) -> list[Message]:
 
 def score_made_up(
     rows: Sequence[Row],
-    write: Callable[[Row], list[Message]],
+    write: GoldEpisode,
     rewards: Sequence[Grader],
     weights: Sequence[float] | None,
     threshold: float,

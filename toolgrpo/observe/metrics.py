@@ -10,8 +10,8 @@ over the processes that have them. Not exact, but near: the latency percentiles,
 
 `reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
 to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
-Alike means within 1e-6, because the standard deviation of equal fp32 rewards is seldom exactly 0
-(TRL's `frac_reward_zero_std` misses most such groups).
+What alike means stands in `signal/dead_groups.py`; the standard deviation of equal fp32 rewards is
+seldom exactly 0, so that TRL's `frac_reward_zero_std` misses most such groups.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from accelerate.utils import gather_object
 
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
+from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = [
@@ -38,8 +39,6 @@ __all__ = [
     "rollout_metrics",
     "tool_metrics",
 ]
-
-_ALIKE = 1e-6
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -71,7 +70,8 @@ class MetricsLog(Observer):
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
-            own = {**batch_metrics(batch), **self._more(batch.trajectories)}
+            # A process may have had no group to draw.
+            own = {**batch_metrics(batch), **self._more(batch.trajectories)} if len(batch) else {}
             parts = gather_object([_Part(own, batch.totals)])
             totals = [total for part in parts for total in part.totals]
             spread = groups_without_spread(totals, batch.group_size)
@@ -160,7 +160,7 @@ def groups_without_spread(totals: Sequence[float], group_size: int) -> float:
     The rewards of a group stand together.
     """
     groups = [totals[start : start + group_size] for start in range(0, len(totals), group_size)]
-    return sum(max(group) - min(group) < _ALIKE for group in groups) / len(groups)
+    return sum(is_dead(group) for group in groups) / len(groups)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

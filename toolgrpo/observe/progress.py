@@ -61,6 +61,11 @@ class RunProgress(Observer):
         """Whether what libraries print goes elsewhere."""
         return self._say is not None
 
+    @property
+    def lines_only(self) -> bool:
+        """Whether there is no terminal for bars: what is shown goes into a pipe or a file."""
+        return not self._console.is_terminal and not self._console.quiet
+
     def start_steps(self, total: int, done: int = 0) -> None:
         self._lines = StepLines(total, self._console.width if self._live else None)
         self._lines_shown = 0
@@ -105,7 +110,8 @@ class RunProgress(Observer):
             return
         if self._episodes is None:
             self._episodes = self._display().add_task(rollout.label, total=rollout.n_episodes, note="")
-        self._display().update(self._episodes, completed=self._episodes_done)
+        total = max(event.rollout.n_episodes, self._episodes_done)  # more may be drawn than it began with
+        self._display().update(self._episodes, completed=self._episodes_done, total=total)
 
     def rollout_ended(self, event: RolloutEnded) -> None:
         if event.rollout.mode == "train":

@@ -63,6 +63,7 @@ class Scored:
     total: float | None = None
     success: bool | None = None
     advantage: float | None = None  # None: nothing is trained on it, or not known yet
+    trained: bool = True  # or it was drawn, and left out of the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,8 @@ class RolloutBatch:
             ),
         )
 
-    def with_advantages(self, advantages: Sequence[float]) -> RolloutBatch:
-        """Return the batch with the advantage of each episode."""
+    def with_advantages(self, advantages: Sequence[float | None]) -> RolloutBatch:
+        """Return the batch with the advantage of each episode; None: it is not trained on."""
         return replace(
             self,
             episodes=tuple(
