@@ -56,7 +56,7 @@ def steps_in(screen: list[str]) -> list[str]:
 
 
 def test_lines_and_one_bar_and_nothing_of_libraries(tmp_path: Path) -> None:
-    session = on_terminal(TRAIN, tmp_path, 3)
+    session = on_terminal(TRAIN, tmp_path, "3")
     assert session.code == 0, session.stream
     in_python, as_command = session.stream.split("from here on as a command")
 
@@ -89,7 +89,7 @@ def test_two_interrupts_leave_the_terminal_as_it_was(tmp_path: Path) -> None:
             sent.append(pid)
             os.killpg(pid, signal.SIGINT)
 
-    session = on_terminal(TRAIN, tmp_path, 500, during=interrupt)
+    session = on_terminal(TRAIN, tmp_path, "500", during=interrupt)
     assert len(sent) == 2 and "a second signal ends the run at once" in session.stream
     assert "\x1b[?25l" not in session.stream and session.before == session.after
 

@@ -164,7 +164,7 @@ class DrawnChecks:
         with self._busy("one training step"):
             trainer.train()
         step_s = time.monotonic() - started
-        logged = next((log for log in trainer.state.log_history if "reward" in log), {})
+        logged: dict[str, float] = next((log for log in trainer.state.log_history if "reward" in log), {})
         loss, gradient = logged.get("loss", 0.0), logged.get("grad_norm")
         said = f"done in {step_s:.1f} s ({trainer.rollout_seconds:.1f} s of it the rollout), loss {loss:.3g}"
         if gradient is None or gradient != gradient or gradient in (float("inf"), -float("inf")):
