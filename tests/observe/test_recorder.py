@@ -9,6 +9,7 @@ import pytest
 
 from toolgrpo.errors import StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, read_episodes
+from toolgrpo.rollout import RolloutBegan
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, Scored
 from toolgrpo.trajectory import StopReason, Trajectory
 
@@ -136,10 +137,19 @@ def test_a_line_is_read_back_as_the_trajectory_it_was(tmp_path: Path) -> None:
     assert (line["step"], line["mode"], line["reward_given"], line["row"]) == (3, "train", 1.0, {"answer": "4"})
 
 
-def test_held_out_questions_of_a_training_are_not_recorded(tmp_path: Path) -> None:
+def test_held_out_questions_of_a_training_have_a_recording_of_their_own(tmp_path: Path) -> None:
     path = episodes_path(tmp_path, 0)
-    recorder = EpisodeRecorder(path)
-    record(recorder, 0, mode="heldout")
-    record(recorder, 1, mode="eval")
-    recorder.close()
-    assert numbers(path) == [1]
+    for label, n in (("before (greedy)", 1), ("before (greedy)", 2)):  # two processes, one after the other
+        recorder = EpisodeRecorder(path)
+        recorder.rollout_began(RolloutBegan(n, 0, "heldout", label))
+        for number in range(n):
+            record(recorder, number, mode="heldout")
+        recorder.start_anew()  # the training begins: what was measured before it is of this run
+        record(recorder, 7, mode="eval")
+        recorder.close()
+    assert numbers(path) == [7]
+    held = read_episodes(tmp_path / "heldout.jsonl")
+    assert [(line["label"], line["mode"], line["metadata"]["episode"]) for line in held] == [
+        ("before (greedy)", "heldout", 0),
+        ("before (greedy)", "heldout", 1),
+    ]

@@ -121,8 +121,15 @@ def _sft(arguments: list[str]) -> int:
     return 0
 
 
+def _report(arguments: list[str]) -> int:
+    from toolgrpo.commands.report import run_report
+
+    return run_report(arguments)
+
+
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
+    "report": Command("show what a run did, as one HTML file", _report),
 }
