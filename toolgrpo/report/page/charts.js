@@ -3,7 +3,7 @@
 
 const W = 560;
 const H = 190;
-const PAD = { left: 44, right: 10, top: 10, bottom: 22 };
+const PAD = { left: 54, right: 10, top: 10, bottom: 22 };
 const EVENT_MARKS = { warning: "!", checkpoint: "▾", resumed: "↻", finding: "?", stopped: "■", finished: "●" };
 
 // chart({title, unit, series: [{name, points: [[x, y, low, high]]}], stacked, events, range})

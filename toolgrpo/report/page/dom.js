@@ -61,7 +61,10 @@ function num(value, digits = 3) {
   return String(Number(value.toPrecision(digits))).replace(/^-/, "−");
 }
 
-const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${Math.round(share * 1000) / 10} %`);
+const percent = (share) => (share === null || Number.isNaN(share) ? "–" : `${share >= 0.1 || share === 0 ? Math.round(share * 100) : Math.round(share * 1000) / 10} %`);
+
+// A name that a model made up may be hard to see.
+const named = (name) => (name !== name.trim() || name === "" ? JSON.stringify(name) : short(name, 40));
 const signed = (value) => (value > 0 ? `+${num(value)}` : num(value));
 const plural = (n, noun) => `${n.toLocaleString("en-US")} ${noun}${n === 1 ? "" : "s"}`;
 

@@ -15,6 +15,7 @@ async function episodeView(parts, wanted) {
       h("a", { href: link("groups", { step: episode.at.mode === "train" ? shownStep(episode.at.step) : null }) }, placeName(episode.at)), " / ",
       group.rows.length > 1 ? [h("a", { href: groupLink(group) }, `group of ${group.rows.length}`), " / "] : null, `episode ${episode.n}`,
       h("span.step", {}, before >= 0 ? h("a", { href: episodeLink(before, wanted), "data-key": "k" }, "← previous") : null, after < REPORT.n ? h("a", { href: episodeLink(after, wanted), "data-key": "j" }, "next →") : null)),
+    h("h1", {}, short(previewOf(row), 160) || `Episode ${episode.n}`),
     h("div.headline", {},
       h("div", {}, h("p.big", {}, num(episode.r), h("small", {}, " reward")), h("p", {}, badges(row)), h("p.quiet", {}, facts(episode))),
       rewardParts(episode)),

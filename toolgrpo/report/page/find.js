@@ -33,7 +33,7 @@ async function findView(wanted) {
   return [
     h("h1", {}, "Find"),
     h("form.bar", { role: "search", onsubmit: (event) => { event.preventDefault(); set({ text: text.value }); } },
-      h("label.field.grow", {}, h("span", {}, "Text"), text),
+      h("label.field.whole", {}, h("span", {}, "Text"), text),
       choice("Ready filters", wanted.ready, READY, (ready) => set({ ready })),
       choice("Tool", wanted.tool, any(REPORT.tools), (tool) => set({ tool })),
       choice("Cause", wanted.cause, any(REPORT.causes), (cause) => set({ cause })),

@@ -50,6 +50,8 @@ async function draw() {
     if (tab.dataset.view === (under || name)) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
+  const current = tabs.querySelector("[aria-current]");
+  if (current) tabs.scrollLeft = current.offsetLeft - tabs.clientWidth / 2 + current.offsetWidth / 2;
   let content;
   try {
     content = await view(parts, wanted);

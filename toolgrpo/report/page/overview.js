@@ -93,7 +93,9 @@ function charts(run, sums) {
   const parts = names("parts");
   const stops = names("stops");
   const causes = names("causes");
-  const tools = names("tools");
+  const counts = (name) => sums.reduce((sum, one) => sum + (one.tools[name] ? one.tools[name].n : 0), 0);
+  const tools = names("tools").sort((a, b) => counts(b) - counts(a));
+  const others = tools.slice(6);
   const made = [
     chart({ title: "Reward", hint: "mean of a step, 95 % interval", events, series: [
       { name: "reward", points: sums.map((one) => [shownStep(one.step), one.r, one.r - (1.96 * one.sd) / Math.sqrt(one.n), one.r + (1.96 * one.sd) / Math.sqrt(one.n)]) },
@@ -108,9 +110,12 @@ function charts(run, sums) {
       { name: "dead, solved", colour: 1, points: points((one) => (one.groups ? one.groups[2] : null)) },
     ] }),
     chart({ title: "Why episodes ended", stacked: true, events, show: percent, range: [0, 1], series: stops.map((name) => ({ name: name.replaceAll("_", " "), colour: STOP_COLOURS[name], points: points((one) => (one.stops[name] || 0) / one.n) })) }),
-    chart({ title: "Calls by tool", hint: "calls per episode", stacked: true, events, series: tools.slice(0, 8).map((name) => ({ name, points: points((one) => (one.tools[name] ? one.tools[name].n / one.n : 0)) })) }),
+    chart({ title: "Calls by tool", hint: "calls per episode", stacked: true, events, series: [
+      ...tools.slice(0, 6).map((name) => ({ name: named(name), points: points((one) => (one.tools[name] ? one.tools[name].n / one.n : 0)) })),
+      ...(others.length ? [{ name: plural(others.length, "other"), colour: 7, points: points((one) => others.reduce((sum, name) => sum + (one.tools[name] ? one.tools[name].n : 0), 0) / one.n) }] : []),
+    ] }),
     chart({ title: "Failed calls by cause", hint: "calls of a step", stacked: true, events, show: (value) => num(value), series: causes.map((name) => ({ name: name.replaceAll("_", " "), points: points((one) => one.causes[name] || 0) })) }),
-    chart({ title: "Tool latency", hint: "95th percentile", events, show: seconds, series: tools.slice(0, 8).map((name) => ({ name, points: points((one) => (one.tools[name] ? one.tools[name].p95 : null)) })) }),
+    chart({ title: "Tool latency", hint: "95th percentile", events, show: seconds, series: tools.slice(0, 6).map((name) => ({ name: named(name), points: points((one) => (one.tools[name] ? one.tools[name].p95 : null)) })) }),
     chart({ title: "Length", hint: "sampled tokens per episode", events, series: [{ name: "tokens", points: points((one) => one.tokens) }] }),
     chart({ title: "Turns", hint: "per episode", events, series: [{ name: "turns", colour: 4, points: points((one) => one.turns) }] }),
     chart({ title: "Entropy", hint: "nats per token", events, series: [{ name: "entropy", colour: 5, points: metric("entropy") }] }),
@@ -141,7 +146,7 @@ function toolTable(run, sums) {
   const failures = (tool) => Object.values(tool.failed).reduce((sum, count) => sum + count, 0);
   const ordered = [...found.values()].sort((a, b) => failures(b) - failures(a) || b.n - a.n);
   const columns = [
-    { name: "tool", value: (tool) => tool.name, show: (tool) => h("a", { href: link("find", { tool: tool.name }) }, tool.name) },
+    { name: "tool", value: (tool) => tool.name, show: (tool) => h("a", { href: link("find", { tool: tool.name }) }, named(tool.name)) },
     { name: "calls", number: true, value: (tool) => tool.n, show: (tool) => tool.n.toLocaleString("en-US") },
     { name: "failed", number: true, value: failures, show: (tool) => (failures(tool) ? `${failures(tool).toLocaleString("en-US")} (${percent(failures(tool) / tool.n)})` : "0") },
     { name: "why", value: () => 0, show: (tool) => Object.entries(tool.failed).sort((a, b) => b[1] - a[1]).map(([cause, count]) => h("a.badge.warn", { href: link("find", { tool: tool.name, cause }) }, `${cause.replaceAll("_", " ")} ${count}`)) },
