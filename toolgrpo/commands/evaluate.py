@@ -35,6 +35,7 @@ from toolgrpo.evaluation.run import Evaluation, evaluate, policy_of_model
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors
@@ -161,7 +162,7 @@ class EvaluationRun:
             raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
-        recorder = EpisodeRecorder(path if config.record_episodes else None)
+        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
         return Rollouts(
             engine=built.engine,
             chat=chat,

@@ -53,8 +53,8 @@ def described(built: Built) -> str:
     return f"{built.n_episodes} episodes{shown}, {built.n_bytes / 1e6:.1f} MB"
 
 
-def report_line(folder: Path) -> str | None:
-    """Make the report of a run that has ended; return its address, or None where nothing was recorded.
+def report_line(folder: Path) -> str:
+    """Make the report of a run that has ended; return its address.
 
     A report that cannot be made is no failure of the run: the line then says why.
     """

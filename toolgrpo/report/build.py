@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolgrpo import __version__
+from toolgrpo.errors import ConfigError
 from toolgrpo.report.files import MOST_EPISODES, Episodes, RunPieces, read_run, run_folder, vocabulary_of
 from toolgrpo.report.findings import run_findings
 from toolgrpo.report.html import PageWriter
@@ -36,9 +37,14 @@ def build_report(
     places = [run_folder(folder) for folder in folders]
     path = to or folders[0] / "report.html"
     with storage_errors(f"the report {path}", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
         names = " and ".join(folder.resolve().name for folder in folders)
-        page = PageWriter(path, f"{names} · toolgrpo report", live=live)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            page = PageWriter(path, f"{names} · toolgrpo report", live=live)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+            raise ConfigError(
+                f"the report cannot be written to {path}: {error.strerror}; give another place with --out"
+            ) from error
         try:
             runs, shown = _write(page, folders, places, most_episodes)
         except BaseException:

@@ -167,10 +167,25 @@ def vocabulary_of(folder: Path, ids: set[int]) -> dict[str, Any]:
 
 def _batches(folder: Path) -> Iterator[list[Record]]:
     """Yield the episodes of each step and mode of all processes, and then the held-out ones."""
-    streams = [iter_episodes(file) for file in episode_files(folder)]
+    streams = [filter(_usable, iter_episodes(file)) for file in episode_files(folder)]
     yield from _together(heapq.merge(*streams, key=lambda record: record.get("step") or 0))
     for file in episode_files(folder, "heldout"):
-        yield from _together(iter_episodes(file))
+        yield from _together(filter(_usable, iter_episodes(file)))
+
+
+def _usable(record: Record) -> bool:
+    """Return whether a line has the shape of an episode; others were damaged, and are left out."""
+    lists = [record.get(name) for name in ("prompt_ids", "ids", "mask", "logprobs", "turns")]
+    if not all(isinstance(value, list) for value in lists) or not isinstance(record.get("step"), int):
+        return False
+    parts = [
+        part
+        for turn in record["turns"]
+        if isinstance(turn, dict)
+        for part in (*(turn.get("attempts") or ()), *(turn.get("results") or ()))
+    ]
+    whole = all(isinstance(part, dict) for part in (*record["turns"], *parts))
+    return whole and len(record["ids"]) == len(record["mask"]) == len(record["logprobs"])
 
 
 def _together(records: Iterator[Record]) -> Iterator[list[Record]]:

@@ -14,6 +14,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import zlib
 from importlib.resources import files
 from pathlib import Path
@@ -69,8 +70,7 @@ class PageWriter:
         self._half.unlink(missing_ok=True)
 
     def _block(self, name: str, value: dict[str, Any]) -> None:
-        text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str, allow_nan=False)
-        packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        packed = base64.b64encode(zlib.compress(_as_json(value).encode(), 9)).decode()
         self._file.write(f'<script type="text/plain" id="{name}">{packed}</script>\n')
 
     def _head(self, title: str) -> str:
@@ -92,6 +92,22 @@ class PageWriter:
             "<noscript><p>This report is drawn by a script that stands inside it. Allow scripts for this "
             "file to see it.</p></noscript></div>\n"
         )
+
+
+def _as_json(value: Any) -> str:
+    """Return JSON that a browser reads: it knows no NaN and no infinity."""
+    try:
+        return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _hash(text: str) -> str:

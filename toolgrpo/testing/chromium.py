@@ -50,9 +50,9 @@ class Chromium:
         self._read_end, to_write = os.pipe()
         script = f'exec "$@" {_TO_BROWSER}<&{to_read} {_FROM_BROWSER}>&{to_write}'
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+        flags += ["--remote-debugging-pipe", f"--user-data-dir={self._profile}", "--no-first-run"]
         self._process = subprocess.Popen(
-            ["bash", "-c", script, "chromium", str(self._program), *flags, "--remote-debugging-pipe"]
-            + [f"--user-data-dir={self._profile}", "--no-first-run", "about:blank"],
+            ["bash", "-c", script, "chromium", str(self._program), *flags, "about:blank"],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

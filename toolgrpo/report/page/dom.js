@@ -1,7 +1,7 @@
 // Elements, numbers and words. Everything that a model, a tool or a row wrote goes through `visible`
 // and into text nodes: nothing of it is ever parsed as HTML.
 
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]/g;
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff\p{Cs}]/gu;
 
 // What steers a terminal or turns the reading direction is written out, as \u202e.
 function visible(text) {
