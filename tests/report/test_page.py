@@ -79,6 +79,7 @@ def test_an_episode_is_a_conversation_and_its_tokens(shown: Show, page: Path) ->
     browser.wait_for("document.querySelectorAll('.token').length > 10")
     browser.press("k")
     browser.wait_for("location.hash.includes('view=tokens') && location.hash.includes('/1?')")
+    browser.wait_for("document.querySelector('.crumbs').innerText.includes('episode 1')")
     browser.press("k")
     browser.wait_for("location.hash.includes('/0?')")
     browser.wait_for("[...document.querySelectorAll('select option')].some((one) => one.value === 'entropy')")
