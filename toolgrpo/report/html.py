@@ -70,7 +70,7 @@ class PageWriter:
         self._half.unlink(missing_ok=True)
 
     def _block(self, name: str, value: dict[str, Any]) -> None:
-        packed = base64.b64encode(zlib.compress(_as_json(value).encode(), 9)).decode()
+        packed = base64.b64encode(zlib.compress(_as_json(value).encode(), 6)).decode()
         self._file.write(f'<script type="text/plain" id="{name}">{packed}</script>\n')
 
     def _head(self, title: str) -> str:
