@@ -30,6 +30,11 @@ _MOST_TOOLS = 30  # that a filter knows by name; the page keeps them as bits
 _STEP_OF_LINE = re.compile(r'^\{(?:"schema": \d+, )?"step": (\d+), "mode": "(\w+)"')
 _PREVIEW = 160
 
+_COLUMNS = (
+    *("chunk", "place", "n", "g", "q", "r", "ok", "a", "stop", "turns", "calls", "failed"),
+    *("tools", "causes", "flags", "gen", "s"),
+)
+
 Record = dict[str, Any]
 WriteChunk = Callable[[dict[str, Any]], int]
 """Takes a piece of data, keeps it in the page, and returns its number there."""
@@ -85,12 +90,6 @@ class Episodes:
         if name not in self.prompts:
             self.prompts[name] = (len(self.prompts), _preview(record.get("prompt")))
         return self.prompts[name][0]
-
-
-_COLUMNS = (
-    *("chunk", "place", "n", "g", "q", "r", "ok", "a", "stop", "turns", "calls", "failed"),
-    *("tools", "causes", "flags", "gen", "s"),
-)
 
 
 @dataclass

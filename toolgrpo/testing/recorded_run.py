@@ -34,14 +34,15 @@ def record_run(
     """
     recorder = EpisodeRecorder(episodes_path(folder, 0), token_text=lambda number: _token_text(number, said))
     lines: list[dict[str, Any]] = []
-    for label, kinds in (("before (greedy)", ("guessed",) * heldout), ("after (greedy)", ("solved",) * heldout)):
-        batch = _batch(list(kinds), 0 if "before" in label else steps, "heldout", 1, 0, said)
+    for label, kind in (("before (greedy)", "guessed"), ("after (greedy)", "solved")):
+        batch = _batch([kind] * heldout, 0 if "before" in label else steps, "heldout", 1, 0, said)
         recorder.rollout_began(RolloutBegan(len(batch), batch.step, "heldout", said(label)))
         recorder.batch_done(batch)
         measured = {"n": len(batch), "successes": sum(batch.successes), "reward": 0.5}
         lines.append({"kind": "measured", "step": batch.step, "label": said(label), **measured})
     for step in range(steps):
-        kinds = [kind for group in range(groups) for kind in (("guessed",) * 4 if (step, group) == (0, 1) else KINDS)]
+        dead = ("guessed",) * 4
+        kinds = [kind for group in range(groups) for kind in (dead if (step, group) == (0, 1) else KINDS)]
         batch = _batch(kinds, step, "train", 4, step * len(kinds), said)
         recorder.batch_done(batch)
         _see_tokens(recorder, batch)

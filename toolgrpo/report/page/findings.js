@@ -13,7 +13,7 @@ async function findingsView(wanted) {
       h("p.quiet", {}, `Said after ${plural(one.steps.length, "step")}: ${ranges(one.steps)}. What to do: ${one.link}`),
       examples.length ? h("p", {}, "For example ", examples.map((row, place) => [place ? ", " : "", h("a", { href: episodeLink(row) }, `episode ${REPORT.rows.n[row]}`)]), ". ", h("a", { href: link("find", filter) }, `All ${rows.length.toLocaleString("en-US")}`)) : null);
   }));
-  const warnings = run.events.filter((event) => event.what !== "checkpoint");
+  const warnings = run.events.filter((event) => !["checkpoint", "finished"].includes(event.what));
   return [
     h("h1", {}, "Findings"),
     runChoice(wanted, "findings"),

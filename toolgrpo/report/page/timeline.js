@@ -7,7 +7,8 @@ async function timelineView(wanted) {
     const sums = REPORT.runs[chunk.run].sums.find((one) => one.mode === chunk.mode && one.step === chunk.step && one.label === chunk.label);
     return (sums && sums.rollout_s) || 0;
   };
-  const slowest = [...sets].sort((a, b) => lasted(b) - lasted(a));
+  const trained = sets.filter((chunk) => chunk.mode === "train");
+  const slowest = [...(trained.length ? trained : sets)].sort((a, b) => lasted(b) - lasted(a));
   const at = sets.find((chunk) => String(chunk.texts) === wanted.at) || slowest[0];
   const episodes = [];
   for (let row = 0; row < REPORT.n; row++) if (REPORT.rows.chunk[row] === at.texts) episodes.push(row);
