@@ -157,6 +157,12 @@ def _replay(arguments: list[str]) -> int:
     return int(ReplayRun(replay, script, config, model, terminal).run())
 
 
+def _report(arguments: list[str]) -> int:
+    from toolgrpo.commands.report import run_report
+
+    return run_report(arguments)
+
+
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
     "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
@@ -164,4 +170,5 @@ COMMANDS: Mapping[str, Command] = {
     "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
     "show": Command("look at the episodes that a run recorded", _show),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
+    "report": Command("show what a run did, as one HTML file", _report),
 }

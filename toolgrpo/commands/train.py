@@ -25,6 +25,7 @@ from trl import ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
 from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.report import report_line
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.storage import storage_errors
@@ -206,6 +207,8 @@ class TrainingRun:
         for name in ("model", "episodes", "log"):
             if summary[name]:
                 self.terminal.say(f"{name:<9} {summary[name]}")
+        if summary["episodes"] and self.terminal.is_main_process():
+            self.terminal.say(f"report    {report_line(Path(self.config.output_dir))}")
 
 
 class _FirstStep(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here

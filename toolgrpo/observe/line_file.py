@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
 import re
 import shutil
@@ -35,6 +36,29 @@ _CHUNK = 1 << 20
 
 def parts(path: Path) -> list[Path]:
     """Return the files that hold the lines of `path`, oldest first: those set aside, then itself."""
+    aside = _set_aside(path)
+    return [*(aside[number] for number in sorted(aside)), *([path] if path.is_file() else [])]
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield all complete lines; the last one of a part is left out if it was torn.
+
+    A gzipped part that is damaged ends where the damage begins. Whoever writes may set the file
+    aside meanwhile: it is opened first, and read last, when nothing was set aside since.
+    """
+    done: set[int] = set()
+    while True:
+        with path.open("rb") if path.is_file() else io.BytesIO() as current:
+            aside = _set_aside(path)
+            if aside.keys() <= done:
+                yield from _whole_lines(current)
+                return
+        for number in sorted(aside.keys() - done):
+            yield from _lines_of_part(aside[number])
+            done.add(number)
+
+
+def _set_aside(path: Path) -> dict[int, Path]:
     pattern = re.compile(re.escape(path.name) + r"\.(\d{4,})(\.gz)?")
     found: dict[int, Path] = {}
     if path.parent.is_dir():
@@ -42,20 +66,24 @@ def parts(path: Path) -> list[Path]:
             match = pattern.fullmatch(name)
             if match is not None:
                 found[int(match[1])] = path.with_name(name)  # the gzipped one, where both are there
-    return [*(found[number] for number in sorted(found)), *([path] if path.is_file() else [])]
+    return found
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    """Yield all complete lines; the last one of a part is left out if it was torn.
+def _lines_of_part(part: Path) -> Iterator[str]:
+    for form in (part, part.with_name(f"{part.name}.gz")):  # it may have been gzipped since it was found
+        try:
+            file: IO[bytes] = gzip.open(form, "rb") if form.suffix == ".gz" else form.open("rb")  # type: ignore[assignment]  # noqa: SIM115 - entered below
+        except FileNotFoundError:
+            continue
+        with file, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
+            yield from _whole_lines(file)
+        return
 
-    A gzipped part that is damaged ends where the damage begins.
-    """
-    for part in parts(path):
-        open_part = gzip.open if part.suffix == ".gz" else open
-        with open_part(part, "rb") as file, contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield line.decode("utf-8", "replace")
+
+def _whole_lines(file: IO[bytes]) -> Iterator[str]:
+    for line in file:
+        if line.endswith(b"\n"):
+            yield line.decode("utf-8", "replace")
 
 
 class LineFile:

@@ -4,7 +4,9 @@ A line is what `episode_record` makes of an episode; docs/episodes.md describes 
 process writes its own file (`episodes_path`), which `line_file` keeps whole, sets aside past a size
 and gzips. A checkpoint remembers how long the recording was, and a resumed run cuts it there, so no
 episode stands in it twice; a run that starts from the beginning sets an older recording aside.
-Beside it stand the texts of the tokens (`vocabulary.jsonl`), so that a reader needs no tokenizer.
+Beside it stand the texts of the tokens (`vocabulary.jsonl`), so that a reader needs no tokenizer,
+and the episodes of held-out rows before and after a training (`heldout.jsonl`): always those of the
+process that measured last.
 
 A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
 stand there as escapes.
@@ -23,13 +25,15 @@ from toolgrpo.observe.line_file import LIMIT, LineFile
 from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, read_episodes, read_vocabulary
 from toolgrpo.plain_text import plain_json
 from toolgrpo.rollout.batch import RolloutBatch
-from toolgrpo.rollout.observers import Observer
+from toolgrpo.rollout.observers import Observer, RolloutBegan
 
 __all__ = ["EpisodeRecorder", "TokensSeen", "episodes_path", "read_episodes", "recorded_group"]
 
 _REMEDY = (
     "Free some space and go on with resume_from_checkpoint auto, or turn the recording off with record_episodes false."
 )
+
+_COMPARED = 256  # ids that tell one tokenizer from another
 
 TokenText = Callable[[int], Mapping[str, Any]]
 """Gives of a token id its `text`, and where that does not say all, `bytes` and `special`."""
@@ -67,13 +71,15 @@ class EpisodeRecorder(Observer):
         self._share = share
         self._token_text = token_text
         self._known_ids: set[int] | None = None
-        self._first_number = 0  # of episodes that have none of their own
-        self._episodes, self._tokens, self._vocabulary = (
+        self._first_number = {"heldout": 0, "others": 0}  # of episodes that have none of their own
+        self._label = ""
+        self._episodes, self._tokens, self._vocabulary, self._heldout = (
             None if self.path is None else LineFile(_beside(self.path, kind), what=what, remedy=_REMEDY, limit=limit)
             for kind, what in (
                 ("episodes", "the episodes"),
                 ("tokens", "the tokens of episodes"),
                 ("vocabulary", "the texts of tokens"),
+                ("heldout", "the held-out episodes"),
             )
         )
 
@@ -81,15 +87,22 @@ class EpisodeRecorder(Observer):
         """Return whether the episode at this place of a numbered batch is recorded."""
         return self.path is not None and recorded_group(group_number(batch, place), self._share)
 
+    def rollout_began(self, event: RolloutBegan) -> None:
+        self._label = event.label
+
     def batch_done(self, batch: RolloutBatch) -> None:
         """Append one line per trajectory and flush, so that a killed run keeps what it did."""
-        if self._episodes is None or batch.mode == "heldout":
+        if self._episodes is None or self._heldout is None or not len(batch):
             return
-        records = batch_records(batch, self._first_number)
-        self._first_number += len(batch)
+        kind, file = ("heldout", self._heldout) if batch.mode == "heldout" else ("others", self._episodes)
+        records = batch_records(batch, self._first_number[kind])
+        if kind == "heldout":
+            self._heldout.start_anew()  # before its first line; what an earlier process measured is old
+            records = [{**record, "label": self._label} for record in records]
+        self._first_number[kind] += len(batch)
         wanted = [record for record in records if recorded_group(record["group"], self._share)]
         self._keep_texts(wanted)
-        self.n_bytes += self._episodes.write([_line(record) for record in wanted])
+        self.n_bytes += file.write([_line(record) for record in wanted])
 
     def tokens_seen(self, seen: TokensSeen, ids: list[int]) -> None:
         """Append what the training pass saw of one episode, whose tokens after the prompt are `ids`."""
@@ -99,7 +112,7 @@ class EpisodeRecorder(Observer):
 
     def sync(self) -> int:
         """Bring everything to the disk, and return how many bytes the recording of episodes has."""
-        for file in (self._tokens, self._vocabulary):
+        for file in (self._tokens, self._vocabulary, self._heldout):
             if file is not None:
                 file.sync()
         return 0 if self._episodes is None else self._episodes.sync()
@@ -107,7 +120,7 @@ class EpisodeRecorder(Observer):
     def start_anew(self) -> None:
         """Set aside, as `<name>.previous`, what an earlier run recorded under this name."""
         if self._episodes is not None and not self._episodes.is_open:
-            for file in (self._episodes, self._tokens, self._vocabulary):
+            for file in (self._episodes, self._tokens, self._heldout):
                 if file is not None:
                     file.start_anew()
 
@@ -122,7 +135,7 @@ class EpisodeRecorder(Observer):
         return None if self._episodes is None else self._episodes.cut(n_bytes)
 
     def close(self) -> None:
-        for file in (self._episodes, self._tokens, self._vocabulary):
+        for file in (self._episodes, self._tokens, self._vocabulary, self._heldout):
             if file is not None:
                 file.close()
 
@@ -131,7 +144,7 @@ class EpisodeRecorder(Observer):
         if self._vocabulary is None or self._token_text is None or self.path is None:
             return
         if self._known_ids is None:
-            self._known_ids = set(read_vocabulary(self.path.parent)) if self._vocabulary.path.exists() else set()
+            self._known_ids = self._ids_of_before(self._vocabulary, self._token_text)
         new: set[int] = set()
         for record in records:
             new.update(record["prompt_ids"])
@@ -140,6 +153,15 @@ class EpisodeRecorder(Observer):
         if new:
             self._vocabulary.write([_line({"id": number, **self._token_text(number)}) for number in sorted(new)])
             self._known_ids |= new
+
+    def _ids_of_before(self, file: LineFile, token_text: TokenText) -> set[int]:
+        """Return the ids that are written already; a vocabulary of another tokenizer is set aside."""
+        written = read_vocabulary(file.path.parent) if file.path.exists() else {}
+        for number in sorted(written)[:_COMPARED]:
+            if {name: value for name, value in written[number].items() if name != "id"} != token_text(number):
+                file.start_anew()
+                return set()
+        return set(written)
 
 
 def _beside(path: Path, kind: str) -> Path:

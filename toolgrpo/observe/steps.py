@@ -257,8 +257,9 @@ def set_fields(args: TrainingArguments) -> dict[str, Any]:
         default = known.default_factory() if known.default_factory is not MISSING else known.default
         value = getattr(args, known.name, None)
         named_secret = known.name.endswith(_SECRET)
-        if known.init and value != default and value is not None and not named_secret:
-            changed[known.name] = value if isinstance(value, bool | int | float | str | list) else str(value)
+        said = isinstance(value, bool | int | float | str) or (isinstance(value, list) and value)
+        if known.init and said and value != default and not named_secret:
+            changed[known.name] = value
     return changed
 
 

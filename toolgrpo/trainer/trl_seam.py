@@ -320,7 +320,7 @@ def tokens_of_row(
         if values is None:
             return None
         given = values[row].detach().float().expand(len(mask)) if values.shape[1] == 1 else values[row].detach().float()
-        return [round(value, 6) if m else None for value, m in zip(given[: len(mask)].tolist(), mask, strict=True)]
+        return [round(value, 8) if m else None for value, m in zip(given[: len(mask)].tolist(), mask, strict=True)]
 
     advantages = inputs["advantages"]
     return {
