@@ -12,7 +12,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun, parse_arguments
 from toolgrpo.errors import ConfigError, DataError, PluginError, RewardError
 
-TOOLS = "tools_funcs/math_tools.py"
+TOOLS = "tools_funcs/arithmetic_tools.py"
 GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
 
 

@@ -69,7 +69,6 @@ class ScriptArguments:
         default=False, metadata={"help": "Leave bad rows out and say how many, instead of stopping at the first."}
     )
     dry_run: bool = field(default=False, metadata={"help": "Load and check everything, then stop."})
-    reward_is_default: bool = field(init=False, default=False)  # no reward was given
 
     def __post_init__(self) -> None:
         for name, least in (("tool_workers", 1), ("max_rows", 1), ("eval_questions", 0)):
@@ -89,6 +88,7 @@ class ScriptArguments:
         """Take a function name without a file as a built-in reward, and a default where there is
         none.
         """
+        self.reward_is_default = False
         if self.reward_fn:
             return
         if self.reward_function_name is not None:
@@ -125,6 +125,11 @@ def check_arguments(
     odd = question_iterations(config.num_iterations)
     if odd is not None:
         raise ConfigError(odd)
+    if config.text_prompts == "raw":
+        raise ConfigError(
+            "text_prompts raw is for jobs in Python, with a data set of your own: the commands make a conversation of "
+            "every prompt. Leave it out, or use ToolGRPOTrainer"
+        )
     for name, flag in (
         ("model_name_or_path", model.model_name_or_path),
         ("dataset_id_or_path", script.dataset_id_or_path),

@@ -18,7 +18,7 @@ from pathlib import Path
 from datasets import Dataset
 from trl import ModelConfig
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
@@ -147,7 +147,8 @@ class EvaluationRun:
                 tools.close()
             raise
         try:
-            prove_rows(rollouts.chat, loaded.tokenizer, rows["prompt"])
+            speaking = with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs)
+            prove_rows(rollouts.chat, speaking, rows["prompt"])
             window = PromptRoom(
                 tokens=rollouts.engine.max_model_len,
                 chat=rollouts.chat,
@@ -173,7 +174,7 @@ class EvaluationRun:
     def _rollouts(
         self, loaded: LoadedModel, config: EvaluationConfig, tools: Toolbox | None, rows: Dataset
     ) -> Rollouts:
-        chat = resolve_format(loaded.tokenizer)
+        chat = resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs))
         check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
         show_engine_lines(self.terminal.say)
         try:

@@ -31,6 +31,7 @@ from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
 from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
+from toolgrpo.trainer.trl_jobs import TRLJobOptions
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
 
@@ -40,7 +41,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 @dataclass
 class ToolGRPOConfig(  # type: ignore[misc]
-    RecordingOptions, WatchOptions, TrainingRowsOptions, GroupDrawingOptions, PromptOptions, GRPOConfig
+    RecordingOptions, WatchOptions, TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
 ):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
@@ -139,6 +140,7 @@ class ToolGRPOConfig(  # type: ignore[misc]
         if trains_on_cpu(self.use_cpu):
             self._use_gloo()
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        self.take_trl_arguments()
         self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINE_NAMES:

@@ -23,8 +23,9 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.raw_text import RawText
 from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, EngineOptions, build_engine
@@ -52,7 +53,7 @@ from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
-from toolgrpo.trainer import reward_seam, trl_batch, trl_seam
+from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -108,7 +109,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         heldout: Sequence[Mapping[str, Any]] = (),
         **kwargs: Any,
     ) -> None:
-        _refuse_rollouts_of_trl(kwargs)
+        trl_jobs.refuse_rollout_func(kwargs.pop("rollout_func", None))
+        factory = trl_jobs.single_factory(kwargs.pop("environment_factory", None))
+        trl_jobs.check_reward_arguments(reward_funcs)
         trl_seam.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
         self._to_close: list[Callable[[], None]] = []  # until `rollouts` has them
@@ -121,11 +124,24 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         tokenizer = processing_class or load_tokenizer(
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
-        chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
+        self._raw_text = args.text_prompts == "raw" and trl_jobs.is_text(train_dataset)
+        speaking = with_template_arguments(tokenizer, args.chat_template_kwargs)
+        chat = chat or (RawText(tokenizer) if self._raw_text else resolve_format(speaking))
+        toolbox = _as_toolbox(tools, args, factory)
         if toolbox is not None and toolbox is not tools:
             self._to_close.append(toolbox.close)
+        reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
+        if self._raw_text and toolbox is not None:
+            raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")
+        if self._raw_text and args.draws_groups:
+            raise ConfigError(
+                "dynamic_sampling, curriculum and row_weights draw conversations; set text_prompts to chat, or leave them out"
+            )
+        if train_dataset is None and factory is not None:
+            n_rows = args.generation_batch_size // args.num_generations
+            train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
         self.train_sampler: Any = None
-        args = args.changed(report_to=installed_trackers(args.report_to))
+        args = args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights)
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
                 model=model,
@@ -139,7 +155,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
-        prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
+        prove_rows(chat, speaking, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
         self.card = ModelCard(
             base_model=named
@@ -295,7 +311,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """
         batch = grade(
             self.rollout(rows, options, label=label),
-            self.reward_funcs,
+            trl_jobs.taking_text(self.reward_funcs) if self._raw_text else self.reward_funcs,
             self.reward_weights.tolist(),
             threshold=self.args.success_threshold,
             trainer_state=self.state,
@@ -404,6 +420,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
         if self._drawn is None:
             rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
             batch = self.rollout(rows, mode=trl_seam.mode_of(self))
@@ -416,16 +433,20 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
         output = trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id)
+        completions = trl_jobs.texts_of(output.completions) if self._raw_text else output.completions
         if trl_batch.reads_old_policy(self):
-            self._ask_before_old_policy(prompts, output)
-        return output.as_trl()
+            self._ask_before_old_policy(prompts, output, completions)
+        return output.as_trl(completions)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         rewards_per_func, self._asked_rewards = self._asked_rewards, None
         if rewards_per_func is not None:
             return rewards_per_func
         if self._drawn is None:
-            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            if not self._raw_text and trl_seam.has_reward_model(self):
+                prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
+            with trl_jobs.point_to_raw_text(prompts, raw=self._raw_text):
+                rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         else:  # they were asked as the groups ended
             rewards_per_func = reward_seam.answers_of(self, self._drawn)
         group_size = self._group_size(trl_seam.mode_of(self))
@@ -467,7 +488,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.n_episodes += drawn.n_episodes
         return drawn
 
-    def _ask_before_old_policy(self, prompts: list[Any], output: trl_seam.GenerationOutput) -> None:
+    def _ask_before_old_policy(
+        self, prompts: list[Any], output: trl_seam.GenerationOutput, completions: Sequence[Any]
+    ) -> None:
         """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
         that they say is dead.
         """
@@ -475,7 +498,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
         ]
         inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
-        self._asked_rewards = self._calculate_rewards(inputs, prompts, output.completions, output.completion_ids)
+        self._asked_rewards = self._calculate_rewards(inputs, prompts, completions, output.completion_ids)
         self._row_choice = trl_batch.choose_rows_of_old_policy(self, self._in_dead_groups)
 
     def _open_rollouts(
@@ -568,16 +591,15 @@ def _described(dataset: Any) -> str:
     return f"{size} with {', '.join(columns)}" if columns else size
 
 
-def _refuse_rollouts_of_trl(arguments: Mapping[str, Any]) -> None:
-    for name in ("rollout_func", "environment_factory"):
-        if arguments.get(name) is not None:
+def _as_toolbox(
+    tools: Tools | None, args: ToolGRPOConfig, factory: Callable[[], Any] | None = None
+) -> ToolProvider | None:
+    if factory is not None:
+        if isinstance(tools, ToolProvider):
             raise ConfigError(
-                f"ToolGRPOTrainer runs its own episodes, so `{name}` has no effect; pass `tools=` (a tools or "
-                f"environment file) instead, or use TRL's GRPOTrainer."
+                "an environment_factory and a toolbox that is loaded already; use load_tools(..., environment=...) for both"
             )
-
-
-def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> ToolProvider | None:
+        return load_tools(tools or None, environment=factory, tool_timeout_s=args.tool_timeout)
     if tools is None or isinstance(tools, ToolProvider):
         timeout_s = getattr(tools, "timeout_s", args.tool_timeout)
         if args.tool_timeout not in (TOOL_TIMEOUT_S, timeout_s):
