@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from toolgrpo.drops import Drop, DropCause
+
 __all__ = [
     "AttemptStatus",
     "Call",
@@ -49,6 +51,7 @@ class StopReason(StrEnum):
     DEADLINE = "deadline"
     STOP_TOOL = "stop_tool"  # a tool that ends the episode was called
     ENGINE_FAILURE = "engine_failure"
+    DROPPED = "dropped"  # a tool or an environment raised DropEpisode
 
 
 class AttemptStatus(StrEnum):
@@ -77,6 +80,7 @@ class ToolErrorKind(StrEnum):
     DIED = "died"  # the process of the tool went away
     BAD_RESULT = "bad_result"  # the result could not be rendered as text
     LIMIT = "limit"  # the episode's budget of calls is used up
+    DROPPED = "dropped"  # the tool raised DropEpisode, which ends the episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,7 @@ class Trajectory:
     failure: str | None = None  # what went wrong, for StopReason.ENGINE_FAILURE
     reward: float | None = None  # given by a stateful environment, if it gives one
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    dropped: Drop | None = None  # why a tool or an environment says that it cannot be scored
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
@@ -249,6 +254,7 @@ class Trajectory:
             )
             for turn in record["turns"]
         )
+        dropped = record.get("dropped")
         return cls(
             **{
                 **{name: record[name] for name in cls.__dataclass_fields__ if name in record},
@@ -259,6 +265,7 @@ class Trajectory:
                 "messages": tuple(record["messages"]),
                 "turns": turns,
                 "stop_reason": StopReason(record["stop_reason"]),
+                "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
         )
 
@@ -355,6 +362,7 @@ class Ledger:
         failure: str | None = None,
         reward: float | None = None,
         metadata: Mapping[str, Any] | None = None,
+        dropped: Drop | None = None,
     ) -> Trajectory:
         """Close the ledger and freeze what is in it."""
         self._check_open()
@@ -372,6 +380,7 @@ class Ledger:
             failure=failure,
             reward=reward,
             metadata=dict(metadata or {}),
+            dropped=dropped,
         )
 
     def _check_open(self) -> None:

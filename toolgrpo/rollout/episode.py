@@ -17,10 +17,12 @@ What ends an episode, in the order it is looked at in each turn:
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
     4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`
     5. last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
-    6. tools      calls beyond `max_tool_calls` are answered with an error; a result that ends the episode: STOP_TOOL
+    6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
+                  a result that ends the episode: STOP_TOOL
     7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added
 
-The deadline is looked at while waiting in 2 and 6: DEADLINE.
+The deadline is looked at while waiting in 2 and 6: DEADLINE. An environment may drop the episode when it is reset (DROPPED)
+or asked for its reward (the episode has ended by then, and keeps its reason).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from typing import Any, NamedTuple
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
 from toolgrpo.chat.messages import assistant_message, tool_message
 from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, FinalEngineError, WorldError
 from toolgrpo.rollout.limits import EpisodeLimits
@@ -135,12 +138,14 @@ class _EpisodeRun:
         self.started = shared.clock()
         self.messages = list(episode.messages)  # of the prompt
         self.calls_run = 0
+        self.dropped: Drop | None = None
         self.ledger: Ledger | None = None
 
     async def run(self) -> Trajectory:
         """Run the loop under its deadline, with a tool session around it."""
         reward: float | None = None
         failure: str | None = None
+        reason: StopReason | None = None
         deadline = asyncio.timeout(self.shared.limits.deadline_s)
         try:
             async with deadline:
@@ -149,15 +154,25 @@ class _EpisodeRun:
                 else:
                     async with self.tools.session(self.episode.row) as session:
                         reason = await self._loop(session)
-                        reward = await session.reward()
+                        if self.dropped is None:
+                            reward = await session.reward()
         except TimeoutError:
             if not deadline.expired():
                 raise
             reason = StopReason.DEADLINE
+        except DropEpisode as drop:
+            reason, self.dropped = reason or StopReason.DROPPED, drop.at(DropCause.ENVIRONMENT)
         except WorldError as error:
             reason, failure = StopReason.ENGINE_FAILURE, f"{type(error).__name__}: {error}"
         ledger = self.ledger or self._open_ledger(None)
-        return ledger.finish(reason, started_s=self.started, duration_s=self._now(), failure=failure, reward=reward)
+        return ledger.finish(
+            reason,
+            started_s=self.started,
+            duration_s=self._now(),
+            failure=failure,
+            reward=reward,
+            dropped=self.dropped,
+        )
 
     async def _loop(self, session: ToolSession | None) -> StopReason:
         ledger = self.ledger = self._open_ledger(session)
@@ -190,6 +205,9 @@ class _EpisodeRun:
                 return reason or StopReason.FINISHED
             # 6. tools
             results = await self._call_tools(ledger, session, turn)
+            self.dropped = next((_drop(result) for result in results if result.error is ToolErrorKind.DROPPED), None)
+            if self.dropped is not None:
+                return StopReason.DROPPED
             if any(result.ends_episode for result in results):
                 return StopReason.STOP_TOOL
             # 7. bridge
@@ -308,6 +326,10 @@ class _EpisodeRun:
 
 def _as_message(result: ToolResult, attempt: CallAttempt) -> Message:
     return tool_message(result.name, result.content, attempt.call_id)
+
+
+def _drop(result: ToolResult) -> Drop:
+    return Drop(DropCause.TOOL, result.content.removeprefix("Error: "))
 
 
 def _refusal(name: str | None, budget: int | None) -> ToolResult:
