@@ -52,6 +52,7 @@ class StopReason(StrEnum):
     STOP_TOOL = "stop_tool"  # a tool that ends the episode was called
     ENGINE_FAILURE = "engine_failure"
     DROPPED = "dropped"  # a tool or an environment raised DropEpisode
+    VOID_TURN = "void_turn"  # a turn without a call or an answer, where these end an episode
 
 
 class AttemptStatus(StrEnum):

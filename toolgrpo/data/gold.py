@@ -68,8 +68,8 @@ def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
 def _check_row(number: int, row: Mapping[str, Any], reward: Reward) -> None:
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     (score,) = reward(prompts=[row["prompt"]], completions=[GOLD[reward.name](row)], **columns)
-    if score < 1.0:
+    if not isinstance(score, float) or score < 1.0:
         raise DataError(
-            f"row {number}: its own answer {str(row['answer'])[:60]!r} scores {score:g} with the reward "
+            f"row {number}: its own answer {str(row['answer'])[:60]!r} scores {score} with the reward "
             f"{reward.name}, so no model can do well on it. Mend the answer, or choose another reward."
         )

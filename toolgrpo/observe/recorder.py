@@ -50,6 +50,7 @@ class EpisodeRecorder(Observer):
                 "step": batch.step,
                 "mode": batch.mode,
                 "reward_given": episode.total,
+                "drop": None if episode.drop is None else {"cause": episode.drop.cause, "reason": episode.drop.reason},
                 "row": dict(episode.row),
                 **episode.trajectory.to_record(),
             }

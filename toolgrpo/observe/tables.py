@@ -26,7 +26,7 @@ class EpisodeRow:
 
     step: int
     episode: int
-    reward: float
+    reward: float | None  # None: dropped
     stop: str
     turns: int
     tools: str  # each call with its arguments and result, in order
@@ -59,7 +59,8 @@ def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
                 failed_calls=sum(not result.ok for result in trajectory.results),
                 prompt=_short(_last_text(episode.row["prompt"])),
                 answer=_short(str(said[-1].get("content") or "")) if said else "",
-                rewards=", ".join(f"{name} {_number(value)}" for name, value in episode.rewards.items()),
+                rewards=", ".join(f"{name} {_number(value)}" for name, value in episode.rewards.items())
+                + ("" if episode.drop is None else _short(f" (dropped, {episode.drop})")),
             )
         )
     return table

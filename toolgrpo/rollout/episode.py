@@ -16,7 +16,8 @@ What ends an episode, in the order it is looked at in each turn:
     3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
     4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`
-    5. last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
+    5. void       calls of which none can be read, where `end_at_void_turn` says so: VOID_TURN. Then:
+       last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
     6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
                   a result that ends the episode: STOP_TOOL
     7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added
@@ -43,6 +44,7 @@ from toolgrpo.errors import EngineError, FinalEngineError, WorldError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
+from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import (
     AttemptStatus,
@@ -107,6 +109,7 @@ class EpisodeRunner:
     tools: ToolProvider | None = None
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
+    end_at_void_turn: bool = False
     clock: Callable[[], float] = time.monotonic
     waiting: AbstractContextManager[None] = field(
         default_factory=nullcontext
@@ -237,6 +240,9 @@ class _EpisodeRun:
             return room.when_full
         if not turn.attempts:
             return StopReason.FINISHED if turn.closed else StopReason.LENGTH
+        called = replace(turn, attempts=tuple(map(self._as_called, turn.attempts)))
+        if self.shared.end_at_void_turn and is_void(called):
+            return StopReason.VOID_TURN
         max_turns = self.shared.limits.max_turns
         if max_turns is not None and len(ledger.turns) + 1 >= max_turns:
             return StopReason.MAX_TURNS

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -30,10 +31,13 @@ from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
+from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.signal.dropped import check_dropped_share
+from toolgrpo.signal.shaping import Member, loss_mask, members_of
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import trl_seam
@@ -107,6 +111,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
+        self._members: list[Member] = []  # of all processes, of the batch that was graded last
+        self._shaping = args.shaping()
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
@@ -237,7 +243,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
-        return super()._generate_and_score_completions(inputs)
+        output = super()._generate_and_score_completions(inputs)
+        return self._with_signal(output)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
@@ -254,15 +261,30 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._batch = batch = batch.numbered(self._first_number(len(batch)))
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id).as_trl()
+        masks = [loss_mask(trajectory, self._shaping.void_turns) for trajectory in batch.trajectories]
+        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id, masks).as_trl()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with noted_drops() as dropped, trl_seam.quiet_about_unscored():
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         batch, self._batch = self._batch, None
-        if batch is not None:
-            grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
-            self.rollouts.observers.batch_done(batch.graded(grades, success_at(self.args.success_threshold)))
-        return rewards_per_func
+        if batch is None:
+            return rewards_per_func
+        grades = trl_seam.own_grades(self, rewards_per_func, batch.trajectories, dropped)
+        batch = batch.graded(grades, success_at(self.args.success_threshold))
+        self._members = gather_object(members_of(batch))
+        self.rollouts.observers.batch_done(batch)
+        if batch.mode == "train":
+            check_dropped_share([member.drop for member in self._members], self.args.max_dropped_share)
+        return trl_seam.without_dropped(rewards_per_func, self._members)
+
+    def _with_signal(self, output: dict[str, Any]) -> dict[str, Any]:
+        """Return TRL's batch with the advantages and masks that the config asks for."""
+        shaped = None
+        if not self._shaping.is_of_trl:
+            shaped = self._shaping.advantages(self._members, self._group_size(trl_seam.mode_of(self)))
+            trl_seam.log_metrics(self, shaped.metrics)
+        return trl_seam.with_advantages(self, output, self._members, shaped and shaped.advantages)
 
     def _open_rollouts(
         self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
@@ -279,6 +301,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             unmarked_calls=args.unmarked_calls,
             max_concurrent=args.max_concurrent_episodes,
             enable_thinking=args.enable_thinking,
+            end_at_void_turn=args.void_turns == "end",
         )
 
     def _rollout_tables(self) -> RolloutTables:
