@@ -55,6 +55,7 @@ def _checked(reward: Reward) -> Callable[..., Any]:
     def call(**arguments: Any) -> Any:
         return as_trl_takes_them(reward(**arguments))
 
+    call.__wrapped__ = reward  # type: ignore[attr-defined]
     return call
 
 

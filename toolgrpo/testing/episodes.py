@@ -27,6 +27,7 @@ def scripted_runner(
     chat: ChatFormat | None = None,
     tokenizer: TextTokenizer | None = None,
     engine_retries: int = 0,
+    end_at_void_turn: bool = False,
     clock: FakeClock | None = None,
     **limits: Any,
 ) -> EpisodeRunner:
@@ -39,6 +40,7 @@ def scripted_runner(
         tokenizer=tokenizer or ByteChat(),
         tools=tools,
         engine_retries=engine_retries,
+        end_at_void_turn=end_at_void_turn,
         clock=clock or time.monotonic,
     )
 
