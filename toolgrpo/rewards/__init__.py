@@ -13,6 +13,7 @@ from toolgrpo.rewards.code_exec import code_exec
 from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.episode_reading import Call, calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.rewards.exact_match import exact_match
+from toolgrpo.rewards.gold_calls import gold_calls
 from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
 from toolgrpo.rewards.math import math
@@ -36,6 +37,7 @@ BUILT_IN: dict[str, RewardFunction] = {
     "code_exec": code_exec,
     "environment": environment,
     "exact_match": exact_match,
+    "gold_calls": gold_calls,
     "gsm8k": gsm8k,
     "math": math,
     "reasoning_gym": reasoning_gym,
