@@ -30,6 +30,7 @@ __all__ = [
     "Message",
     "StopReason",
     "ToolErrorKind",
+    "ToolOutput",
     "ToolResult",
     "Trajectory",
     "Turn",
@@ -173,6 +174,16 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """Where the text of one tool result lies among the tokens of its trajectory."""
+
+    start: int  # index into Trajectory.ids
+    end: int
+    tool: str | None
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One finished episode.
 
@@ -192,6 +203,7 @@ class Trajectory:
     reward: float | None = None  # given by a stateful environment, if it gives one
     metadata: Mapping[str, Any] = field(default_factory=dict)
     dropped: Drop | None = None  # why a tool or an environment says that it cannot be scored
+    outputs: tuple[ToolOutput, ...] = ()  # where tool results lie, if that was asked for
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
@@ -266,6 +278,7 @@ class Trajectory:
                 "messages": tuple(record["messages"]),
                 "turns": turns,
                 "stop_reason": StopReason(record["stop_reason"]),
+                "outputs": tuple(ToolOutput(**output) for output in record.get("outputs", ())),
                 "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
         )
@@ -295,6 +308,7 @@ class Ledger:
         self._logprobs: list[float | None] = []
         self._messages: list[Message] = []
         self._turns: list[Turn] = []
+        self._outputs: list[ToolOutput] = []
         self._expects_logprobs = expects_logprobs
         self._done = False
 
@@ -338,9 +352,14 @@ class Ledger:
         self._mask.extend([1] * len(ids))
         self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)
 
-    def context(self, ids: Sequence[int]) -> None:
-        """Add tokens that the model did not say: tool results, turn markers, a made-up close."""
+    def context(self, ids: Sequence[int], outputs: Sequence[ToolOutput] = ()) -> None:
+        """Add tokens that the model did not say: tool results, turn markers, a made-up close.
+
+        `outputs` say where among them the texts of results lie, counted from the first of them.
+        """
         self._check_open()
+        here = len(self)
+        self._outputs.extend(replace(one, start=here + one.start, end=here + one.end) for one in outputs)
         self._all_ids.extend(ids)
         self._mask.extend([0] * len(ids))
         self._logprobs.extend([None] * len(ids))
@@ -382,6 +401,7 @@ class Ledger:
             reward=reward,
             metadata=dict(metadata or {}),
             dropped=dropped,
+            outputs=tuple(self._outputs),
         )
 
     def _check_open(self) -> None:

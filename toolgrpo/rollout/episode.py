@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, S
 from toolgrpo.errors import EngineError, FinalEngineError, WorldError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
 from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.tools.base import ToolProvider, ToolSession
@@ -53,6 +54,7 @@ from toolgrpo.trajectory import (
     Message,
     StopReason,
     ToolErrorKind,
+    ToolOutput,
     ToolResult,
     Trajectory,
     Turn,
@@ -110,6 +112,7 @@ class EpisodeRunner:
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     end_at_void_turn: bool = False
+    find_outputs: bool = False  # tell where the texts of tool results lie among the tokens
     clock: Callable[[], float] = time.monotonic
     waiting: AbstractContextManager[None] = field(
         default_factory=nullcontext
@@ -214,17 +217,34 @@ class _EpisodeRun:
             if any(result.ends_episode for result in results):
                 return StopReason.STOP_TOOL
             # 7. bridge
-            bridge = self.shared.chat.bridge(
-                ledger.all_ids,
-                [_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)],
-                messages=self.messages,
-                schemas=[] if self.tools is None else self.tools.schemas,
-                enable_thinking=self.episode.enable_thinking,
-            )
+            answers = [_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
+            bridge = self._bridge(ledger, answers)
             room = self._room(ledger)
             if len(bridge) >= self._left(ledger):
                 return room.when_full
-            ledger.context(bridge)
+            ledger.context(bridge, self._outputs(ledger, bridge, answers, results))
+
+    def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
+        return self.shared.chat.bridge(
+            ledger.all_ids,
+            answers,
+            messages=self.messages,
+            schemas=[] if self.tools is None else self.tools.schemas,
+            enable_thinking=self.episode.enable_thinking,
+        )
+
+    def _outputs(
+        self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message], results: Sequence[ToolResult]
+    ) -> list[ToolOutput]:
+        """Return where the results lie in the bridge, if anybody wants to know."""
+        if not self.shared.find_outputs:
+            return []
+        spans = content_spans(bridge, answers, lambda others: self._bridge(ledger, others))
+        return [
+            ToolOutput(*span, tool=result.name, ok=result.ok)
+            for span, result in zip(spans, results, strict=True)
+            if span is not None
+        ]
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""

@@ -28,6 +28,7 @@ def scripted_runner(
     tokenizer: TextTokenizer | None = None,
     engine_retries: int = 0,
     end_at_void_turn: bool = False,
+    find_outputs: bool = False,
     clock: FakeClock | None = None,
     **limits: Any,
 ) -> EpisodeRunner:
@@ -41,6 +42,7 @@ def scripted_runner(
         tools=tools,
         engine_retries=engine_retries,
         end_at_void_turn=end_at_void_turn,
+        find_outputs=find_outputs,
         clock=clock or time.monotonic,
     )
 

@@ -25,6 +25,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.shaping import ShapingOptions
+from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 
@@ -35,7 +36,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(ShapingOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -160,6 +161,7 @@ class ToolGRPOConfig(ShapingOptions, GRPOConfig):  # type: ignore[misc]  # TRL s
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
         self.check_shaping()
+        self.check_tool_outputs()
 
     def _use_gloo(self) -> None:
         """Choose gloo for several processes without a GPU; else each would train for itself."""

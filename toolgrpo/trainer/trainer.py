@@ -9,12 +9,12 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from accelerate.utils import gather_object
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -25,23 +25,21 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.errors import ConfigError, ModelError
-from toolgrpo.evaluation.grading import grade, success_at
+from toolgrpo.evaluation.grading import grade
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
-from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.signal.dropped import check_dropped_share
-from toolgrpo.signal.shaping import Member, loss_mask, members_of
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.backend_check import check_backend
+from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
@@ -87,6 +85,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
         chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
+        args.check_tools(toolbox.names if toolbox is not None else ())
         self.train_sampler: Any = None
         args = args.changed(report_to=installed_trackers(args.report_to))
         with trl_seam.no_engine_of_trl(args):
@@ -111,8 +110,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
-        self._members: list[Member] = []  # of all processes, of the batch that was graded last
-        self._shaping = args.shaping()
+        self._signal = BatchSignal(self, self._group_size)
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
@@ -244,7 +242,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
         output = super()._generate_and_score_completions(inputs)
-        return self._with_signal(output)
+        return self._signal.applied(output)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
@@ -252,7 +250,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
         padded = super()._get_per_token_logps_and_entropies
-        return padded(model, *args, **kwargs) if shared is None else shared
+        scored = padded(model, *args, **kwargs) if shared is None else shared
+        self._signal.heard(scored[0])
+        return scored
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        return self._signal.with_output_loss(loss, inputs)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
@@ -261,30 +265,17 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._batch = batch = batch.numbered(self._first_number(len(batch)))
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        masks = [loss_mask(trajectory, self._shaping.void_turns) for trajectory in batch.trajectories]
+        masks = self._signal.loss_masks(batch)
         return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id, masks).as_trl()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        with noted_drops() as dropped, trl_seam.quiet_about_unscored():
-            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        batch, self._batch = self._batch, None
-        if batch is None:
-            return rewards_per_func
-        grades = trl_seam.own_grades(self, rewards_per_func, batch.trajectories, dropped)
-        batch = batch.graded(grades, success_at(self.args.success_threshold))
-        self._members = gather_object(members_of(batch))
-        self.rollouts.observers.batch_done(batch)
-        if batch.mode == "train":
-            check_dropped_share([member.drop for member in self._members], self.args.max_dropped_share)
-        return trl_seam.without_dropped(rewards_per_func, self._members)
-
-    def _with_signal(self, output: dict[str, Any]) -> dict[str, Any]:
-        """Return TRL's batch with the advantages and masks that the config asks for."""
-        shaped = None
-        if not self._shaping.is_of_trl:
-            shaped = self._shaping.advantages(self._members, self._group_size(trl_seam.mode_of(self)))
-            trl_seam.log_metrics(self, shaped.metrics)
-        return trl_seam.with_advantages(self, output, self._members, shaped and shaped.advantages)
+        calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
+        batch, rewards_per_func = self._signal.graded(self._batch, calculate)
+        self._batch = None
+        if batch is not None:
+            self.rollouts.observers.batch_done(batch)
+            self._signal.check_dropped(batch)
+        return rewards_per_func
 
     def _open_rollouts(
         self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
@@ -302,6 +293,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             max_concurrent=args.max_concurrent_episodes,
             enable_thinking=args.enable_thinking,
             end_at_void_turn=args.void_turns == "end",
+            find_outputs=args.echo_weight > 0,
         )
 
     def _rollout_tables(self) -> RolloutTables:

@@ -1,4 +1,5 @@
-"""The one file that touches what is private in TRL. Tested with TRL 1.16.0.
+"""The one file that touches what is private in TRL, beside `trl_signal.py`, which is about the batches
+it makes. Tested with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
@@ -20,11 +21,6 @@ changes):
 * `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint
   keeps;
 * `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
-* `GRPOTrainer._calculate_rewards` gives the rewards of all processes, an episode a row; one with NaN
-  alone leaves mean and standard deviation, and its advantage is 0 (`without_dropped`). TRL warns of
-  such rows with all that they hold, through the logger of its module (`quiet_about_unscored`);
-* what `_generate_and_score_completions` returns has `advantages`, `completion_mask`, `tool_mask` and
-  `num_items_in_batch`, the number of tokens under both masks in all processes (`with_advantages`);
 * `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for
   supervised training;
 * `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE`, the tokens of a tile, and
@@ -37,8 +33,6 @@ changes):
 from __future__ import annotations
 
 import copy
-import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,14 +45,11 @@ import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from toolgrpo.drops import DropEpisode
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
-from toolgrpo.rollout.batch import Grade, Mode
+from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.group_order import keep_groups_together
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.signal.dropped import grade_of
-from toolgrpo.signal.shaping import Member
 from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [
@@ -71,18 +62,14 @@ __all__ = [
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
-    "own_grades",
     "place_in_batch",
     "policy_of",
     "prepare_inputs",
-    "quiet_about_unscored",
     "restore_place_in_batch",
     "shared_logps",
     "skip_epochs",
     "tune_fused_head",
     "warn_if_untested",
-    "with_advantages",
-    "without_dropped",
 ]
 
 TESTED_VERSIONS = ("1.16.0",)
@@ -215,75 +202,6 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
         process_index=accelerator.process_index,
         wait_for_everyone=accelerator.wait_for_everyone,
     )
-
-
-def own_grades(
-    trainer: Any,
-    rewards_per_func: torch.Tensor,
-    trajectories: Sequence[Trajectory],
-    dropped_by_rewards: Mapping[int, DropEpisode],
-) -> list[Grade]:
-    """Return what this process's episodes are worth,
-    of the rewards that TRL has gathered from all processes.
-    """
-    n_own = len(trajectories)
-    start = trainer.accelerator.process_index * n_own
-    own = rewards_per_func[start : start + n_own]
-    totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
-    names = trainer.reward_func_names
-    return [
-        grade_of(
-            trajectory,
-            {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)},
-            total,
-            dropped_by_rewards.get(place),
-        )
-        for place, (trajectory, values, total) in enumerate(zip(trajectories, own.tolist(), totals, strict=True))
-    ]
-
-
-@contextmanager
-def quiet_about_unscored() -> Iterator[None]:
-    """Keep TRL from printing whole rows, tokens and all, of episodes that are dropped and counted."""
-
-    def wanted(record: logging.LogRecord) -> bool:
-        return "All reward functions returned None" not in str(record.msg)
-
-    logger = logging.getLogger("trl.trainer.grpo_trainer")
-    logger.addFilter(wanted)
-    try:
-        yield
-    finally:
-        logger.removeFilter(wanted)
-
-
-def without_dropped(rewards_per_func: torch.Tensor, members: Sequence[Member]) -> torch.Tensor:
-    """Return the rewards of all processes with none for the episodes that were dropped."""
-    dropped = [place for place, member in enumerate(members) if member.drop is not None]
-    if not dropped:
-        return rewards_per_func
-    kept = rewards_per_func.clone()
-    kept[dropped] = torch.nan
-    return kept
-
-
-def with_advantages(
-    trainer: Any, output: dict[str, Any], members: Sequence[Member], advantages: Sequence[float] | None
-) -> dict[str, Any]:
-    """Return TRL's batch with these advantages, of all processes, in place of its own (None: keep them),
-    and with no token to train on in episodes that were dropped.
-    """
-    n_own = len(output["advantages"])
-    own = slice(trainer.accelerator.process_index * n_own, (trainer.accelerator.process_index + 1) * n_own)
-    changed = dict(output)
-    if advantages is not None:
-        changed["advantages"] = torch.tensor(advantages[own]).to(output["advantages"])
-    if any(member.drop is not None for member in members):
-        kept = torch.tensor([member.drop is None for member in members[own]], device=output["tool_mask"].device)
-        changed["tool_mask"] = output["tool_mask"] * kept.unsqueeze(1)
-        n_tokens = (changed["completion_mask"] * changed["tool_mask"]).sum()
-        changed["num_items_in_batch"] = trainer.accelerator.gather(n_tokens).sum()
-    return changed
 
 
 def mode_of(trainer: Any) -> Mode:
