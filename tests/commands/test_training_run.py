@@ -33,13 +33,6 @@ def load(folder: Path, *flags: str) -> str:
     return shown.getvalue()
 
 
-def test_a_reward_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no reward is given"):
-        parse_arguments(
-            ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)]
-        )
-
-
 def test_an_environment_brings_its_own_reward(tmp_path: Path) -> None:
     script, _, _ = parse_arguments(
         [

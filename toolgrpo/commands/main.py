@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    prepare()  # before anything imports PyTorch
+    prepare(arguments[1:])  # before anything imports PyTorch
     return command.run(arguments[1:])
 
 

@@ -17,11 +17,11 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.data import BadRows, check_gold, load_tasks
+from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.rewards import Reward, get_reward, load_reward
+from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.storage import storage_errors
@@ -92,12 +92,16 @@ class RunParts:
         )
         signatures = ", ".join(_signature(schema) for schema in toolbox.schemas)
         self.terminal.say(f"tools     {signatures} from {', '.join(sources)}")
+        for notice in toolbox.notices:
+            self.terminal.say(f"          {notice}")
         return toolbox
 
     def rewards(self) -> list[Reward]:
         """Return the built-in rewards, then those of files, in the order that weights have."""
         rewards = [get_reward(name) for name in self.script.reward or ()]
-        files = [load_reward(path, self.script.reward_function_name) for path in self.script.reward_fn or ()]
+        files = [
+            load_reward(path, self.script.reward_function_name or "reward_func") for path in self.script.reward_fn or ()
+        ]
         if len(files) > 1:  # each is logged under its own name
             files = [replace(reward, name=f"{Path(reward.source).stem}.{reward.name}") for reward in files]
         rewards = [
@@ -132,7 +136,10 @@ class RunParts:
         for reward in rewards:
             checked = check_gold(rows, reward) if self.script.dry_run else None
             gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
-            self.terminal.say(f"reward    {reward.name}: {reward.source}{gold}")
+            default = (
+                "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
+            )
+            self.terminal.say(f"reward    {reward.name}: {reward.source}{default}{gold}")
 
     def model_path(self, name: str) -> str:
         """Return where the model lies; the named models are built or unpacked first."""
@@ -173,6 +180,8 @@ class RunParts:
                 )
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
+        if trainer.demand.line is not None:
+            self.terminal.say(f"context   {trainer.demand.line}")
         return trainer
 
     def peft_config(self) -> Any:

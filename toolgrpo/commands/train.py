@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from datasets import Dataset
 from rich.table import Table
 from trl import ModelConfig
@@ -94,6 +95,7 @@ class TrainingRun:
                 parts.model_path(str(parts.model.model_name_or_path)),
                 reward_funcs=rewards,
                 train_dataset=dataset,
+                heldout=heldout or (),
                 tools=tools,
                 peft_config=parts.peft_config(),
             )
@@ -107,11 +109,13 @@ class TrainingRun:
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
         if rows is None:
             return {}
-        rows = list(rows)
+        sharing = trainer.accelerator
+        own = list(rows)[sharing.process_index :: sharing.num_processes]
         sampled = self.config.sampling_options()
         rates = {}
         for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
-            rates[name] = Share.of(trainer.measure(rows, options, label=f"{when} ({name})").successes)
+            successes = trainer.measure(own, options, label=f"{when} ({name})").successes
+            rates[name] = Share.of(gather_object(list(successes)))
         self.terminal.say(f"{when:<9} " + ", ".join(f"{name} success {rate}" for name, rate in rates.items()))
         return rates
 

@@ -10,10 +10,11 @@ training.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
@@ -41,12 +42,22 @@ class Evaluation:
     ks: tuple[int, ...]  # of pass@k and maj@k
 
 
-def policy_of_model(model: Any, state: PartialState, *, bf16: bool | None = None, fp16: bool | None = None) -> Policy:
-    """Return a model that nobody trains, whole in each process, as engines need to know it."""
+def policy_of_model(
+    model: Any,
+    state: PartialState,
+    *,
+    mixed_precision: str = "no",
+    weights: Callable[[], Iterable[tuple[str, torch.Tensor]]] | None = None,
+) -> Policy:
+    """Return a model that nobody trains, whole in each process, as engines need to know it.
+
+    Its weights are its own, or come from elsewhere (and it has none).
+    """
+    own = lambda: ((name, parameter.data) for name, parameter in model.named_parameters())  # noqa: E731
     return Policy(
         get_model=lambda: model,
-        weights=lambda: ((name, parameter.data) for name, parameter in model.named_parameters()),
-        dtype=compute_dtype(model, bf16=bf16, fp16=fp16),
+        weights=weights or own,
+        dtype=compute_dtype(model, mixed_precision),
         device=state.device,
         backend=Backend(kind=state.distributed_type.value, n_processes=state.num_processes),
         process_index=state.process_index,

@@ -10,8 +10,8 @@ over the processes that have them. Not exact, but near: the latency percentiles,
 
 `reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
 to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
-Alike means within 1e-6, because the standard deviation of equal fp32 rewards is seldom exactly 0
-(TRL's `frac_reward_zero_std` misses most such groups).
+What alike means stands in `signal/dead_groups.py`; the standard deviation of equal fp32 rewards is
+seldom exactly 0, so that TRL's `frac_reward_zero_std` misses most such groups.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def groups_without_spread(totals: Sequence[float | None], group_size: int) -> fl
     The rewards of a group stand together.
     """
     groups = [totals[start : start + group_size] for start in range(0, len(totals), group_size)]
-    return sum(map(is_dead, groups)) / len(groups)
+    return sum(is_dead(group) for group in groups) / len(groups)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

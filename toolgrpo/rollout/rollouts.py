@@ -27,7 +27,7 @@ from toolgrpo.trajectory import Message, Trajectory, Turn
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Rollouts"]
+__all__ = ["Rollouts", "as_messages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Rollouts:
         """Return what an episode of this row starts from; `number` is its place in the rollout."""
         own = row.get("enable_thinking")
         return Episode(
-            messages=_as_messages(row["prompt"]),
+            messages=as_messages(row["prompt"]),
             row=row,
             enable_thinking=self.enable_thinking if own is None else bool(own),
             number=number,
@@ -134,7 +134,8 @@ class Rollouts:
         return on_turn
 
 
-def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
+def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
+    """Return the conversation that an episode of this prompt starts from."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
     return tuple(dict(message) for message in prompt)

@@ -5,7 +5,7 @@
     max_rl  (r - mean) / mean, 0 if mean <= 0  MaxRL, arXiv 2602.02710; rewards of at least 0
 
 Pure functions over the rewards of one batch, the groups one after the other, None for an episode
-that is not scored: it takes no part, and its advantage is 0.
+that is not scored: it takes no part, and its advantage is 0, as is that of a whole dead group.
 
 `grpo` is here for rewards that were shaped after TRL had them; else TRL's own numbers are kept.
 """
@@ -17,6 +17,7 @@ from math import sqrt
 from statistics import fmean
 
 from toolgrpo.errors import RewardError
+from toolgrpo.signal.dead_groups import is_dead
 
 __all__ = ["ESTIMATORS", "Totals", "grouped_advantages"]
 
@@ -60,7 +61,8 @@ def grouped_advantages(totals: Totals, group_size: int, estimator: str, scale: s
     advantages: list[float] = []
     for group in _batched(totals, group_size):
         rewards = [reward for reward in group if reward is not None]
-        own = iter(ESTIMATORS[estimator](rewards) if rewards else [])
+        differences = ESTIMATORS[estimator](rewards) if rewards else []
+        own = iter([0.0] * len(rewards) if is_dead(rewards) else differences)
         by = _std(rewards) + _TRL_EPSILON if estimator == "grpo" and scale == "group" else 1.0
         advantages += [0.0 if reward is None else next(own) / by for reward in group]
     if estimator == "grpo" and scale == "batch":

@@ -34,9 +34,15 @@ class Toolbox:
     """The tools of a run. Use `load_tools` to make one; `close` ends its processes."""
 
     def __init__(
-        self, backends: Sequence[ToolBackend], order: Sequence[str] = (), *, timeout_s: float = TOOL_TIMEOUT_S
+        self,
+        backends: Sequence[ToolBackend],
+        order: Sequence[str] = (),
+        *,
+        timeout_s: float = TOOL_TIMEOUT_S,
+        notices: Sequence[str] = (),
     ) -> None:
         self.timeout_s = timeout_s  # of a call, unless its tool says otherwise
+        self.notices = tuple(notices)  # what its user should know, in sentences
         self._backends = tuple(backends)
         self._owners: dict[str, int] = {}
         self._specs: dict[str, ToolSpec] = {}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
 from trl import GRPOConfig
 
 from toolgrpo.chat.unmarked import POLICIES
@@ -26,7 +25,9 @@ from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.shaping import ShapingOptions
 from toolgrpo.signal.tool_outputs import ToolOutputOptions
+from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
+from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
@@ -36,7 +37,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, TrainingRowsOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -134,11 +135,9 @@ class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, GRPOConfig):  # type: ig
     )
 
     def __post_init__(self) -> None:
-        if not torch.cuda.is_available():
-            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and
-            # never exact.
-            self.bf16: bool | None = bool(self.bf16)
+        if trains_on_cpu(self.use_cpu):
             self._use_gloo()
+        self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
         self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINE_NAMES:
@@ -160,6 +159,7 @@ class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, GRPOConfig):  # type: ig
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
+        self.check_training_rows()
         self.check_shaping()
         self.check_tool_outputs()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +22,8 @@ from trl import GRPOTrainer
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.engines.base import Engine, SamplingOptions
-from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
+from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
+from toolgrpo.engines.build import BuiltEngine, EngineChoice, EngineOptions, build_engine
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.folder_claim import FolderClaim, claim_folder
@@ -34,15 +34,17 @@ from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_t
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
+from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
-from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer import trl_batch, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
+from toolgrpo.trainer.live_rows import RowChoice
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.stopping import GracefulStop
 
@@ -58,7 +60,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
     a `Toolbox`. `engine` and `chat` replace what the config and the tokenizer would choose.
-    `observers` hear of every rollout; `progress` is the display to show it on.
+    `observers` hear of every rollout; `progress` is the display to show it on. `heldout` are the
+    rows that `measure` will be asked about: the engine is made large enough for them, too.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         chat: ChatFormat | None = None,
         observers: Sequence[Observer] = (),
         progress: RunProgress | None = None,
+        heldout: Sequence[Mapping[str, Any]] = (),
         **kwargs: Any,
     ) -> None:
         _refuse_rollouts_of_trl(kwargs)
@@ -103,14 +107,20 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
+        self.demand = Demand(args.engine_options())
+        if engine is None:
+            self.demand = self._suited(self.demand.options, chat, toolbox, heldout)
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
-        built = given or build_engine(self.policy, args.engine_options())
+        built = given or build_engine(self.policy, self.demand.options)
         self.engine_choice = built.choice
         trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
         self._signal = BatchSignal(self, self._group_size)
+        self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
+        self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
+        self._asked_rewards: Any = None  # from their asking until TRL wants them
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
@@ -183,7 +193,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         Each process runs its own rows.
         """
-        if self._weights_of_step != self.state.global_step:
+        gave_up = isinstance(self.engine, Sleeper) and self.engine.needs_weights
+        if gave_up or self._weights_of_step != self.state.global_step:
             self.rollouts.load_weights(self.policy.weights())
             self._weights_of_step = self.state.global_step
         return self.rollouts.run(
@@ -242,21 +253,36 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._rows = inputs
         output = super()._generate_and_score_completions(inputs)
-        return self._signal.applied(output)
+        old_choice, self._row_choice = self._row_choice, None
+        output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
+        output, shares = trl_batch.settle_denominator(self, trl_batch.fill_old_logps(output, old_choice))
+        if trl_seam.mode_of(self) == "train":
+            trl_seam.log_metrics(self, shares)
+        return output
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._row_choice = choice = trl_batch.choose_rows(self, inputs)
+        try:
+            with trl_batch.mean_entropy_of_live(self, inputs, choice):
+                loss = super().compute_loss(model, inputs, *args, **kwargs)
+                return self._signal.with_output_loss(loss, inputs)
+        finally:
+            self._row_choice = None
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
         padded = super()._get_per_token_logps_and_entropies
-        scored = padded(model, *args, **kwargs) if shared is None else shared
+
+        def score(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
+            return padded(model, *args, **kwargs) if shared is None else shared
+
+        choice = self._row_choice
+        scored = score(*args, **kwargs) if choice is None else choice.score(score, *args, **kwargs)
         self._signal.heard(scored[0])
         return scored
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return self._signal.with_output_loss(loss, inputs)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
@@ -266,16 +292,35 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
         masks = self._signal.loss_masks(batch)
-        return trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id, masks).as_trl()
+        output = trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id, masks)
+        if trl_batch.reads_old_policy(self):
+            self._ask_before_old_policy(prompts, output)
+        return output.as_trl()
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        rewards_per_func, self._asked_rewards = self._asked_rewards, None
+        if rewards_per_func is not None:
+            return rewards_per_func
         calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         batch, rewards_per_func = self._signal.graded(self._batch, calculate)
         self._batch = None
+        group_size = self._group_size(trl_seam.mode_of(self))
+        self._in_dead_groups = trl_batch.in_dead_groups(self, rewards_per_func, len(prompts), group_size)
         if batch is not None:
             self.rollouts.observers.batch_done(batch)
             self._signal.check_dropped(batch)
         return rewards_per_func
+
+    def _ask_before_old_policy(self, prompts: list[Any], output: trl_seam.GenerationOutput) -> None:
+        """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
+        that they say is dead.
+        """
+        fields = [
+            dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
+        ]
+        inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
+        self._asked_rewards = self._calculate_rewards(inputs, prompts, output.completions, output.completion_ids)
+        self._row_choice = trl_batch.choose_rows_of_old_policy(self, self._in_dead_groups)
 
     def _open_rollouts(
         self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
@@ -294,6 +339,22 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             enable_thinking=args.enable_thinking,
             end_at_void_turn=args.void_turns == "end",
             find_outputs=args.echo_weight > 0,
+        )
+
+    def _suited(
+        self, options: EngineOptions, chat: ChatFormat, toolbox: ToolProvider | None, heldout: Sequence[Any]
+    ) -> Demand:
+        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else [self.eval_dataset]
+        return suit(
+            options,
+            self.policy,
+            chain.from_iterable(rows or () for rows in (self.train_dataset, *evaluated)),
+            heldout,
+            chat=chat,
+            tools=toolbox,
+            max_completion_length=self.args.episode_limits().max_completion_length,
+            enable_thinking=self.args.enable_thinking,
+            max_concurrent=self.args.max_concurrent_episodes,
         )
 
     def _rollout_tables(self) -> RolloutTables:

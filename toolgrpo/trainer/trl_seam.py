@@ -1,5 +1,5 @@
-"""The one file that touches what is private in TRL, beside `trl_signal.py`, which is about the batches
-it makes. Tested with TRL 1.16.0.
+"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`, `trl_signal.py`). Tested
+with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
@@ -48,8 +48,9 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.rollout.batch import Mode
-from toolgrpo.shared_pass.group_order import keep_groups_together
+from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.trainer.trl_batch import live_flags
 from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [
@@ -192,11 +193,11 @@ def _leaves_out_unlabelled(device: torch.device) -> bool:
 
 def policy_of(trainer: Any, backend: Backend) -> Policy:
     """Return the trainer's model as engines need to know it."""
-    accelerator, args = trainer.accelerator, trainer.args
+    accelerator = trainer.accelerator
     return Policy(
         get_model=lambda: accelerator.unwrap_model(trainer.model),
         weights=lambda: iter_named_params(trainer),
-        dtype=compute_dtype(trainer.model, bf16=args.bf16, fp16=args.fp16),
+        dtype=compute_dtype(trainer.model, accelerator.mixed_precision),
         device=accelerator.device,
         backend=backend,
         process_index=accelerator.process_index,
@@ -276,13 +277,19 @@ def skip_epochs(trainer: Any, n_epochs: int) -> None:
 
 
 def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-    """Return TRL's current micro-batch, its groups together where prompts may be shared."""
+    """Return TRL's current micro-batch, its groups together where prompts may be shared, and what is
+    trained in the first micro-batches where the rest is skipped.
+    """
     before = trainer._buffered_inputs
     inputs = prepare(generation_batch)
-    buffered = trainer._buffered_inputs
-    if mode_of(trainer) != "train" or buffered is before or trainer.args.prefix_sharing == "off":
+    buffered, args = trainer._buffered_inputs, trainer.args
+    if mode_of(trainer) != "train" or buffered is before:
         return inputs
-    trainer._buffered_inputs = keep_groups_together(buffered, trainer.args.gradient_accumulation_steps)
+    is_live = live_flags(trainer)
+    if args.prefix_sharing != "off":
+        trainer._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
+    elif is_live is not None:
+        trainer._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
     return trainer._buffered_inputs[trainer._step % len(buffered)]
 
 

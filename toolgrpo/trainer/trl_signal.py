@@ -1,15 +1,15 @@
 """What toolgrpo changes in the batches that TRL makes: rewards, advantages, masks and the loss.
 
-The second file beside `trl_seam.py` that touches what is private in TRL
+A third file beside `trl_seam.py` and `trl_batch.py` that touches what is private in TRL
 (`tests/trainer/test_trl_signal.py` fails with a sentence when one of these changes):
 
 * `GRPOTrainer._calculate_rewards` gives the rewards of all processes, an episode a row; one with NaN
   alone leaves mean and standard deviation, and its advantage is 0 (`without_dropped`). TRL warns of
   such rows with all that they hold, through the logger of its module (`quiet_about_unscored`);
-* what `_generate_and_score_completions` returns has `advantages`, `completion_mask`, `tool_mask` and
-  `num_items_in_batch`, the number of tokens under both masks in all processes; whatever else stands
-  in it is shuffled and cut with it (`with_advantages`, `with_outputs`);
-* the loss `dapo` is divided by that number, a process and an optimizer step (`with_output_loss`).
+* what `_generate_and_score_completions` returns has `advantages`, `completion_mask` and `tool_mask`;
+  whatever else stands in it is shuffled and cut with it (`with_advantages`, `with_outputs`);
+* the loss `dapo` is divided by the tokens of a generation batch in all processes, over the number of
+  processes and of optimizer steps (`with_output_loss`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def with_advantages(
     trainer: Any, output: dict[str, Any], members: Sequence[Member], advantages: Sequence[float] | None
 ) -> dict[str, Any]:
     """Return TRL's batch with these advantages, of all processes, in place of its own (None: keep them),
-    and with no token to train on in episodes that were dropped.
+    and with no token to train on in episodes that were dropped; how many are left is counted later.
     """
     n_own = len(output["advantages"])
     own = slice(trainer.accelerator.process_index * n_own, (trainer.accelerator.process_index + 1) * n_own)
@@ -103,8 +103,6 @@ def with_advantages(
     if any(member.drop is not None for member in members):
         kept = torch.tensor([member.drop is None for member in members[own]], device=output["tool_mask"].device)
         changed["tool_mask"] = output["tool_mask"] * kept.unsqueeze(1)
-        n_tokens = (changed["completion_mask"] * changed["tool_mask"]).sum()
-        changed["num_items_in_batch"] = trainer.accelerator.gather(n_tokens).sum()
     return changed
 
 

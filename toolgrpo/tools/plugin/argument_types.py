@@ -56,7 +56,7 @@ class ArgumentConverter:
             if name not in values:
                 continue
             try:
-                values[name] = adapter.validate_python(values[name])
+                values[name] = _integers_kept(values[name], adapter.validate_python(values[name]))
             except pydantic.ValidationError as error:
                 problems += [_problem(name, item) for item in error.errors(include_url=False)[:3]]
         if problems:
@@ -72,6 +72,21 @@ def _adapter(hint: Any, where: str, name: str) -> pydantic.TypeAdapter[Any]:
         raise PluginError(
             f"{where}: parameter '{name}': values of the type {hint!r} cannot be made from JSON ({error})"
         ) from error
+
+
+def _integers_kept(given: Any, made: Any) -> Any:
+    """Return what pydantic made, with the whole numbers of plain JSON as they were written.
+
+    A model that writes 20 for a float is shown what a plain call of the function would give it:
+    "Sum: 42" and not "Sum: 42.0". The fields of objects become what their classes say.
+    """
+    if type(given) is int and type(made) is float:
+        return given if made == float(given) else made  # arguments have no more digits than a float holds
+    if type(given) is list and type(made) is list and len(given) == len(made):
+        return [_integers_kept(before, after) for before, after in zip(given, made, strict=True)]
+    if type(given) is dict and type(made) is dict and given.keys() == made.keys():
+        return {key: _integers_kept(given[key], value) for key, value in made.items()}
+    return made
 
 
 def _problem(name: str, item: Any) -> str:
