@@ -61,6 +61,7 @@ def episode() -> Trajectory:
 def known_metrics() -> set[str]:
     found: set[str] = {"step_time", "success", "rewards/NAME/mean", "rewards/NAME/std", "reward_of_task/NAME"}
     batch = RolloutBatch(episodes=(Scored({"prompt": ""}, episode()),)).graded([Grade({}, 1.0)], lambda one: True)
+    found |= {"signal/rows_skipped", "signal/tokens_skipped"}
     found |= set(batch_metrics(batch)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
     found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))
     parts: dict[str, float] = {}

@@ -31,6 +31,7 @@ from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.demand import suit
 from toolgrpo.rollout.observers import Observers
@@ -189,13 +190,15 @@ class EvaluationRun:
             self.terminal.say(f"context   {demand.line}")
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
         recorder = EpisodeRecorder(path if config.record_episodes else None)
+        progress = RunProgress(self.terminal.console, say=self.terminal.say)
+        lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
         return Rollouts(
             engine=built.engine,
             chat=chat,
             limits=config.episode_limits(),
             tokenizer=loaded.tokenizer,
             tools=tools,
-            observers=Observers([recorder, RunProgress(self.terminal.console, say=self.terminal.say)]),
+            observers=Observers([recorder, progress, *lines]),
             engine_retries=config.engine_retries,
             unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,

@@ -18,6 +18,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
+from toolgrpo.data.row_keys import row_key
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.evaluation.grading import Grader, grade
@@ -98,6 +99,7 @@ def evaluate(
         samples=evaluation.samples,
         ks=evaluation.ks,
         seconds=clock() - started,
+        keys=tuple(row_key(row["prompt"]) for row in evaluation.rows),
     )
 
 

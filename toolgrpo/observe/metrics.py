@@ -65,7 +65,8 @@ class MetricsLog(Observer):
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
-            parts = gather_object([_Part(batch_metrics(batch), batch.totals)])
+            # A process may have had no group to draw.
+            parts = gather_object([_Part(batch_metrics(batch) if len(batch) else {}, batch.totals)])
             totals = [total for part in parts for total in part.totals]
             spread = groups_without_spread(totals, batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})

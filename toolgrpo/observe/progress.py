@@ -54,6 +54,11 @@ class RunProgress(Observer):
         self._episodes_done = 0
         self._rollout_began = 0.0
 
+    @property
+    def lines_only(self) -> bool:
+        """Whether there is no terminal for bars: what is shown goes into a pipe or a file."""
+        return not self._console.is_terminal and not self._console.quiet
+
     def start_steps(self, total: int, done: int = 0) -> None:
         self._started = time.monotonic()
         self._steps = self._display().add_task("training", total=total, completed=done, note="")
@@ -90,7 +95,8 @@ class RunProgress(Observer):
         if self._episodes is None:
             rollout = event.rollout
             self._episodes = self._display().add_task(rollout.label, total=rollout.n_episodes, note="")
-        self._display().update(self._episodes, completed=self._episodes_done)
+        total = max(event.rollout.n_episodes, self._episodes_done)  # more may be drawn than it began with
+        self._display().update(self._episodes, completed=self._episodes_done, total=total)
 
     def rollout_ended(self, event: RolloutEnded) -> None:
         if self._episodes is not None:

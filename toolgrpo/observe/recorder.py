@@ -52,6 +52,7 @@ class EpisodeRecorder(Observer):
                 "reward_given": episode.total,
                 "drop": None if episode.drop is None else {"cause": episode.drop.cause, "reason": episode.drop.reason},
                 "row": dict(episode.row),
+                **({} if episode.trained else {"trained": False}),
                 **episode.trajectory.to_record(),
             }
             lines.append(plain_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n")

@@ -31,6 +31,7 @@ from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
 from toolgrpo.rewards.running import Oversight, line_of
 from toolgrpo.rewards.unscored import Score, ask, only_rows
+from toolgrpo.rewards.withdrawal import RewardWithdrawn
 from toolgrpo.trajectory import Message
 
 __all__ = ["Reward", "RewardFunction"]
@@ -97,7 +98,7 @@ class Reward:
         oversight = Oversight(self._where(), self.source, self.timeout_s, self.say)
         try:
             returned = oversight.run(lambda: self.function(**given))
-        except (WorldError, RewardError, DropEpisode, KeyboardInterrupt):
+        except (WorldError, RewardError, DropEpisode, KeyboardInterrupt, RewardWithdrawn):
             raise
         except BaseException as error:  # a plugin may raise anything; it must not look like ours
             raise self._failure(error, oversight, given, available) from error
@@ -109,6 +110,11 @@ class Reward:
             raise RewardError(
                 f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_described(error)}"
             ) from error
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function only waits, so that others can be asked meanwhile."""
+        return inspect.iscoroutinefunction(self.function)
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardError if the function needs an argument that nobody will give.

@@ -19,6 +19,7 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.running import Oversight
 from toolgrpo.rewards.unscored import as_trl_takes_them, ask, ask_async
+from toolgrpo.rewards.withdrawal import cancelled_by_withdrawal
 
 __all__ = ["watched"]
 
@@ -78,6 +79,9 @@ def _watched_plain(function: Callable[..., Any], oversight: Oversight) -> Callab
 def _watched_async(function: Callable[..., Any], oversight: Oversight) -> Callable[..., Any]:
     @functools.wraps(function)
     async def call(**arguments: Any) -> Any:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        if task is not None:
+            cancelled_by_withdrawal(functools.partial(loop.call_soon_threadsafe, task.cancel))
         try:
             async with asyncio.timeout(oversight.timeout_s) as deadline:
                 return as_trl_takes_them(await ask_async(function, arguments, oversight.what))

@@ -68,6 +68,7 @@ class Scored:
     total: float | None = None
     success: bool | None = None
     drop: Drop | None = None
+    trained: bool = True  # or it was drawn, and left out of the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

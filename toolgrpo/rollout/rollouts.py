@@ -9,7 +9,8 @@ no trainer, no files. Each process has its own and waits for no other inside `ru
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -61,14 +62,9 @@ class Rollouts:
     ) -> RolloutBatch:
         """Run one episode per row and return them in the order of the rows, not graded yet."""
         began = RolloutBegan(len(rows), step, mode, label)
-        self.observers.rollout_began(began)
-        try:
+        with self.telling(began):
             episodes = [self.episode(row, number) for number, row in enumerate(rows)]
             result = run_blocking(lambda: run_all(episodes, self.scheduler(options, began)))
-        except BaseException as error:
-            self.observers.rollout_ended(RolloutEnded(began, f"{type(error).__name__}: {error}"))
-            raise
-        self.observers.rollout_ended(RolloutEnded(began))
         return RolloutBatch(
             episodes=tuple(Scored(row, t) for row, t in zip(rows, result.trajectories, strict=True)),
             step=step,
@@ -77,6 +73,17 @@ class Rollouts:
             group_size=group_size,
             offset=offset,
         )
+
+    @contextmanager
+    def telling(self, began: RolloutBegan) -> Iterator[None]:
+        """Tell the observers that the rollout in the block begins, and how it ended."""
+        self.observers.rollout_began(began)
+        try:
+            yield
+        except BaseException as error:
+            self.observers.rollout_ended(RolloutEnded(began, f"{type(error).__name__}: {error}"))
+            raise
+        self.observers.rollout_ended(RolloutEnded(began))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Let the next episodes be drawn from these weights."""
@@ -94,8 +101,8 @@ class Rollouts:
                 self.observers.close()
 
     def scheduler(self, options: SamplingOptions, began: RolloutBegan) -> Scheduler:
-        """Return a scheduler for `episode`s: `run` is a loop around one,
-        and one that draws more rows as it goes another.
+        """Return a scheduler for `episode`s: `run` is a loop around one, `sources.draw_groups`
+        another, which draws more rows as it goes.
         """
         runner = EpisodeRunner(
             engine=self.engine,

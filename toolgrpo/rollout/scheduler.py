@@ -183,20 +183,25 @@ def run_rollout(
     return run_blocking(lambda: run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
 
 
-def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_blocking(
+    start: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> T:
     """Run a coroutine on an event loop of its own,
     in another thread where this one already has a loop.
     """
 
     def run() -> T:
-        # The main task returns nothing: asyncio.run makes a repr of it when it ends (through
+        # The main task returns nothing: asyncio makes a repr of it when it ends (through
         # signal.getsignal), and the repr of a whole rollout takes longer than scheduling it.
         outcome: list[T] = []
 
         async def main() -> None:
             outcome.append(await start())
 
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(main())
         return outcome[0]
 
     try:

@@ -9,7 +9,7 @@ Invariant: with the defaults and without dropped episodes TRL's own tensors go t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ from toolgrpo.evaluation.grading import success_at
 from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rollout.batch import Mode, RolloutBatch
 from toolgrpo.signal.dropped import check_dropped_share
+from toolgrpo.signal.penalties import EpisodeSize
 from toolgrpo.signal.shaping import Member, loss_mask, members_of
 from toolgrpo.signal.tool_outputs import output_mask
 from toolgrpo.trainer import trl_seam, trl_signal
+from toolgrpo.trajectory import Trajectory
 
 __all__ = ["BatchSignal"]
 
@@ -37,12 +39,12 @@ class BatchSignal:
         self._outputs: list[list[int]] | None = None  # where tools speak, of the batch that was generated last
         self._logps: torch.Tensor | None = None  # of the policy's own pass, until its loss is known
 
-    def loss_masks(self, batch: RolloutBatch) -> list[tuple[int, ...]]:
+    def loss_masks(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
         """Return which tokens of a new batch are trained on."""
         args = self._trainer.args
         if args.echo_weight:
-            self._outputs = [output_mask(one, args.echo_tools) for one in batch.trajectories]
-        return [loss_mask(trajectory, self._shaping.void_turns) for trajectory in batch.trajectories]
+            self._outputs = [output_mask(one, args.echo_tools) for one in trajectories]
+        return [loss_mask(trajectory, self._shaping.void_turns) for trajectory in trajectories]
 
     def graded(
         self, batch: RolloutBatch | None, calculate: Callable[[], torch.Tensor]
@@ -60,10 +62,17 @@ class BatchSignal:
         self._members = gather_object(members_of(batch))
         return batch, trl_signal.without_dropped(rewards_per_func, self._members)
 
+    def hear_of(self, trajectories: Sequence[Trajectory], rewards_per_func: torch.Tensor) -> None:
+        """Take a batch that was graded elsewhere; NaN alone are the rewards of dropped episodes."""
+        grades = trl_signal.own_grades(self._trainer, rewards_per_func, trajectories, {})
+        own = zip(grades, trajectories, strict=True)
+        self._members = gather_object([Member(grade.total, grade.drop, EpisodeSize.of(one)) for grade, one in own])
+
     def check_dropped(self, batch: RolloutBatch) -> None:
-        """Raise, in every process, if too many episodes of a batch to train on were dropped."""
+        """Raise, in every process, if too many of the episodes that ran for a training batch were dropped."""
         if batch.mode == "train":
-            check_dropped_share([one.drop for one in self._members], self._trainer.args.max_dropped_share)
+            drops = gather_object([one.drop for one in batch.episodes])
+            check_dropped_share(drops, self._trainer.args.max_dropped_share)
 
     def applied(self, output: dict[str, Any]) -> dict[str, Any]:
         """Return TRL's batch with the advantages and masks that the config asks for."""

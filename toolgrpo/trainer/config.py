@@ -23,6 +23,7 @@ from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.shaping import ShapingOptions
 from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
@@ -37,7 +38,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, TrainingRowsOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, TrainingRowsOptions, GroupDrawingOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -159,6 +160,7 @@ class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, TrainingRowsOptions, GRP
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
+        self.check_group_drawing()
         self.check_training_rows()
         self.check_shaping()
         self.check_tool_outputs()

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
@@ -30,6 +31,7 @@ from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
@@ -38,11 +40,12 @@ from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
-from toolgrpo.trainer import trl_batch, trl_seam
+from toolgrpo.trainer import reward_seam, trl_batch, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.live_rows import RowChoice
 from toolgrpo.trainer.memory_return import MemoryReturn
@@ -103,7 +106,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 **kwargs,
             )
         trl_seam.tune_fused_head(self.accelerator.device)
-        self.backend = check_backend(self.accelerator)
+        self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
         prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
@@ -117,6 +120,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
+        self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
+        self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
         self._signal = BatchSignal(self, self._group_size)
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
         self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
@@ -135,7 +140,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
             self.add_callback(callback)
         log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
-        all_observers = Observers([log, self.recorder, tables, self.progress, *observers])
+        lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
+        all_observers = Observers([log, self.recorder, tables, self.progress, *lines, *observers])
         self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -193,10 +199,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         Each process runs its own rows.
         """
-        gave_up = isinstance(self.engine, Sleeper) and self.engine.needs_weights
-        if gave_up or self._weights_of_step != self.state.global_step:
-            self.rollouts.load_weights(self.policy.weights())
-            self._weights_of_step = self.state.global_step
+        self._load_weights()
         return self.rollouts.run(
             rows,
             options or self.args.sampling_options(),
@@ -206,6 +209,12 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             group_size=1 if mode == "heldout" else self._group_size(mode),
             offset=self.accelerator.process_index * len(rows),
         )
+
+    def _load_weights(self) -> None:
+        gave_up = isinstance(self.engine, Sleeper) and self.engine.needs_weights
+        if gave_up or self._weights_of_step != self.state.global_step:
+            self.rollouts.load_weights(self.policy.weights())
+            self._weights_of_step = self.state.global_step
 
     def measure(
         self, rows: Sequence[Mapping[str, Any]], options: SamplingOptions | None = None, *, label: str = "episodes"
@@ -251,8 +260,12 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._checkpoints.save(lambda: write(model, trial))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-        self._rows = inputs
+        draws = self.drawing is not None and trl_seam.mode_of(self) == "train"
+        self._drawn = drawn = self._draw(self.drawing, len(inputs)) if draws else None
+        self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
         output = super()._generate_and_score_completions(inputs)
+        if drawn is not None:
+            reward_seam.log_drawn(self, drawn)
         old_choice, self._row_choice = self._row_choice, None
         output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
         output, shares = trl_batch.settle_denominator(self, trl_batch.fill_old_logps(output, old_choice))
@@ -285,14 +298,19 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
-        batch = self.rollout(rows, mode=trl_seam.mode_of(self))
+        if self._drawn is None:
+            rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
+            batch = self.rollout(rows, mode=trl_seam.mode_of(self))
+            self._batch = batch = batch.numbered(self._first_number(len(batch)))
+            trajectories = batch.trajectories
+        else:
+            self._batch, trajectories = self._drawn.ran, self._drawn.trajectories
+            batch = self._batch
         self.rollout_seconds += batch.times.duration_s
-        self._batch = batch = batch.numbered(self._first_number(len(batch)))
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        masks = self._signal.loss_masks(batch)
-        output = trl_seam.GenerationOutput.from_trajectories(batch.trajectories, pad_id, masks)
+        masks = self._signal.loss_masks(trajectories)
+        output = trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id, masks)
         if trl_batch.reads_old_policy(self):
             self._ask_before_old_policy(prompts, output)
         return output.as_trl()
@@ -301,15 +319,32 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         rewards_per_func, self._asked_rewards = self._asked_rewards, None
         if rewards_per_func is not None:
             return rewards_per_func
-        calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
-        batch, rewards_per_func = self._signal.graded(self._batch, calculate)
-        self._batch = None
+        batch, self._batch = self._batch, None
+        if self._drawn is None:
+            calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
+            batch, rewards_per_func = self._signal.graded(batch, calculate)
+        else:  # they were asked as the groups ended
+            rewards_per_func = reward_seam.answers_of(self, self._drawn)
+            self._signal.hear_of(self._drawn.trajectories, rewards_per_func)
         group_size = self._group_size(trl_seam.mode_of(self))
         self._in_dead_groups = trl_batch.in_dead_groups(self, rewards_per_func, len(prompts), group_size)
         if batch is not None:
             self.rollouts.observers.batch_done(batch)
             self._signal.check_dropped(batch)
         return rewards_per_func
+
+    def _draw(self, drawing: DrawnBatches, n_rows: int) -> DrawnBatch:
+        self._load_weights()
+        drawn = drawing.draw(
+            self.rollouts,
+            self.args.sampling_options(),
+            partial(reward_seam.ask_rewards, self),
+            n_rows=n_rows,
+            step=self.state.global_step,
+            first_number=self.n_episodes,
+        )
+        self.n_episodes += drawn.n_episodes
+        return drawn
 
     def _ask_before_old_policy(self, prompts: list[Any], output: trl_seam.GenerationOutput) -> None:
         """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
