@@ -69,11 +69,11 @@ def _score(made: Sequence[_Call], gold: Sequence[_Call]) -> float:
 def _likeness(made: _Call, gold: _Call) -> float:
     given, wanted = set(made.arguments), set(gold.arguments)
     names = len(given & wanted) / len(given | wanted) if given | wanted else 1.0
-    return names + sum(made.arguments[name] == gold.arguments[name] for name in given & wanted)
+    return names + sum(bool(made.arguments[name] == gold.arguments[name]) for name in given & wanted)
 
 
 def _made(trajectory: Trajectory) -> list[_Call]:
-    calls = []
+    calls: list[_Call] = []
     for attempt in trajectory.attempts:
         readable = attempt.status in _READABLE and len(calls) < _MOST_CALLS
         calls.append(_Call(attempt.name, _normal(attempt.arguments or {})) if readable else _Call(None, {}))
