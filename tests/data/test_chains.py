@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,11 @@ def test_an_episode_that_makes_the_gold_calls_has_full_marks_and_success() -> No
     turns = [f"call {call['name']} {json.dumps(call['arguments'])}" for call in json.loads(row["gold_calls"])]
     engine = ScriptedEngine([ByteChat.say(turn) for turn in [*turns, row["answer"]]])
     episode = run_episode(engine, ScriptedTools(TOOLS))
-    asked = {"completions": [list(episode.messages)], "trajectories": [episode], "prompts": [row["prompt"]]}
+    asked: dict[str, Any] = {
+        "completions": [list(episode.messages)],
+        "trajectories": [episode],
+        "prompts": [row["prompt"]],
+    }
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     assert get_reward("gold_calls")(**asked, **columns) == [1.0] == get_reward("accuracy")(**asked, **columns)
     assert row["success_measure"] == "arithmetic"

@@ -65,7 +65,7 @@ def test_tables_may_stand_in_a_file_and_behind_a_flag(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("training:\n  penalty: {turns: 0.1, calls: 0.2}\n  void_turns: end\n")
     (read,) = parse_args((ShapingOptions,), ["--config", str(file), "--overlong", '{"buffer": 8, "penalty": 1}'])
-    read.max_completion_length = 100
+    setattr(read, "max_completion_length", 100)  # noqa: B010  # a field of the whole config
     assert read.shaping().penalty == {"turns": 0.1, "calls": 0.2} and read.shaping().overlong == Overlong(8, 1.0)
     assert read.void_turns == "end"
     file.write_text("penalty: {turns: much}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from toolgrpo.signal.tool_outputs import ToolOutputOptions, output_mask
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode, tiny_trainer, trl_tokenizer
 from toolgrpo.trajectory import ToolErrorKind, ToolResult, Trajectory
 
-TOOLS = {
+TOOLS: dict[str, Callable[..., str | ToolResult]] = {
     "add": lambda a, b: str(a + b),
     "fetch": lambda page: f"the page {page}",
     "fails": lambda: ToolResult("Error: fails: no", "fails", ToolErrorKind.RAISED),
@@ -39,7 +40,8 @@ def episode(turns: list[str] = TURNS, **changes: Any) -> Trajectory:
 
 def texts(trajectory: Trajectory, mask: list[int]) -> list[str]:
     """Return the runs of marked tokens, as text."""
-    runs, before = [], 0
+    runs: list[list[int]] = []
+    before = 0
     for token, marked in zip(trajectory.ids, mask, strict=True):
         if marked:
             runs = [*runs[:-1], [*runs[-1], token]] if before else [*runs, [token]]

@@ -13,7 +13,7 @@ OWNER/NAME[:CONFIG]               any other data set of the hub with `prompt` an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,11 @@ from toolgrpo.errors import DataError
 __all__ = ["load_tasks", "task_rows"]
 
 _GYM_SIZE = 1000
-_EMBEDDED = {"arithmetic": ArithmeticTasks, "embedded": ArithmeticTasks, "chains": ChainTasks}
+_EMBEDDED: dict[str, Callable[[str, int | None], Source]] = {
+    "arithmetic": ArithmeticTasks,
+    "embedded": ArithmeticTasks,
+    "chains": ChainTasks,
+}
 
 
 def load_tasks(

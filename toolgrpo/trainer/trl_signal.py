@@ -136,4 +136,5 @@ def with_output_loss(trainer: Any, loss: torch.Tensor, logps: torch.Tensor, inpu
         log_metrics(trainer, {"echo/loss": float(totals[0] / totals[1])})
     of_step = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
     normalizer = inputs["num_outputs_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes * of_step
-    return loss + weight * summed / normalizer
+    whole: torch.Tensor = loss + weight * summed / normalizer
+    return whole
