@@ -71,6 +71,8 @@ def trainer_of_both_ways() -> type:
     class BothWays(ToolGRPOTrainer):
         """In the last third of the steps, makes every pass over all rows too, and keeps the seconds of both."""
 
+        args: Any
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.passes: list[dict[str, Any]] = []
@@ -98,7 +100,8 @@ def trainer_of_both_ways() -> type:
             compute = super().compute_loss
             if not self._is_late():
                 return compute(model, inputs, *args, **kwargs)
-            asked, gradients = self.args, {}
+            asked = self.args
+            gradients = {}
             for way in self._in_turn():
                 self.args = asked.changed(skip_dead_rows="auto" if way == "live" else "off")
                 started = time.perf_counter()

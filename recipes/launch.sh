@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Start a training run; every argument goes to recipes/train.py.
 #
+#   bash recipes/launch.sh                                                          # the financial example
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml                       # what this machine has: CPU, one GPU, or all
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml --max_steps 20        # flags win over the file
 #   LAUNCH=cpu        bash recipes/launch.sh --config ...                           # the CPU
@@ -41,4 +42,14 @@ elif [ "$gpus" -ge 1 ]; then
         *) processes=(--num_processes "$gpus") ;;
     esac
 fi
-exec accelerate launch --config_file "$launch" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"
+if [ $# -eq 0 ] && [ -z "${SCRIPT:-}" ]; then
+    case "${LAUNCH:-$found}" in
+        cpu*) example=financial_smollm2_135m ;;
+        *) example=financial_qwen2.5_0.5b ;;
+    esac
+    echo "no arguments: training the financial example (eight tools, accuracy) with recipes/configs/$example.yaml"
+    echo "your own:     bash recipes/launch.sh --model_name_or_path MODEL --tools_script my_tools.py --reward_fn my_reward.py --dataset_id_or_path data.jsonl"
+    set -- --config "recipes/configs/$example.yaml"
+fi
+# --quiet: an error of the run is said once, by the run
+exec accelerate launch --quiet --config_file "$launch" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"

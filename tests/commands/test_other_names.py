@@ -86,7 +86,7 @@ def test_a_function_name_without_a_file_is_a_built_in_reward(tmp_path: Path) -> 
     assert (script.reward, script.reward_is_default) == (["gsm8k"], False)
     script, _, _ = parse_flags(tmp_path, "--reward_function_name", "score", "--reward_fn", "mine.py")
     assert (script.reward, script.reward_function_name) == (None, "score")
-    with pytest.raises(ConfigError, match=r"names a function of --reward_fn FILE\.py, which is not given"):
+    with pytest.raises(ConfigError, match="names a function of --reward_fn"):
         parse_flags(tmp_path, "--reward_function_name", "score", "--reward", "gsm8k")
 
 

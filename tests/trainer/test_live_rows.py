@@ -20,8 +20,8 @@ pytestmark = pytest.mark.contract
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 SCALES = ("group", "batch", "none")
-STILL = {"learning_rate": 1e-12, "max_grad_norm": 0.0}
-SMALL = {
+STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}
+SMALL: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 4,
 }  # four groups of four in four micro-batches
@@ -49,6 +49,8 @@ def all_alike(prompts: list[Any], **_: Any) -> list[float]:
 
 class BothWays(ToolGRPOTrainer):
     """Computes the loss of every micro-batch over all rows too, and keeps both gradients."""
+
+    args: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -166,7 +168,10 @@ def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: b
         asked.append(len(prompts))
         return some_alike(prompts) if len(asked) == 1 else all_alike(prompts)
 
-    changes = {"num_iterations": 1 if engine_differs else 2, "vllm_importance_sampling_correction": engine_differs}
+    changes: dict[str, Any] = {
+        "num_iterations": 1 if engine_differs else 2,
+        "vllm_importance_sampling_correction": engine_differs,
+    }
     trainer = tiny_trainer(tmp_path, reward, script, kind=Counting, **STILL, **SMALL, **changes, max_steps=2)
     trainer.train()
     trainer.close()
@@ -192,7 +197,7 @@ def test_what_needs_every_row_is_known(tmp_path: Path, changes: dict[str, Any]) 
 
 
 def test_every_row_is_read_where_something_else_needs_it(tmp_path: Path) -> None:
-    changes = {"max_steps": 1, "entropy_coef": 0.1, "use_adaptive_entropy": True, "entropy_target": 9.0}
+    changes: dict[str, Any] = {"max_steps": 1, "entropy_coef": 0.1, "use_adaptive_entropy": True, "entropy_target": 9.0}
     full, _ = trained(tmp_path / "full", skip_dead_rows="off", **changes)
     found, logs = trained(tmp_path / "auto", **changes)
     assert logs[0]["signal/rows_skipped"] == logs[0]["signal/tokens_skipped"] == 0
@@ -220,7 +225,7 @@ def test_the_entropy_is_the_mean_over_the_rows_that_were_read(tmp_path: Path) ->
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
 def test_the_live_denominator_counts_live_rows_or_their_tokens(tmp_path: Path, loss_type: str) -> None:
     """The gradient is larger by one factor: that of the rows, or of the tokens, of the batch."""
-    changes = {"loss_type": loss_type, "max_steps": 1}
+    changes: dict[str, Any] = {"loss_type": loss_type, "max_steps": 1}
     over_all, logs = trained(tmp_path / "all", **changes)
     over_live, _ = trained(tmp_path / "live", loss_denominator="live", **changes)
     factor = (over_live[0].norm() / over_all[0].norm()).item()

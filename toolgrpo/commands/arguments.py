@@ -55,29 +55,40 @@ class ScriptArguments:
         default=None, metadata={"help": "Text of a system message for rows that have none."}
     )
     eval_dataset_id_or_path: str | None = field(
-        default=None, metadata={"help": "Held-out rows for the before/after table; default: the task set's own."}
+        default=None, metadata={"help": "Other rows to measure success on; default: the task set's own."}
     )
     eval_split: str | None = field(
-        default=None, metadata={"help": "Split of the held-out rows; default: the whole file, or the task set's own."}
+        default=None, metadata={"help": "Their split; default: heldout, test, eval or validation, or a whole file."}
+    )
+    eval_share: float = field(
+        default=0.0,
+        metadata={"help": "Hold this share of the rows out to measure success on, drawn by the seed; 0: none."},
     )
     eval_questions: int = field(default=0, metadata={"help": "Held-out rows to measure success on; 0: none."})
     skip_bad_rows: bool = field(
         default=False, metadata={"help": "Leave bad rows out and say how many, instead of stopping at the first."}
     )
     dry_run: bool = field(default=False, metadata={"help": "Load and check everything, then stop."})
-    reward_is_default: bool = field(init=False, default=False)  # no reward was given
 
     def __post_init__(self) -> None:
         for name, least in (("tool_workers", 1), ("max_rows", 1), ("eval_questions", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= self.eval_share < 1:
+            raise ConfigError(f"eval_share must be a share of the rows, at least 0 and below 1; got {self.eval_share}")
+        if self.eval_share and (self.eval_dataset_id_or_path or self.eval_split):
+            raise ConfigError(
+                "eval_share takes held-out rows from the training data, and eval_dataset_id_or_path or eval_split from "
+                "elsewhere; give one of them"
+            )
         self._choose_reward()
 
     def _choose_reward(self) -> None:
         """Take a function name without a file as a built-in reward, and a default where there is
         none.
         """
+        self.reward_is_default = False
         if self.reward_fn:
             return
         if self.reward_function_name is not None:
@@ -114,6 +125,11 @@ def check_arguments(
     odd = question_iterations(config.num_iterations)
     if odd is not None:
         raise ConfigError(odd)
+    if config.text_prompts == "raw":
+        raise ConfigError(
+            "text_prompts raw is for jobs in Python, with a data set of your own: the commands make a conversation of "
+            "every prompt. Leave it out, or use ToolGRPOTrainer"
+        )
     for name, flag in (
         ("model_name_or_path", model.model_name_or_path),
         ("dataset_id_or_path", script.dataset_id_or_path),

@@ -18,7 +18,7 @@ from pathlib import Path
 from datasets import Dataset
 from trl import ModelConfig
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
@@ -38,6 +38,7 @@ from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 __all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
 
@@ -145,7 +146,15 @@ class EvaluationRun:
                 tools.close()
             raise
         try:
-            prove_rows(rollouts.chat, loaded.tokenizer, rows["prompt"])
+            speaking = with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs)
+            prove_rows(rollouts.chat, speaking, rows["prompt"])
+            window = PromptRoom(
+                tokens=rollouts.engine.max_model_len,
+                chat=rollouts.chat,
+                tools=tools,
+                enable_thinking=config.enable_thinking,
+            )
+            rows = rows_that_fit(rows, window, config.long_prompts, "the questions", self.terminal.say)
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -164,7 +173,7 @@ class EvaluationRun:
     def _rollouts(
         self, loaded: LoadedModel, config: EvaluationConfig, tools: Toolbox | None, rows: Dataset
     ) -> Rollouts:
-        chat = resolve_format(loaded.tokenizer)
+        chat = resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs))
         check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
         show_engine_lines(self.terminal.say)
         try:

@@ -7,13 +7,16 @@ The first line of a command stands on the terminal before PyTorch is imported, w
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
 from toolgrpo.startup import prepare
 
@@ -47,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    theme = asked_for(arguments[1:])
+    if theme is not None and name in PAGES:
+        return _show_help(name, theme)
     prepare(arguments[1:])  # before anything imports PyTorch
     return command.run(arguments[1:])
 
@@ -60,28 +66,31 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "`toolgrpo COMMAND --help` lists the flags of a command.",
+            "`toolgrpo COMMAND --help` shows the flags of a command by theme, `--help all` every one.",
             "`accelerate launch -m toolgrpo COMMAND ...` runs it in several processes.",
         ]
     )
 
 
-def _asks_for_help(arguments: Sequence[str]) -> bool:
-    return bool({"-h", "--help"} & set(arguments))
+def _show_help(command: str, theme: str) -> int:
+    try:
+        print(help_text(command, theme), flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except ConfigError as error:
+        print(f"toolgrpo: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _train(arguments: list[str]) -> int:
     started = time.monotonic()
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.train import parse_arguments
-
-        parse_arguments(arguments)
     terminal = Terminal.of_command("train")
     from toolgrpo.commands.train import TrainingRun, parse_arguments
     from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
-    terminal.log_into(Path(config.output_dir))
+    terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
     summary = TrainingRun(script, config, model, terminal, started=started).run()
     if summary is not None and terminal.is_main_process():
         path = Path(config.output_dir) / "summary.json"
@@ -91,10 +100,6 @@ def _train(arguments: list[str]) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.evaluate import parse_evaluation_arguments
-
-        parse_evaluation_arguments(arguments)
     terminal = Terminal.of_command("evaluate")
     from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 

@@ -19,14 +19,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from toolgrpo.errors import ConfigError, DataError, ModelError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models.nano import NanoRecipe, resolve_model
+from toolgrpo.models.nano import NanoRecipe
+from toolgrpo.named_models import folder_of
 from toolgrpo.sft.batches import Batch, Example, collate
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.loop import train, warmup_then_decay
 from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
 
-__all__ = ["SFTArguments", "SFTResult", "run_sft"]
+__all__ = ["SFTArguments", "SFTResult", "learning_rate_for", "run_sft"]
 
 
 @dataclass
@@ -44,7 +45,12 @@ class SFTArguments:
     max_steps: int = field(default=0, metadata={"help": "Optimizer steps; 0: one pass over the conversations."})
     batch_size: int = field(default=16, metadata={"help": "Conversations per optimizer step."})
     micro_batch_size: int = field(default=8, metadata={"help": "Conversations whose activations are held at once."})
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate of AdamW."})
+    learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Peak learning rate of AdamW; default: by the model's size, 3e-3 for nano to 2e-5 from 1B on."
+        },
+    )
     warmup_steps: int = field(default=10, metadata={"help": "Steps over which the learning rate rises."})
     weight_decay: float = field(default=0.0, metadata={"help": "AdamW's weight decay."})
     max_length: int | None = field(
@@ -58,7 +64,7 @@ class SFTArguments:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_steps < 0:
             raise ConfigError(f"max_steps must be at least 0 (one pass over the data), got {self.max_steps}")
-        if self.learning_rate <= 0:
+        if self.learning_rate is not None and self.learning_rate <= 0:
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
 
 
@@ -84,18 +90,18 @@ def run_sft(arguments: SFTArguments, console: Console) -> SFTResult:
 def _run(arguments: SFTArguments, console: Console) -> SFTResult:
     if arguments.dataset_id_or_path == "nano":
         return _build_nano(arguments, console)
-    tokenizer, model = _load(resolve_model(arguments.model_name_or_path))
+    tokenizer, model = _load(str(folder_of(arguments.model_name_or_path)))
     examples = _examples(arguments, tokenizer, arguments.max_length or model.config.max_position_embeddings)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)
+    rate = arguments.learning_rate or learning_rate_for(sum(p.numel() for p in model.parameters()))
     steps = arguments.max_steps or -(-len(examples) // arguments.batch_size)
     n_tokens = sum(sum(example.mask) for example in examples)
     console.print(
-        f"{len(examples)} conversations, {n_tokens} tokens to learn, {steps} steps on {device}", highlight=False
+        f"{len(examples)} conversations, {n_tokens} tokens to learn, {steps} steps on {device}, learning rate {rate:.2g}",
+        highlight=False,
     )
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=arguments.learning_rate, weight_decay=arguments.weight_decay, betas=(0.9, 0.98)
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=arguments.weight_decay, betas=(0.9, 0.98))
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     losses: list[float] = []
     with StepProgress(console, "sft", steps) as progress:
@@ -117,6 +123,11 @@ def _run(arguments: SFTArguments, console: Console) -> SFTResult:
         tokenizer.save_pretrained(folder)
     console.print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}; the model is in {folder}", highlight=False)
     return SFTResult(tuple(losses), folder)
+
+
+def learning_rate_for(n_parameters: int) -> float:
+    """Return a peak learning rate at which a model of this size learns a new form in some hundred steps."""
+    return min(3e-3, max(2e-5, 2e-5 * (1e9 / n_parameters) ** 0.7))
 
 
 def _build_nano(arguments: SFTArguments, console: Console) -> SFTResult:

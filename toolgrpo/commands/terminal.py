@@ -91,8 +91,9 @@ class Terminal:
     def is_main_process(cls) -> bool:
         return cls.rank() == 0
 
-    def log_into(self, output_dir: Path) -> None:
-        """Claim the output folder for this run, and go on logging there.
+    def log_into(self, output_dir: Path, *, append: bool = False) -> None:
+        """Claim the output folder for this run, and go on logging there (`append`: in the log that
+        is there, of the run that is resumed).
 
         Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
         if another run has it.
@@ -105,7 +106,8 @@ class Terminal:
         try:
             self.move_log(
                 output_dir
-                / (f"{before.stem}.log" if self.is_main_process() else f"{before.stem}.rank{self.rank()}.log")
+                / (f"{before.stem}.log" if self.is_main_process() else f"{before.stem}.rank{self.rank()}.log"),
+                append=append,
             )
         except OSError as error:
             self.say(f"the log stays in {before}, because it cannot be in {output_dir}: {error.strerror or error}")
@@ -113,10 +115,10 @@ class Terminal:
         with contextlib.suppress(OSError):  # somebody else's files are in it
             before.parent.rmdir()
 
-    def move_log(self, log_file: Path) -> None:
+    def move_log(self, log_file: Path, *, append: bool = False) -> None:
         """Go on logging in another file, with what was logged so far at its head."""
         assert self._log is not None
-        self._log.move(log_file)
+        self._log.move(log_file, append=append)
 
     def say(self, text: str) -> None:
         """Print one line of our own, on the terminal and in the log."""

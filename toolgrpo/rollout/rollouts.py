@@ -33,13 +33,14 @@ __all__ = ["Rollouts", "as_messages"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """What all rollouts of a run share. It owns the engine and the tools, and closes them."""
+    """What all rollouts of a run share. It closes the engine, and tools that are nobody else's."""
 
     engine: Engine
     chat: ChatFormat
     limits: EpisodeLimits
     tokenizer: TextTokenizer  # long tool results are cut in its tokens
     tools: ToolProvider | None = None
+    closes_tools: bool = True  # False: they belong to somebody who goes on with them
     observers: Observers = field(default_factory=Observers)
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
@@ -95,7 +96,7 @@ class Rollouts:
             self.engine.shutdown()
         finally:
             try:
-                if self.tools is not None:
+                if self.tools is not None and self.closes_tools:
                     self.tools.close()
             finally:
                 self.observers.close()

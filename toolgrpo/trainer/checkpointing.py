@@ -115,7 +115,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        control.should_log = control.should_log or control.should_save
+        # A checkpoint keeps no metrics that were not logged. Those of the last step belong to TRL's closing line.
+        control.should_log = control.should_log or (control.should_save and state.global_step < state.max_steps)
 
     on_epoch_end = on_step_end
 

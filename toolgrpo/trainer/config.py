@@ -29,7 +29,9 @@ from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
+from toolgrpo.trainer.trl_jobs import TRLJobOptions
 
 __all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
 
@@ -38,7 +40,15 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, TrainingRowsOptions, GroupDrawingOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(  # type: ignore[misc]
+    ShapingOptions,
+    ToolOutputOptions,
+    TrainingRowsOptions,
+    GroupDrawingOptions,
+    PromptOptions,
+    TRLJobOptions,
+    GRPOConfig,
+):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -139,6 +149,7 @@ class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, TrainingRowsOptions, Gro
         if trains_on_cpu(self.use_cpu):
             self._use_gloo()
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        self.take_trl_arguments()
         self._check_fields_of_trl()
         super().__post_init__()
         if self.engine not in ENGINE_NAMES:
@@ -157,6 +168,7 @@ class ToolGRPOConfig(ShapingOptions, ToolOutputOptions, TrainingRowsOptions, Gro
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
+        self.check_prompt_options()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()

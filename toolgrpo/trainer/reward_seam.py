@@ -17,7 +17,6 @@ What is private and used, beside what `trl_seam.py` lists:
 from __future__ import annotations
 
 import contextvars
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -165,7 +164,8 @@ def _ask(trainer: Any, numbers: Sequence[int], rows: Sequence[Row], trajectories
     """Ask some of the rewards through TRL's own method."""
     generated = GenerationOutput.from_trajectories(trajectories, trainer.processing_class.pad_token_id)
     inputs = [{**row, "trajectories": trajectory} for row, trajectory in zip(rows, trajectories, strict=True)]
-    view = copy.copy(trainer)
+    view = GRPOTrainer.__new__(GRPOTrainer)  # not a copy of ours, which gives its engine back when it goes
+    vars(view).update(vars(trainer))
     view.reward_funcs = [trainer.reward_funcs[number] for number in numbers]
     view.reward_processing_classes = [trainer.reward_processing_classes[number] for number in numbers]
     view.reward_func_names = [trainer.reward_func_names[number] for number in numbers]

@@ -8,12 +8,13 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -21,18 +22,22 @@ from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.raw_text import RawText
+from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, EngineOptions, build_engine
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.folder_claim import FolderClaim, claim_folder
+from toolgrpo.named_models import folder_of
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
+from toolgrpo.rewards.named import named_rewards
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
@@ -40,15 +45,18 @@ from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
-from toolgrpo.trainer import reward_seam, trl_batch, trl_seam
+from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.first_failure import report_first_failure
+from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.live_rows import RowChoice
 from toolgrpo.trainer.memory_return import MemoryReturn
+from toolgrpo.trainer.model_card import ModelCard, write_beside_model
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 from toolgrpo.trainer.stopping import GracefulStop
 
 __all__ = ["ToolGRPOTrainer", "load_tokenizer"]
@@ -64,9 +72,18 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
     a `Toolbox`. `engine` and `chat` replace what the config and the tokenizer would choose.
     `observers` hear of every rollout; `progress` is the display to show it on. `heldout` are the
-    rows that `measure` will be asked about: the engine is made large enough for them, too.
+    rows that `measure` will be asked about: the engine is made large enough for them, too. The
+    named models and rewards of the command line (`"nano"`, `"accuracy"`) are known here too.
+
+    `close()` gives the engine and the tool workers back; a `with` block does it at its end, and a
+    trainer that nobody has any more does it by itself. Tools that were given as a `Toolbox` stay
+    open: they belong to whoever loaded them.
     """
 
+    _closed = False
+    _claim: FolderClaim | None = None
+
+    @closed_if_it_fails
     def __init__(
         self,
         model: str | PreTrainedModel,
@@ -84,17 +101,40 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         heldout: Sequence[Mapping[str, Any]] = (),
         **kwargs: Any,
     ) -> None:
-        _refuse_rollouts_of_trl(kwargs)
+        trl_jobs.refuse_rollout_func(kwargs.pop("rollout_func", None))
+        factory = trl_jobs.single_factory(kwargs.pop("environment_factory", None))
+        trl_jobs.check_reward_arguments(reward_funcs)
         trl_seam.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
+        self._to_close: list[Callable[[], None]] = []  # until `rollouts` has them
         args = args or ToolGRPOConfig("toolgrpo-output")
+        named, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
+        train_dataset, eval_dataset = (
+            as_dataset(train_dataset, "train_dataset"),
+            as_dataset(eval_dataset, "eval_dataset"),
+        )
         tokenizer = processing_class or load_tokenizer(
             model, revision=_revision(args), trust_remote_code=args.trust_remote_code
         )
-        chat, toolbox = chat or resolve_format(tokenizer), _as_toolbox(tools, args)
+        self._raw_text = args.text_prompts == "raw" and trl_jobs.is_text(train_dataset)
+        speaking = with_template_arguments(tokenizer, args.chat_template_kwargs)
+        chat = chat or (RawText(tokenizer) if self._raw_text else resolve_format(speaking))
+        toolbox = _as_toolbox(tools, args, factory)
+        if toolbox is not None and toolbox is not tools:
+            self._to_close.append(toolbox.close)
+        reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
+        if self._raw_text and toolbox is not None:
+            raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")
+        if self._raw_text and args.draws_groups:
+            raise ConfigError(
+                "dynamic_sampling, curriculum and row_weights draw conversations; set text_prompts to chat, or leave them out"
+            )
+        if train_dataset is None and factory is not None:
+            n_rows = args.generation_batch_size // args.num_generations
+            train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
         args.check_tools(toolbox.names if toolbox is not None else ())
         self.train_sampler: Any = None
-        args = args.changed(report_to=installed_trackers(args.report_to))
+        args = args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights)
         with trl_seam.no_engine_of_trl(args):
             super().__init__(
                 model=model,
@@ -108,20 +148,29 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         check_vocabulary(tokenizer, self.model.config.get_text_config().vocab_size)
-        prove_rows(chat, tokenizer, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
+        prove_rows(chat, speaking, (row["prompt"] for row in islice(self.train_dataset or (), _MOST_ROWS_PROVEN)))
         self.policy = trl_seam.policy_of(self, self.backend)
+        self.card = ModelCard(
+            base_model=named
+            if isinstance(named, str)
+            else str(self.model.config._name_or_path or type(model).__name__),
+            tools=() if toolbox is None else toolbox.schemas,
+            rewards=dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True)),
+            data=_described(train_dataset),
+            is_adapter=hasattr(self.policy.model, "peft_config"),
+        )
         self.demand = Demand(args.engine_options())
         if engine is None:
             self.demand = self._suited(self.demand.options, chat, toolbox, heldout)
         given = None if engine is None else BuiltEngine(engine, EngineChoice(engine.name, "given"))
         built = given or build_engine(self.policy, self.demand.options)
+        if given is None:
+            self._to_close.append(built.engine.shutdown)
         self.engine_choice = built.choice
         trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until it is graded
-        self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
-        self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
         self._signal = BatchSignal(self, self._group_size)
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
         self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
@@ -131,10 +180,17 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.n_episodes = 0  # of all processes, so far
         self.progress = progress or RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
         recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
+        window = PromptRoom(
+            tokens=built.engine.max_model_len, chat=chat, tools=toolbox, enable_thinking=args.enable_thinking
+        )
+        self.fitting = partial(rows_that_fit, window=window, policy=args.long_prompts, say=self.progress.say)
+        self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
+        self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+        self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
+        self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
         self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
-        self._claim: FolderClaim | None = None
         tables = self._rollout_tables()
         # In this order: a stop saves, and a save logs.
         for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
@@ -142,7 +198,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
         lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
         all_observers = Observers([log, self.recorder, tables, self.progress, *lines, *observers])
-        self.rollouts = self._open_rollouts(built.engine, chat, toolbox, all_observers)
+        self.rollouts = self._open_rollouts(
+            built.engine, chat, toolbox, all_observers, closes_tools=toolbox is not tools
+        )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -225,7 +283,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """
         batch = grade(
             self.rollout(rows, options, label=label),
-            self.reward_funcs,
+            trl_jobs.taking_text(self.reward_funcs) if self._raw_text else self.reward_funcs,
             self.reward_weights.tolist(),
             threshold=self.args.success_threshold,
             trainer_state=self.state,
@@ -235,13 +293,31 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     def close(self) -> None:
         """End the engine, the tool workers, the observers and the bars,
-        and leave the output folder to others.
+        and leave the output folder to others. Safe to call twice.
         """
-        self.progress.stop_steps()  # an error may have left them, and the cursor hidden
+        if self._closed:
+            return
+        self._closed = True
+        parts = vars(self)
+        if "progress" in parts:
+            self.progress.stop_steps()  # an error may have left them, and the cursor hidden
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        self.rollouts.close()
+        close_parts = [self.rollouts.close] if "rollouts" in parts else parts.get("_to_close", [])
+        for close_part in reversed(close_parts):
+            close_part()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        close_when_nobody_has_it(self)
 
     def _claim_folder(self) -> None:
         if self._claim is None:
@@ -249,7 +325,21 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if self._claim.warning is not None:
                 self.progress.say(self._claim.warning)
 
+    def write_card(self, folder: str | Path | None = None, name: str | None = None) -> None:
+        """Write `tools.json` and the model card into a folder, of the model's if none is named."""
+        folder = Path(folder or self.args.output_dir)
+        if self.is_world_process_zero():
+            write_beside_model(folder, replace(self.card, steps=self.state.global_step), name or folder.resolve().name)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, its tools and its card."""
+        self.write_card(output_dir)
+        super().save_model(output_dir, _internal_call)
+
     # What TRL calls.
+
+    def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
+        self.write_card(name=model_name)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
@@ -298,6 +388,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
         if self._drawn is None:
             rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
             batch = self.rollout(rows, mode=trl_seam.mode_of(self))
@@ -311,9 +402,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         pad_id = self.processing_class.pad_token_id
         masks = self._signal.loss_masks(trajectories)
         output = trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id, masks)
+        completions = trl_jobs.texts_of(output.completions) if self._raw_text else output.completions
         if trl_batch.reads_old_policy(self):
-            self._ask_before_old_policy(prompts, output)
-        return output.as_trl()
+            self._ask_before_old_policy(prompts, output, completions)
+        return output.as_trl(completions)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         rewards_per_func, self._asked_rewards = self._asked_rewards, None
@@ -321,8 +413,11 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             return rewards_per_func
         batch, self._batch = self._batch, None
         if self._drawn is None:
+            if not self._raw_text and trl_seam.has_reward_model(self):
+                prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
             calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
-            batch, rewards_per_func = self._signal.graded(batch, calculate)
+            with trl_jobs.point_to_raw_text(prompts, raw=self._raw_text):
+                batch, rewards_per_func = self._signal.graded(batch, calculate)
         else:  # they were asked as the groups ended
             rewards_per_func = reward_seam.answers_of(self, self._drawn)
             self._signal.hear_of(self._drawn.trajectories, rewards_per_func)
@@ -346,7 +441,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.n_episodes += drawn.n_episodes
         return drawn
 
-    def _ask_before_old_policy(self, prompts: list[Any], output: trl_seam.GenerationOutput) -> None:
+    def _ask_before_old_policy(
+        self, prompts: list[Any], output: trl_seam.GenerationOutput, completions: Sequence[Any]
+    ) -> None:
         """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
         that they say is dead.
         """
@@ -354,11 +451,17 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
         ]
         inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
-        self._asked_rewards = self._calculate_rewards(inputs, prompts, output.completions, output.completion_ids)
+        self._asked_rewards = self._calculate_rewards(inputs, prompts, completions, output.completion_ids)
         self._row_choice = trl_batch.choose_rows_of_old_policy(self, self._in_dead_groups)
 
     def _open_rollouts(
-        self, engine: Engine, chat: ChatFormat, toolbox: ToolProvider | None, observers: Observers
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        toolbox: ToolProvider | None,
+        observers: Observers,
+        *,
+        closes_tools: bool,
     ) -> Rollouts:
         args = self.args
         return Rollouts(
@@ -367,6 +470,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             limits=args.episode_limits(),
             tokenizer=self.processing_class,
             tools=toolbox,
+            closes_tools=closes_tools,
             observers=observers,
             engine_retries=args.engine_retries,
             unmarked_calls=args.unmarked_calls,
@@ -383,7 +487,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return suit(
             options,
             self.policy,
-            chain.from_iterable(rows or () for rows in (self.train_dataset, *evaluated)),
+            chain.from_iterable(rows for rows in (self.train_dataset, *evaluated) if isinstance(rows, Sized)),
             heldout,
             chat=chat,
             tools=toolbox,
@@ -413,16 +517,22 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return first
 
 
-def _refuse_rollouts_of_trl(arguments: Mapping[str, Any]) -> None:
-    for name in ("rollout_func", "environment_factory"):
-        if arguments.get(name) is not None:
+def _described(dataset: Any) -> str:
+    """Return in a few words what somebody trains on."""
+    columns = getattr(dataset, "column_names", None) or ()
+    size = f"{len(dataset)} rows" if hasattr(dataset, "__len__") else "rows without end"
+    return f"{size} with {', '.join(columns)}" if columns else size
+
+
+def _as_toolbox(
+    tools: Tools | None, args: ToolGRPOConfig, factory: Callable[[], Any] | None = None
+) -> ToolProvider | None:
+    if factory is not None:
+        if isinstance(tools, ToolProvider):
             raise ConfigError(
-                f"ToolGRPOTrainer runs its own episodes, so `{name}` has no effect; pass `tools=` (a tools or "
-                f"environment file) instead, or use TRL's GRPOTrainer."
+                "an environment_factory and a toolbox that is loaded already; use load_tools(..., environment=...) for both"
             )
-
-
-def _as_toolbox(tools: Tools | None, args: ToolGRPOConfig) -> ToolProvider | None:
+        return load_tools(tools or None, environment=factory, tool_timeout_s=args.tool_timeout)
     if tools is None or isinstance(tools, ToolProvider):
         timeout_s = getattr(tools, "timeout_s", args.tool_timeout)
         if args.tool_timeout not in (TOOL_TIMEOUT_S, timeout_s):

@@ -78,7 +78,7 @@ def reads_old_policy(trainer: Any) -> bool:
     if not trainer.model.training or not skips_rows(trainer) or not dead_by_rewards_alone(args):
         return False
     misaligned = args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations) != 0
-    return misaligned or (trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+    return bool(misaligned or (trainer.use_vllm and trainer.vllm_importance_sampling_correction))
 
 
 def choose_rows_of_old_policy(trainer: Any, dead: torch.Tensor) -> RowChoice:

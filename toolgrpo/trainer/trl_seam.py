@@ -59,6 +59,7 @@ __all__ = [
     "add_fused_head",
     "correct_for_engine",
     "count_tokens",
+    "has_reward_model",
     "iter_named_params",
     "log_metrics",
     "mode_of",
@@ -121,8 +122,8 @@ class GenerationOutput:
             extra_fields={"trajectories": list(trajectories)},
         )
 
-    def as_trl(self) -> tuple[Any, ...]:
-        """Return the tuple of TRL's `_generate`.
+    def as_trl(self, completions: Sequence[Any] | None = None) -> tuple[Any, ...]:
+        """Return the tuple of TRL's `_generate`, with these completions if they are not messages.
 
         It is (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images,
         tool_images).
@@ -131,7 +132,7 @@ class GenerationOutput:
             self.prompt_ids,
             self.completion_ids,
             self.mask,
-            self.completions,
+            self.completions if completions is None else list(completions),
             self.logprobs,
             self.extra_fields,
             None,
@@ -203,6 +204,11 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
         process_index=accelerator.process_index,
         wait_for_everyone=accelerator.wait_for_everyone,
     )
+
+
+def has_reward_model(trainer: Any) -> bool:
+    """Return whether a reward is a model, which TRL asks about the text of prompt and completion."""
+    return any(isinstance(reward, torch.nn.Module) for reward in trainer.reward_funcs)
 
 
 def mode_of(trainer: Any) -> Mode:
