@@ -107,11 +107,11 @@ def evaluate(
 
 def _facts(question: int, episode: Scored) -> EpisodeFacts:
     trajectory = episode.trajectory
-    assert episode.total is not None and episode.success is not None
     return EpisodeFacts(
         question=question,
         reward=episode.total,
         success=episode.success,
+        dropped=None if episode.drop is None else episode.drop.cause.value,
         answer=given_answer(trajectory.messages),
         turns=len(trajectory.turns),
         sampled_tokens=trajectory.n_sampled,

@@ -27,7 +27,7 @@ class EpisodeRow:
 
     step: int
     episode: int
-    reward: float
+    reward: float | None  # None: dropped
     success: str  # yes, no, or ? where nobody asked
     stop: str
     turns: int
@@ -63,7 +63,8 @@ def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
                 failed_calls=sum(not result.ok for result in trajectory.results),
                 prompt=_short(_last_text(episode.row["prompt"])),
                 answer=_short(str(said[-1].get("content") or "")) if said else "",
-                rewards=", ".join(f"{name} {_number(value)}" for name, value in episode.rewards.items()),
+                rewards=", ".join(f"{name} {_number(value)}" for name, value in episode.rewards.items())
+                + ("" if episode.drop is None else _short(f" (dropped, {episode.drop})")),
                 conversation=_short("\n".join(_conversation(trajectory)), _LONGEST_CONVERSATION),
             )
         )

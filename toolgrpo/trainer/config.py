@@ -26,6 +26,8 @@ from toolgrpo.observe.watch_options import WatchOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.shaping import ShapingOptions
+from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
@@ -41,7 +43,15 @@ LORA_SYNCS = ("merge", "adapter")
 
 @dataclass
 class ToolGRPOConfig(  # type: ignore[misc]
-    RecordingOptions, WatchOptions, TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
+    RecordingOptions,
+    WatchOptions,
+    ShapingOptions,
+    ToolOutputOptions,
+    TrainingRowsOptions,
+    GroupDrawingOptions,
+    PromptOptions,
+    TRLJobOptions,
+    GRPOConfig,
 ):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
@@ -167,6 +177,8 @@ class ToolGRPOConfig(  # type: ignore[misc]
         self.check_watch()
         self.check_group_drawing()
         self.check_training_rows()
+        self.check_shaping()
+        self.check_tool_outputs()
 
     def _use_gloo(self) -> None:
         """Choose gloo for several processes without a GPU; else each would train for itself."""

@@ -30,7 +30,7 @@ from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, EngineOptions, build_engine
 from toolgrpo.errors import ConfigError, ModelError
-from toolgrpo.evaluation.grading import grade, success_at
+from toolgrpo.evaluation.grading import grade
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.named_models import folder_of
 from toolgrpo.observe.doctor import Finding
@@ -55,6 +55,7 @@ from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
 from toolgrpo.trainer.backend_check import check_backend
+from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
@@ -143,6 +144,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if train_dataset is None and factory is not None:
             n_rows = args.generation_batch_size // args.num_generations
             train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
+        args.check_tools(toolbox.names if toolbox is not None else ())
         self.train_sampler: Any = None
         args = args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights)
         with trl_seam.no_engine_of_trl(args):
@@ -181,6 +183,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
         self._batch: RolloutBatch | None = None  # from its generation until its advantages are known
+        self._signal = BatchSignal(self, self._group_size)
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
         self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
         self._asked_rewards: Any = None  # from their asking until TRL wants them
@@ -390,7 +393,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if drawn is not None:
             reward_seam.log_drawn(self, drawn)
         old_choice, self._row_choice = self._row_choice, None
-        output = trl_batch.clear_dead_groups(output, self._in_dead_groups)
+        output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
         self._tell_of_batch(output)
         output, shares = trl_batch.settle_denominator(self, trl_batch.fill_old_logps(output, old_choice))
         if trl_seam.mode_of(self) == "train":
@@ -405,7 +408,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._row_choice = choice = trl_batch.choose_rows(self, inputs)
         try:
             with trl_batch.mean_entropy_of_live(self, inputs, choice):
-                return super().compute_loss(model, inputs, *args, **kwargs)
+                loss = super().compute_loss(model, inputs, *args, **kwargs)
+                return self._signal.with_output_loss(loss, inputs)
         finally:
             self._row_choice = None
 
@@ -422,6 +426,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         choice = self._row_choice
         scored = score(*args, **kwargs) if choice is None else choice.score(score, *args, **kwargs)
         self._token_tap.hear(scored)
+        self._signal.heard(scored[0])
         return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -437,7 +442,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.rollout_seconds += batch.times.duration_s
         trl_seam.count_tokens(self, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         pad_id = self.processing_class.pad_token_id
-        output = trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id)
+        masks = self._signal.loss_masks(trajectories)
+        output = trl_seam.GenerationOutput.from_trajectories(trajectories, pad_id, masks)
         completions = trl_jobs.texts_of(output.completions) if self._raw_text else output.completions
         if trl_batch.reads_old_policy(self):
             self._ask_before_old_policy(prompts, output, completions)
@@ -450,15 +456,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if self._drawn is None:
             if not self._raw_text and trl_seam.has_reward_model(self):
                 prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
+            calculate = partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
             with trl_jobs.point_to_raw_text(prompts, raw=self._raw_text):
-                rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+                self._batch, rewards_per_func = self._signal.graded(self._batch, calculate)
         else:  # they were asked as the groups ended
             rewards_per_func = reward_seam.answers_of(self, self._drawn)
+            self._signal.hear_of(self._drawn.trajectories, rewards_per_func)
         group_size = self._group_size(trl_seam.mode_of(self))
         self._in_dead_groups = trl_batch.in_dead_groups(self, rewards_per_func, len(prompts), group_size)
-        if self._batch is not None and not self._batch.is_graded:
-            grades = trl_seam.own_grades(self, rewards_per_func, len(self._batch))
-            self._batch = self._batch.graded(grades, success_at(self.args.success_threshold))
         return rewards_per_func
 
     def _tell_of_batch(self, output: dict[str, Any]) -> None:
@@ -477,6 +482,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             batch = batch.with_advantages([advantages.get(int(t.metadata["episode"])) for t in batch.trajectories])
             self.rollouts.observers.batch_done(batch)
             self._token_tap.choose(batch, output, numbers)
+            self._signal.check_dropped(batch)
         else:
             self.rollouts.observers.batch_done(batch)
 
@@ -528,6 +534,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             unmarked_calls=args.unmarked_calls,
             max_concurrent=args.max_concurrent_episodes,
             enable_thinking=args.enable_thinking,
+            end_at_void_turn=args.void_turns == "end",
+            find_outputs=args.echo_weight > 0,
         )
 
     def _log_metrics(self, metrics: Mapping[str, float]) -> None:

@@ -1,4 +1,5 @@
-"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`). Tested with TRL 1.16.0.
+"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`, `trl_signal.py`). Tested
+with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
@@ -35,7 +36,6 @@ changes):
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,7 +50,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
-from toolgrpo.rollout.batch import Grade, Mode
+from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl_batch import live_flags
@@ -71,7 +71,6 @@ __all__ = [
     "mode_of",
     "no_engine_of_trl",
     "numbers_of",
-    "own_grades",
     "place_in_batch",
     "policy_of",
     "prepare_inputs",
@@ -108,10 +107,13 @@ class GenerationOutput:
     extra_fields: dict[str, list[Any]]
 
     @classmethod
-    def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_id: int) -> GenerationOutput:
+    def from_trajectories(
+        cls, trajectories: Sequence[Trajectory], pad_id: int, masks: Sequence[Sequence[int]] | None = None
+    ) -> GenerationOutput:
         """Collect the columns; an empty completion gets a pad token that is not trained on.
 
-        TRL wants at least one token per completion.
+        TRL wants at least one token per completion. `masks` say which tokens are trained on; without
+        them it is those that were sampled.
 
         The messages are copies: a reward function that changes them changes no trajectory.
         """
@@ -119,7 +121,7 @@ class GenerationOutput:
         return cls(
             prompt_ids=[list(t.prompt_ids) for t in trajectories],
             completion_ids=[list(t.ids) or [pad_id] for t in trajectories],
-            mask=[list(t.mask) or [0] for t in trajectories],
+            mask=[list(mask) or [0] for mask in masks or [t.mask for t in trajectories]],
             completions=[copy.deepcopy(list(t.messages)) for t in trajectories],
             # Context tokens have no log-probability; TRL masks them, and wants a number there.
             logprobs=[[0.0 if lp is None else lp for lp in t.logprobs] or [0.0] for t in trajectories]
@@ -210,25 +212,6 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
         process_index=accelerator.process_index,
         wait_for_everyone=accelerator.wait_for_everyone,
     )
-
-
-def own_grades(trainer: Any, rewards_per_func: torch.Tensor, n_own: int) -> list[Grade]:
-    """Return what this process's episodes are worth,
-    of the rewards that TRL has gathered from all processes.
-    """
-    start = trainer.accelerator.process_index * n_own
-    own = rewards_per_func[start : start + n_own]
-    totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
-    return [
-        Grade(
-            {
-                name: None if math.isnan(value) else value
-                for name, value in zip(trainer.reward_func_names, values, strict=True)
-            },
-            total,
-        )
-        for values, total in zip(own.tolist(), totals, strict=True)
-    ]
 
 
 def has_reward_model(trainer: Any) -> bool:
