@@ -38,8 +38,12 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(  # type: ignore[misc]
-    TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
+class ToolGRPOConfig(
+    TrainingRowsOptions,
+    GroupDrawingOptions,
+    PromptOptions,
+    TRLJobOptions,
+    GRPOConfig,  # type: ignore[misc]  # TRL ships no types
 ):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
