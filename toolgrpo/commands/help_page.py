@@ -57,7 +57,10 @@ _DRAWING = (
     *("row_pass_min", "row_pass_max", "skip_dead_rows", "loss_denominator"),
 )
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
-_WATCHING = ("logging_steps", "report_to", "run_name", "log_completions", "record_episodes", "dry_run")
+_WATCHING = (
+    *("logging_steps", "doctor_every", "max_world_failures", "quiet", "report_to", "run_name", "log_completions"),
+    *("record_episodes", "record_tokens", "dry_run"),
+)
 
 # What TRL and Transformers say at length, of the flags that the short page shows.
 _IN_SHORT = {
@@ -125,6 +128,19 @@ PAGES: dict[str, Page] = {
             "watching": _WATCHING,
         },
     ),
+    "check": Page(
+        "Look at everything that a training needs: load it, draw some episodes, do one step. Nothing is kept.",
+        {
+            "how much is drawn": ("questions", "samples", "step", "json"),
+            "model": (*_MODEL, *_LORA),
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "data": _DATA,
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+            "training": _TRAINING,
+        },
+    ),
     "evaluate": Page(
         "Measure a model, or two side by side, on held-out questions.",
         {
@@ -138,6 +154,17 @@ PAGES: dict[str, Page] = {
             "saving": ("output_dir", "record_episodes", "dry_run", "seed"),
         },
         {"eval_questions": "100"},
+    ),
+    "replay": Page(
+        "toolgrpo replay DIR EPISODE: do the tool calls and rewards of a recorded episode again, or all of it. What "
+        "the run was given is in DIR/run.yaml.",
+        {
+            "what is replayed": ("with_model",),
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+        },
     ),
     "sft": Page(
         "Teach a model the form of tool calls from example conversations.",

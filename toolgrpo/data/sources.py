@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolgrpo.data.arithmetic import SPLITS, arithmetic_rows
+from toolgrpo.data.chains import chain_rows
 from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.formats import HubPlace
 from toolgrpo.data.rows import RawRow
@@ -15,7 +16,7 @@ from toolgrpo.errors import DataError, StorageError
 from toolgrpo.nearest import nearest
 from toolgrpo.storage import storage_errors
 
-__all__ = ["ArithmeticTasks", "FileRows", "GymTasks", "HubRows", "Source"]
+__all__ = ["ArithmeticTasks", "ChainTasks", "FileRows", "GymTasks", "HubRows", "Source"]
 
 ARITHMETIC_ROWS = {"train": 4000, "heldout": 1000}
 
@@ -89,6 +90,22 @@ class ArithmeticTasks:
         for number, row in enumerate(arithmetic_rows(split, n), start=1):
             columns = {**row, "success_measure": "arithmetic"}  # stricter than its reward: `measures.py`
             yield RawRow(f"arithmetic [{self.split}], row {number}", columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTasks:
+    """The harder embedded tasks."""
+
+    split: str
+    limit: int | None
+
+    def rows(self) -> Iterator[RawRow]:
+        split = next((known for known in SPLITS if known == self.split), None)
+        if split is None:
+            raise DataError(f"the chains have the splits {' and '.join(SPLITS)}, got {self.split!r}")
+        n = ARITHMETIC_ROWS[split] if self.limit is None else self.limit
+        for number, row in enumerate(chain_rows(split, n), start=1):
+            yield RawRow(f"chains [{self.split}], row {number}", {**row, "success_measure": "arithmetic"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
 from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.batch import Row
+from toolgrpo.startup import give_memory_back
 
 __all__ = ["Evaluation", "evaluate", "policy_of_model"]
 
@@ -84,6 +85,7 @@ def evaluate(
     asked = [evaluation.rows[question] for question in own for _ in range(evaluation.samples)]
     # 2. their episodes
     rollouts.load_weights(policy.weights())
+    give_memory_back()  # what the start and the weights' way have left
     batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
     # 3. what they are worth
     batch = grade(batch, evaluation.rewards, evaluation.weights, threshold=evaluation.threshold)
@@ -105,11 +107,11 @@ def evaluate(
 
 def _facts(question: int, episode: Scored) -> EpisodeFacts:
     trajectory = episode.trajectory
-    assert episode.total is not None and episode.success is not None
     return EpisodeFacts(
         question=question,
         reward=episode.total,
         success=episode.success,
+        dropped=None if episode.drop is None else episode.drop.cause.value,
         answer=given_answer(trajectory.messages),
         turns=len(trajectory.turns),
         sampled_tokens=trajectory.n_sampled,

@@ -25,11 +25,13 @@ from accelerate.utils import gather_object
 
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
+from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.signal.dead_groups import is_dead
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = [
     "Metric",
+    "Metrics",
     "MetricsLog",
     "batch_metrics",
     "groups_without_spread",
@@ -59,13 +61,19 @@ class MetricsLog(Observer):
     each of them must hear of it.
     """
 
-    def __init__(self, log: Callable[[Mapping[str, float]], None]) -> None:
+    def __init__(
+        self,
+        log: Callable[[Mapping[str, float]], None],
+        more: Callable[[Sequence[Trajectory]], Metrics] = lambda trajectories: {},
+    ) -> None:
         self._log = log
+        self._more = more  # what only a run that knows its tools and limits can say
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
             # A process may have had no group to draw.
-            parts = gather_object([_Part(batch_metrics(batch) if len(batch) else {}, batch.totals)])
+            own = {**batch_metrics(batch), **self._more(batch.trajectories)} if len(batch) else {}
+            parts = gather_object([_Part(own, batch.totals)])
             totals = [total for part in parts for total in part.totals]
             spread = groups_without_spread(totals, batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})
@@ -76,7 +84,7 @@ class _Part:
     """What one process sends to the others."""
 
     metrics: Metrics
-    totals: tuple[float, ...]  # a group may be shared by two processes
+    totals: tuple[float | None, ...]  # a group may be shared by two processes
 
 
 def merged(parts: Sequence[Metrics]) -> dict[str, float]:
@@ -87,13 +95,14 @@ def merged(parts: Sequence[Metrics]) -> dict[str, float]:
 
 def batch_metrics(batch: RolloutBatch) -> Metrics:
     """Return all metrics of a graded batch but those of whole groups."""
-    return {**rollout_metrics(batch), **reward_metrics(batch)}
+    return {**rollout_metrics(batch), **reward_metrics(batch), **dropped_metrics(batch)}
 
 
 def rollout_metrics(batch: RolloutBatch) -> Metrics:
     """Return what the trajectories say. The names under `completions/` are TRL's own."""
     trajectories, times = batch.trajectories, batch.times
     n = len(trajectories)
+    turns = [turn for t in trajectories for turn in t.turns]
     sampled = [t.n_sampled for t in trajectories]
     finished = [t.n_sampled for t in trajectories if t.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)]
     stops = Counter(t.stop_reason for t in trajectories)
@@ -106,6 +115,7 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
         "completions/clipped_ratio": Metric(1 - len(finished) / n),
         "completions/mean_terminated_length": Metric(sum(finished) / len(finished) if finished else 0.0),
         "rollout/turns": Metric(sum(len(t.turns) for t in trajectories) / n),
+        "turns/void": Metric(sum(map(is_void, turns)) / len(turns) if turns else 0.0),
         "rollout/sampled_tokens": Metric(float(sum(sampled)), sum),
         "rollout/context_tokens": Metric(float(sum(t.n_context for t in trajectories)), sum),
         "rollout/seconds": Metric(times.duration_s, max),
@@ -139,15 +149,27 @@ def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> Metrics:
 
 
 def reward_metrics(batch: RolloutBatch) -> Metrics:
-    """Return what the rewards say, of each episode for itself."""
+    """Return what the rewards say, of each episode that is scored for itself."""
+    totals = [total for total in batch.totals if total is not None]
+    if not totals:
+        return {}
     return {
-        "success": Metric(sum(batch.successes) / len(batch)),
-        "reward/min": Metric(min(batch.totals), min),
-        "reward/max": Metric(max(batch.totals), max),
+        "success": Metric(sum(batch.successes) / len(totals)),
+        "reward/min": Metric(min(totals), min),
+        "reward/max": Metric(max(totals), max),
     }
 
 
-def groups_without_spread(totals: Sequence[float], group_size: int) -> float:
+def dropped_metrics(batch: RolloutBatch) -> Metrics:
+    """Return how many episodes could not be scored, in all and by their causes."""
+    causes = Counter(episode.drop.cause for episode in batch.episodes if episode.drop is not None)
+    return {
+        "dropped/episodes": Metric(float(causes.total()), sum),
+        **{f"dropped/{cause}": Metric(float(count), sum) for cause, count in causes.items()},
+    }
+
+
+def groups_without_spread(totals: Sequence[float | None], group_size: int) -> float:
     """Return the share of groups whose rewards are all alike.
 
     The rewards of a group stand together.

@@ -23,6 +23,7 @@ from toolgrpo.rewards.gold import (
     as_result_and_answer,
     check_gold,
 )
+from toolgrpo.rewards.gold_calls import gold_calls
 from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
 from toolgrpo.rewards.math import math
@@ -56,6 +57,7 @@ BUILT_IN: dict[str, BuiltIn] = {
     "code_exec": BuiltIn(code_exec, as_program),
     "environment": BuiltIn(environment),
     "exact_match": BuiltIn(exact_match, as_answer),
+    "gold_calls": BuiltIn(gold_calls),
     "gsm8k": BuiltIn(gsm8k, as_answer),
     "math": BuiltIn(math, as_boxed_answer),
     "reasoning_gym": BuiltIn(reasoning_gym, as_boxed_answer),

@@ -64,8 +64,8 @@ def _check_row(number: int, row: Mapping[str, Any], reward: Reward, gold: GoldEp
         (score,) = reward(prompts=[row["prompt"]], completions=[gold(row)], **columns)
     except RewardError as error:  # it was asked for one row alone, and counts from 0
         raise RewardError(f"row {number} of the data, scored alone: {error}") from error
-    if score < 1.0:
+    if not isinstance(score, float) or score < 1.0:
         raise DataError(
-            f"row {number}: its own answer {str(row['answer'])[:60]!r} scores {score:g} with the reward "
+            f"row {number}: its own answer {str(row['answer'])[:60]!r} scores {score} with the reward "
             f"{reward.name}, so no model can do well on it. Mend the answer, or choose another reward."
         )

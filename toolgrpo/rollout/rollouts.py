@@ -46,6 +46,8 @@ class Rollouts:
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     max_concurrent: int | None = None  # episodes at a time; None: all
     enable_thinking: bool | None = None  # a row's own column of this name comes first
+    end_at_void_turn: bool = False
+    find_outputs: bool = False
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -112,6 +114,8 @@ class Rollouts:
             tools=self.tools,
             engine_retries=self.engine_retries,
             unmarked_calls=self.unmarked_calls,
+            end_at_void_turn=self.end_at_void_turn,
+            find_outputs=self.find_outputs,
             clock=self.clock,
             on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
         )

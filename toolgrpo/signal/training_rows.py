@@ -33,6 +33,7 @@ NEEDS_EVERY_ROW: dict[str, Callable[[Any], bool]] = {
     "beta holds every row to the reference model": lambda args: args.beta != 0,
     "the entropy bonus is taken over every row": lambda args: args.entropy_coef != 0 or args.use_adaptive_entropy,
     "top_entropy_quantile ranks the tokens of every row": lambda args: args.top_entropy_quantile < 1,
+    "echo_weight reads what tools said in every row": lambda args: args.echo_weight != 0,
 }
 """What gives a row without an advantage a part in the loss: the reason, and whether a config asks
 for it. The load-balancing loss of a mixture of experts is known to the trainer alone, for its
@@ -97,6 +98,9 @@ def why_every_row(args: Any) -> str | None:
 def dead_by_rewards_alone(args: Any) -> bool:
     """Return whether a group whose combined rewards are all alike has no advantage, whatever else.
 
-    Not where the rewards are normalised one by one: two that cancel each other leave some.
+    Not where the rewards are normalised one by one: two that cancel each other leave some. Nor where
+    something is taken off for the length of an episode.
     """
-    return bool(args.multi_objective_aggregation == "sum_then_normalize")
+    return bool(
+        args.multi_objective_aggregation == "sum_then_normalize" and args.penalty is None and args.overlong is None
+    )

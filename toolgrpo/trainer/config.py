@@ -21,9 +21,13 @@ from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_seam import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.options import RecordingOptions
+from toolgrpo.observe.watch_options import WatchOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.shaping import ShapingOptions
+from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
@@ -39,6 +43,10 @@ LORA_SYNCS = ("merge", "adapter")
 
 @dataclass
 class ToolGRPOConfig(
+    RecordingOptions,
+    WatchOptions,
+    ShapingOptions,
+    ToolOutputOptions,
     TrainingRowsOptions,
     GroupDrawingOptions,
     PromptOptions,
@@ -137,9 +145,6 @@ class ToolGRPOConfig(
     success_threshold: float = field(
         default=1.0, metadata={"help": "An episode counts as a success if its reward is at least this."}
     )
-    record_episodes: bool = field(
-        default=True, metadata={"help": "Write every trajectory to OUTPUT_DIR/episodes.jsonl."}
-    )
 
     def __post_init__(self) -> None:
         if trains_on_cpu(self.use_cpu):
@@ -164,12 +169,16 @@ class ToolGRPOConfig(
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
+        self.check_recording()
         self.check_prompt_options()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
+        self.check_watch()
         self.check_group_drawing()
         self.check_training_rows()
+        self.check_shaping()
+        self.check_tool_outputs()
 
     def _use_gloo(self) -> None:
         """Choose gloo for several processes without a GPU; else each would train for itself."""

@@ -24,14 +24,16 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from toolgrpo.data.row_keys import row_key
+from toolgrpo.drops import DropEpisode
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
-from toolgrpo.rollout.batch import Grade, RolloutBatch, Row, Scored, Success
+from toolgrpo.rollout.batch import RolloutBatch, Row, Scored, Success
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.sources import GroupDraw, draw_groups
 from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.dropped import grade_of
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.group_worth import combined_rewards, weighted_sums
 from toolgrpo.signal.process_share import ProcessShare
@@ -51,6 +53,7 @@ class Asked:
     values: tuple[tuple[float, ...], ...]
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    drops: Mapping[int, DropEpisode] = field(default_factory=dict)  # by the place of the episode
 
 
 Ask = Callable[[Sequence[Row], Sequence[Trajectory]], Awaitable[Asked]]
@@ -207,7 +210,10 @@ class DrawnBatches:
             {name: None if value != value else value for name, value in zip(rule.names, values, strict=True)}
             for values in asked.values
         ]
-        grades = [Grade(of, total or 0.0) for of, total in zip(rewards, totals, strict=True)]
+        grades = [
+            grade_of(trajectory, of, total or 0.0, asked.drops.get(place))
+            for place, (trajectory, of, total) in enumerate(zip(trajectories, rewards, totals, strict=True))
+        ]
         episodes = RolloutBatch(episodes=tuple(Scored(row, one) for one in trajectories)).graded(grades, rule.succeeded)
         combined = combined_rewards(asked.values, rule.weights, normalize_first=rule.normalize_first)
         return _Worth(asked, episodes.episodes, not is_dead(combined))

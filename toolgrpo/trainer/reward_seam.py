@@ -5,8 +5,8 @@ What is private and used, beside what `trl_seam.py` lists:
 
 * `GRPOTrainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)` asks all
   reward functions, async ones at once, reward models with their tokenizers, and gives NaN for None.
-  It is called on a shallow copy of the trainer, which has some of the functions and collects what
-  they log by itself;
+  It is called on a bare `GRPOTrainer` with the trainer's attributes, which has some of the functions
+  and collects what they log by itself;
 * `trl.trainer.grpo_trainer.gather`, with which it ends: a collective call, left out there
   (`keep_gathers_apart`) and made once for the whole batch by `answers_of`;
 * `GRPOTrainer._pending_extra_logs` and `_pending_metrics` collect what rewards log until the batch
@@ -17,7 +17,7 @@ What is private and used, beside what `trl_seam.py` lists:
 from __future__ import annotations
 
 import contextvars
-import copy
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,14 +29,17 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import is_async_callable
 
+from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError
 from toolgrpo.evaluation.grading import success_at
 from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rewards.withdrawal import asked_in_thread
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.held_time import timers_held
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule, row_order
 from toolgrpo.trainer.trl_seam import GenerationOutput, log_metrics, mode_of
+from toolgrpo.trainer.trl_signal import quiet_about_unscored
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["answers_of", "ask_rewards", "keep_gathers_apart", "log_drawn", "open_drawing"]
@@ -72,6 +75,7 @@ async def ask_rewards(trainer: Any, rows: Sequence[Row], trajectories: Sequence[
     answers: dict[int, tuple[float, ...]] = {}
     columns: dict[str, tuple[Any, ...]] = {}
     metrics: dict[str, tuple[float, ...]] = {}
+    drops: dict[int, DropEpisode] = {}
     for numbers in (plain, waiting):
         if not numbers:
             continue
@@ -84,8 +88,13 @@ async def ask_rewards(trainer: Any, rows: Sequence[Row], trajectories: Sequence[
         answers.update(zip(numbers, zip(*asked.values, strict=True), strict=True))
         columns.update(asked.columns)
         metrics.update(asked.metrics)
+        drops = {**asked.drops, **drops}
     in_order = [answers[number] for number in range(len(trainer.reward_funcs))]
-    return Asked(tuple(zip(*in_order, strict=True)), columns, metrics)
+    values = [
+        (math.nan,) * len(of) if place in drops or trajectories[place].dropped is not None else of
+        for place, of in enumerate(zip(*in_order, strict=True))
+    ]
+    return Asked(tuple(values), columns, metrics, drops)
 
 
 def answers_of(trainer: Any, drawn: DrawnBatch) -> torch.Tensor:
@@ -97,8 +106,11 @@ def answers_of(trainer: Any, drawn: DrawnBatch) -> torch.Tensor:
         trainer._pending_extra_logs[name].extend(values)
     for name, numbers in drawn.logged.items():
         trainer._pending_metrics[name].extend(numbers)
-    values = torch.tensor(list(map(list, drawn.values)), dtype=torch.float32, device=trainer.accelerator.device)
-    return _gather(values)
+    device = trainer.accelerator.device
+    everything: torch.Tensor = _gather(
+        torch.tensor([list(of) for of in drawn.values], dtype=torch.float32, device=device)
+    )
+    return everything
 
 
 def log_drawn(trainer: Any, drawn: DrawnBatch) -> None:
@@ -145,8 +157,9 @@ def _epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
 
 
 def _only_waits(reward: Any) -> bool:
-    if isinstance(reward, Reward):
-        return reward.is_async
+    inner = getattr(reward, "__wrapped__", reward)
+    if isinstance(inner, Reward):
+        return inner.is_async
     return bool(is_async_callable(reward))
 
 
@@ -154,12 +167,13 @@ def _ask(trainer: Any, numbers: Sequence[int], rows: Sequence[Row], trajectories
     """Ask some of the rewards through TRL's own method."""
     generated = GenerationOutput.from_trajectories(trajectories, trainer.processing_class.pad_token_id)
     inputs = [{**row, "trajectories": trajectory} for row, trajectory in zip(rows, trajectories, strict=True)]
-    view = copy.copy(trainer)
+    view = GRPOTrainer.__new__(GRPOTrainer)  # not a copy of ours, which gives its engine back when it goes
+    vars(view).update(vars(trainer))
     view.reward_funcs = [trainer.reward_funcs[number] for number in numbers]
     view.reward_processing_classes = [trainer.reward_processing_classes[number] for number in numbers]
     view.reward_func_names = [trainer.reward_func_names[number] for number in numbers]
     view._pending_extra_logs, view._pending_metrics = defaultdict(list), defaultdict(list)
-    with keep_gathers_apart():
+    with keep_gathers_apart(), quiet_about_unscored(), noted_drops() as drops:
         values = GRPOTrainer._calculate_rewards(
             view, inputs, [row["prompt"] for row in rows], generated.completions, generated.completion_ids
         )
@@ -167,4 +181,5 @@ def _ask(trainer: Any, numbers: Sequence[int], rows: Sequence[Row], trajectories
         values=tuple(map(tuple, values.tolist())),
         columns={name: tuple(of) for name, of in view._pending_extra_logs.items() if len(of) == len(rows)},
         metrics={name: tuple(of) for name, of in view._pending_metrics.items()},
+        drops=dict(drops),
     )

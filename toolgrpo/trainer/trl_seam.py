@@ -1,4 +1,5 @@
-"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`). Tested with TRL 1.16.0.
+"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`, `trl_signal.py`). Tested
+with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
@@ -14,6 +15,9 @@ changes):
   and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
 * `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
   its arguments and gives its three results;
+* `GRPOTrainer._generate_and_score_completions` returns a dict of tensors, a row an episode in the
+  order of `_generate`: `advantages` is read, and `episode_numbers` is added (`add_numbers`), which
+  TRL shuffles and splits with the others; `_compute_loss(model, inputs)` gets a piece of it;
 * `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
   of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
   (`skip_epochs`);
@@ -32,7 +36,6 @@ changes):
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +50,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
-from toolgrpo.rollout.batch import Grade, Mode
+from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl_batch import live_flags
@@ -57,20 +60,24 @@ __all__ = [
     "TESTED_VERSIONS",
     "GenerationOutput",
     "add_fused_head",
+    "add_numbers",
+    "advantages_of",
     "correct_for_engine",
     "count_tokens",
     "has_reward_model",
     "iter_named_params",
+    "log_dropped",
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
-    "own_grades",
+    "numbers_of",
     "place_in_batch",
     "policy_of",
     "prepare_inputs",
     "restore_place_in_batch",
     "shared_logps",
     "skip_epochs",
+    "tokens_of_row",
     "tune_fused_head",
     "warn_if_untested",
 ]
@@ -100,10 +107,13 @@ class GenerationOutput:
     extra_fields: dict[str, list[Any]]
 
     @classmethod
-    def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_id: int) -> GenerationOutput:
+    def from_trajectories(
+        cls, trajectories: Sequence[Trajectory], pad_id: int, masks: Sequence[Sequence[int]] | None = None
+    ) -> GenerationOutput:
         """Collect the columns; an empty completion gets a pad token that is not trained on.
 
-        TRL wants at least one token per completion.
+        TRL wants at least one token per completion. `masks` say which tokens are trained on; without
+        them it is those that were sampled.
 
         The messages are copies: a reward function that changes them changes no trajectory.
         """
@@ -111,7 +121,7 @@ class GenerationOutput:
         return cls(
             prompt_ids=[list(t.prompt_ids) for t in trajectories],
             completion_ids=[list(t.ids) or [pad_id] for t in trajectories],
-            mask=[list(t.mask) or [0] for t in trajectories],
+            mask=[list(mask) or [0] for mask in masks or [t.mask for t in trajectories]],
             completions=[copy.deepcopy(list(t.messages)) for t in trajectories],
             # Context tokens have no log-probability; TRL masks them, and wants a number there.
             logprobs=[[0.0 if lp is None else lp for lp in t.logprobs] or [0.0] for t in trajectories]
@@ -204,25 +214,6 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
     )
 
 
-def own_grades(trainer: Any, rewards_per_func: torch.Tensor, n_own: int) -> list[Grade]:
-    """Return what this process's episodes are worth,
-    of the rewards that TRL has gathered from all processes.
-    """
-    start = trainer.accelerator.process_index * n_own
-    own = rewards_per_func[start : start + n_own]
-    totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
-    return [
-        Grade(
-            {
-                name: None if math.isnan(value) else value
-                for name, value in zip(trainer.reward_func_names, values, strict=True)
-            },
-            total,
-        )
-        for values, total in zip(own.tolist(), totals, strict=True)
-    ]
-
-
 def has_reward_model(trainer: Any) -> bool:
     """Return whether a reward is a model, which TRL asks about the text of prompt and completion."""
     return any(isinstance(reward, torch.nn.Module) for reward in trainer.reward_funcs)
@@ -237,6 +228,20 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
     collected = trainer._metrics[mode_of(trainer)]
     for name, value in metrics.items():
         collected[name].append(value)
+
+
+def log_dropped(trainer: Any, output: Mapping[str, Any]) -> None:
+    """Log the share of episodes of which the correction for the engine leaves no token."""
+    ratio = output.get("importance_sampling_ratio")
+    if ratio is None:
+        return
+    trained = output["completion_mask"].bool()
+    if output.get("tool_mask") is not None:
+        trained = trained & output["tool_mask"].bool()
+    left = (ratio.expand(trained.shape) != 0) & trained
+    dropped = trained.any(dim=1) & ~left.any(dim=1)
+    share = trainer.accelerator.gather(dropped.float()).mean().item()
+    log_metrics(trainer, {"sampling/dropped_episodes": share})
 
 
 def count_tokens(trainer: Any, n_tokens: int) -> None:
@@ -273,6 +278,46 @@ def _is_wrapped(trainer: Any) -> bool:
     if not trainer._dist.is_fsdp:
         return True
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
+
+
+def advantages_of(output: Mapping[str, Any]) -> list[float]:
+    """Return the advantage of each episode; the mean over its sampled tokens where they have their own."""
+    advantages = output["advantages"]
+    if advantages.dim() > 1:
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return [float(value) for value in advantages.tolist()]
+
+
+def add_numbers(output: dict[str, Any], numbers: Sequence[int]) -> None:
+    """Let each row of TRL's batch bear the number of its episode."""
+    output["episode_numbers"] = torch.tensor(numbers, device=output["completion_ids"].device)
+
+
+def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
+    numbers = inputs.get("episode_numbers")
+    return [] if numbers is None else [int(number) for number in numbers.tolist()]
+
+
+def tokens_of_row(
+    inputs: Mapping[str, Any], row: int, logps: torch.Tensor, entropies: torch.Tensor | None, mask: Sequence[int]
+) -> dict[str, list[float | None] | None]:
+    """Return what a pass gave for the tokens of one episode; None for those that were not sampled."""
+
+    def own(values: torch.Tensor | None) -> list[float | None] | None:
+        if values is None:
+            return None
+        given = values[row].detach().float().expand(len(mask)) if values.shape[1] == 1 else values[row].detach().float()
+        return [round(value, 8) if m else None for value, m in zip(given[: len(mask)].tolist(), mask, strict=True)]
+
+    advantages = inputs["advantages"]
+    return {
+        "trainer_logprobs": own(logps),
+        "entropy": own(entropies),
+        "correction": own(inputs.get("importance_sampling_ratio")),
+        "advantage": own(advantages) if advantages.dim() > 1 else None,
+    }
 
 
 def place_in_batch(trainer: Any) -> dict[str, Any]:
