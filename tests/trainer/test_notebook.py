@@ -69,7 +69,9 @@ print("ended by", trainer.stopped_by, "after", trainer.state.global_step)
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotebookKernel]:
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "my_tools.py").write_text(TOOLS.format(meaning="first"))
-    with NotebookKernel(folder, {**os.environ, "OMP_NUM_THREADS": "1"}) as kernel:
+    # Under pytest a kernel would leave its descriptors alone, which vLLM wants to have.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    with NotebookKernel(folder, {**inherited, "OMP_NUM_THREADS": "1"}) as kernel:
         kernel.run(SETTINGS)
         yield kernel
 

@@ -239,8 +239,11 @@ class StepEngine:
     @property
     def _engine(self) -> Any:
         if self._running is None:
-            raise FinalEngineError("this engine was given back (`trainer.close()`); make a new trainer to generate")
+            raise self._given_back()
         return self._running
+
+    def _given_back(self) -> FinalEngineError:
+        return FinalEngineError("this engine was given back (`trainer.close()`); make a new trainer to generate")
 
     @property
     def max_model_len(self) -> int:
@@ -331,6 +334,8 @@ class StepEngine:
 
     def wake(self) -> None:
         """Take the memory back; `load_weights` must come before, where weights were given up."""
+        if self._running is None:
+            raise self._given_back()
         if self.needs_weights:
             raise EngineError(
                 "vLLM gave its weights up when it slept; load_weights has to come before the next rollout"

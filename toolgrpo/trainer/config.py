@@ -42,7 +42,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(  # type: ignore[misc]
+class ToolGRPOConfig(
     RecordingOptions,
     WatchOptions,
     ShapingOptions,
@@ -51,7 +51,7 @@ class ToolGRPOConfig(  # type: ignore[misc]
     GroupDrawingOptions,
     PromptOptions,
     TRLJobOptions,
-    GRPOConfig,
+    GRPOConfig,  # type: ignore[misc]  # TRL ships no types
 ):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
