@@ -160,7 +160,7 @@ def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
         record_episodes=False,
         vllm_max_model_length=1024,
     )
-    tools = Path(__file__).parent.parent / "tools_funcs" / "math_tools.py"
+    tools = Path(__file__).parent.parent / "tools_funcs" / "arithmetic_tools.py"
     trainer = ToolGRPOTrainer(
         model, lambda completions, **_: [0.0] * len(completions), config, Dataset.from_list(rows), tools=tools
     )

@@ -147,7 +147,7 @@ def embedded_job(steps: int, *, sync: str | None, batch: int) -> dict[str, Any]:
                 disable_tqdm=True,
             ),
             train_dataset=load_tasks("arithmetic", limit=batch),
-            tools=str(ROOT / "tools_funcs" / "math_tools.py"),
+            tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
             peft_config=lora,
         )
         timer = Timer()

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Start a training run; every argument goes to recipes/train.py.
 #
+#   bash recipes/launch.sh                                                          # the financial example
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml                       # what this machine has: CPU, one GPU, or all
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml --max_steps 20        # flags win over the file
 #   LAUNCH=cpu        bash recipes/launch.sh --config ...                           # the CPU
-#   LAUNCH=single_gpu bash recipes/launch.sh --config ...                           # one GPU
+#   LAUNCH=single_gpu bash recipes/launch.sh --config ...                           # one GPU (the first of CUDA_VISIBLE_DEVICES)
 #   LAUNCH=multi_gpu  bash recipes/launch.sh --config ...                           # all GPUs, a copy of the model on each
 #   LAUNCH=zero3      bash recipes/launch.sh --config ...                           # DeepSpeed (zero2, zero3_offload, ...)
 #   LAUNCH=multi_gpu PROCESSES=4 bash recipes/launch.sh --config ...                # four processes
@@ -28,6 +29,10 @@ if [ ! -f "$launch" ]; then
     echo "LAUNCH=${LAUNCH}: there is no $launch; there are: $(cd recipes/accelerate && echo *.yaml | sed 's/\.yaml//g')" >&2
     exit 2
 fi
+if [ "${LAUNCH:-$found}" = single_gpu ]; then # the others are hidden, or the model would be spread over them
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+    export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
+fi
 processes=()
 if [ -n "${PROCESSES:-}" ]; then
     processes=(--num_processes "$PROCESSES")
@@ -37,4 +42,14 @@ elif [ "$gpus" -ge 1 ]; then
         *) processes=(--num_processes "$gpus") ;;
     esac
 fi
-exec accelerate launch --config_file "$launch" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"
+if [ $# -eq 0 ] && [ -z "${SCRIPT:-}" ]; then
+    case "${LAUNCH:-$found}" in
+        cpu*) example=financial_smollm2_135m ;;
+        *) example=financial_qwen2.5_0.5b ;;
+    esac
+    echo "no arguments: training the financial example (eight tools, accuracy) with recipes/configs/$example.yaml"
+    echo "your own:     bash recipes/launch.sh --model_name_or_path MODEL --tools_script my_tools.py --reward_fn my_reward.py --dataset_id_or_path data.jsonl"
+    set -- --config "recipes/configs/$example.yaml"
+fi
+# --quiet: an error of the run is said once, by the run
+exec accelerate launch --quiet --config_file "$launch" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from toolgrpo.drops import DropEpisode
 from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 __version__ = "0.1.0"
-__all__ = ["ToolGRPOConfig", "ToolGRPOTrainer", "Trajectory"]
+__all__ = ["DropEpisode", "ToolGRPOConfig", "ToolGRPOTrainer", "Trajectory"]
 
 _LAZY = {
     "ToolGRPOConfig": "toolgrpo.trainer.config",
@@ -26,5 +27,6 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        import_module("toolgrpo.startup").prepare()  # before PyTorch is imported
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ Three kinds of failure take three roads (see DESIGN in the docs):
         ├── ToolExecutorError      the tool workers cannot be started or kept alive
         ├── SandboxError           the sandbox cannot be started or kept alive
         │   └── WorkerLostError    one of its workers ended in the middle of a run; others may do
+        ├── TooManyDroppedError    too many episodes of a batch could not be scored
         ├── StorageError           a checkpoint or a log cannot be written: the disk is full or failed
         └── PeerError              another process of the same run failed first
 
@@ -38,6 +39,7 @@ __all__ = [
     "RewardError",
     "SandboxError",
     "StorageError",
+    "TooManyDroppedError",
     "ToolExecutorError",
     "ToolGRPOError",
     "UserError",
@@ -102,6 +104,10 @@ class SandboxError(WorldError):
 
 class WorkerLostError(SandboxError):
     """A worker of the sandbox ended in the middle of a run; the sandbox itself may be well."""
+
+
+class TooManyDroppedError(WorldError):
+    """Too many episodes of a batch could not be scored: tools, environments or rewards dropped them."""
 
 
 class StorageError(WorldError):

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from toolgrpo.drops import Drop, DropCause
+
 __all__ = [
     "AttemptStatus",
     "Call",
@@ -28,6 +30,7 @@ __all__ = [
     "Message",
     "StopReason",
     "ToolErrorKind",
+    "ToolOutput",
     "ToolResult",
     "Trajectory",
     "Turn",
@@ -49,6 +52,8 @@ class StopReason(StrEnum):
     DEADLINE = "deadline"
     STOP_TOOL = "stop_tool"  # a tool that ends the episode was called
     ENGINE_FAILURE = "engine_failure"
+    DROPPED = "dropped"  # a tool or an environment raised DropEpisode
+    VOID_TURN = "void_turn"  # a turn without a call or an answer, where these end an episode
 
 
 class AttemptStatus(StrEnum):
@@ -77,6 +82,7 @@ class ToolErrorKind(StrEnum):
     DIED = "died"  # the process of the tool went away
     BAD_RESULT = "bad_result"  # the result could not be rendered as text
     LIMIT = "limit"  # the episode's budget of calls is used up
+    DROPPED = "dropped"  # the tool raised DropEpisode, which ends the episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,16 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """Where the text of one tool result lies among the tokens of its trajectory."""
+
+    start: int  # index into Trajectory.ids
+    end: int
+    tool: str | None
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One finished episode.
 
@@ -187,6 +203,8 @@ class Trajectory:
     failure: str | None = None  # what went wrong, for StopReason.ENGINE_FAILURE
     reward: float | None = None  # given by a stateful environment, if it gives one
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    dropped: Drop | None = None  # why a tool or an environment says that it cannot be scored
+    outputs: tuple[ToolOutput, ...] = ()  # where tool results lie, if that was asked for
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
@@ -267,6 +285,7 @@ class Trajectory:
             )
             for turn in record["turns"]
         )
+        dropped = record.get("dropped")
         return cls(
             **{
                 **{name: record[name] for name in cls.__dataclass_fields__ if name in record},
@@ -277,6 +296,8 @@ class Trajectory:
                 "messages": tuple(record["messages"]),
                 "turns": turns,
                 "stop_reason": StopReason(record["stop_reason"]),
+                "outputs": tuple(ToolOutput(**output) for output in record.get("outputs", ())),
+                "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
         )
 
@@ -318,6 +339,7 @@ class Ledger:
         self._logprobs: list[float | None] = []
         self._messages: list[Message] = []
         self._turns: list[Turn] = []
+        self._outputs: list[ToolOutput] = []
         self._expects_logprobs = expects_logprobs
         self._done = False
 
@@ -361,9 +383,14 @@ class Ledger:
         self._mask.extend([1] * len(ids))
         self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)
 
-    def context(self, ids: Sequence[int]) -> None:
-        """Add tokens that the model did not say: tool results, turn markers, a made-up close."""
+    def context(self, ids: Sequence[int], outputs: Sequence[ToolOutput] = ()) -> None:
+        """Add tokens that the model did not say: tool results, turn markers, a made-up close.
+
+        `outputs` say where among them the texts of results lie, counted from the first of them.
+        """
         self._check_open()
+        here = len(self)
+        self._outputs.extend(replace(one, start=here + one.start, end=here + one.end) for one in outputs)
         self._all_ids.extend(ids)
         self._mask.extend([0] * len(ids))
         self._logprobs.extend([None] * len(ids))
@@ -386,6 +413,7 @@ class Ledger:
         failure: str | None = None,
         reward: float | None = None,
         metadata: Mapping[str, Any] | None = None,
+        dropped: Drop | None = None,
     ) -> Trajectory:
         """Close the ledger and freeze what is in it."""
         self._check_open()
@@ -403,6 +431,8 @@ class Ledger:
             failure=failure,
             reward=reward,
             metadata=dict(metadata or {}),
+            dropped=dropped,
+            outputs=tuple(self._outputs),
         )
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""Integer and decimal arithmetic, one operation a tool."""
+"""Arithmetic, one operation a tool: four of integers that answer with a number, two of any numbers that answer in words."""
 
 from toolgrpo.tools import tool
 
@@ -50,4 +50,26 @@ def divide(a: int, b: int) -> str:
     return str(quotient) if remainder == 0 else f"{quotient} remainder {remainder}"
 
 
-TOOL_FUNCTIONS = [add, subtract, multiply, divide]
+@tool(cache=True)
+def calculate_sum(a: float, b: float) -> str:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return f"Sum: {a + b}"
+
+
+@tool(cache=True)
+def calculate_product(a: float, b: float) -> str:
+    """Multiply two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return f"Product: {a * b}"
+
+
+TOOL_FUNCTIONS = [add, subtract, multiply, divide, calculate_sum, calculate_product]

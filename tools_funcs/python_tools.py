@@ -52,6 +52,16 @@ def python(code: str) -> str:
     return _as_text(_get_sandbox().run(code, timeout=_RUN_TIMEOUT_S))
 
 
+@tool(keep_processes=True)
+def execute_code(code: str) -> str:
+    """Run Python code and return what it prints and the value of its last expression. Nothing is kept between calls.
+
+    Args:
+        code: The program. The standard library, numpy and sympy can be imported; there is no network.
+    """
+    return python(code)  # another name of it, for models and data that know this one; multi_tools.py offers both
+
+
 class PythonSession:
     """A Python session of one episode."""
 

@@ -36,7 +36,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_the_canonical_tools_are_those_of_the_embedded_job() -> None:
     from toolgrpo.tools import load_tools
 
-    toolbox = load_tools(str(ROOT / "tools_funcs" / "math_tools.py"))
+    toolbox = load_tools(str(ROOT / "tools_funcs" / "arithmetic_tools.py"))
     try:
         assert [tool.schema for tool in CANONICAL] == toolbox.schemas
     finally:

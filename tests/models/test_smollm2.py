@@ -61,7 +61,7 @@ def test_with_its_worked_examples_most_of_its_calls_can_be_read() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     chat = resolve_format(AutoTokenizer.from_pretrained(folder))
     rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=6)
-    with load_tools(str(ROOT / "tools_funcs" / "math_tools.py")) as toolbox:
+    with load_tools(str(ROOT / "tools_funcs" / "arithmetic_tools.py")) as toolbox:
         schemas = list(toolbox.schemas)
     readable = 0
     for row in rows:

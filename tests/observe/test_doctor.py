@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +45,7 @@ HEALTHY = {
 
 def run(n: int = 12, **changes: float | list[float]) -> list[Log]:
     """Logs of a healthy run, with some metrics changed: to a value, or to one for each log."""
-    logs = []
+    logs: list[Log] = []
     for number in range(n):
         own = {name: value[number] if isinstance(value, list) else value for name, value in changes.items()}
         logs.append({**HEALTHY, **own, "step": float(number + 1)})
@@ -60,7 +62,7 @@ DEAD = {"reward/groups_without_spread": 1.0}
 FALLING = [0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1, 0.06, 0.05, 0.05, 0.04]
 RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6]
 
-TROUBLES = {
+TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "world_fails": ({"world/failed_episodes": 0.3, "stop/engine_failure": 0.3}, ["30 %", "lost by the engine"]),
     "no_tool_calls": (
         {**NO_CALLS, "answers/like_calls/fenced_json": 50.0, "answers/like_calls/python": 3.0},
@@ -88,7 +90,7 @@ TROUBLES = {
 }
 
 
-def spoken(logs: list[Log]) -> dict[str, str]:
+def spoken(logs: Sequence[Log]) -> dict[str, str]:
     return {finding.rule: finding.sentence for finding in findings(logs)}
 
 
@@ -117,7 +119,7 @@ def test_a_rule_waits_for_as_many_logs_as_it_needs_and_for_its_metrics(name: str
     assert rule.look([{"reward": 0.0, "step": 1.0}] * rule.logs) is None, "the metrics are missing"
 
 
-NEARLY = {
+NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "no tool is offered": ("no_tool_calls", {"tools/call_frequency": 0.0}, ("tools/add", "tools/multiply")),
     "a few calls are enough": ("no_tool_calls", {**NO_CALLS, "tools/add/calls": 5.0}, ()),
     "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),

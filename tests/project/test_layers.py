@@ -18,8 +18,8 @@ pytestmark = pytest.mark.lock
 
 ROOT = Path(toolgrpo.__file__).parent
 LAYERS = (
-    {"errors", "trajectory", "plain_text", "regex_budget", "nearest", "plugin_files", "processes"}
-    | {"startup", "storage", "folder_claim", "trl_parts"},
+    {"errors", "drops", "trajectory", "plain_text", "regex_budget", "nearest", "plugin_files", "processes"}
+    | {"startup", "storage", "folder_claim", "named_models", "trl_parts"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},

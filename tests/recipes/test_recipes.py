@@ -49,6 +49,14 @@ PROMISED: dict[str, dict[str, Any]] = {
     "financial_qwen2.5_0.5b": {
         **{"learning_rate": 5e-7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
         **{"num_train_epochs": 3, "tools_script": "tools_funcs/financial_tools_complex.py"},
+        **{"reward": ["accuracy"], "eval_questions": 80, "loss_type": "grpo", "beta": 0.04},
+    },
+    "financial_smollm2_135m": {
+        **{"model_name_or_path": "smollm2", "tools_script": "tools_funcs/financial_tools_complex.py"},
+        **{"reward": ["accuracy"]},
+    },
+    "handbook": {
+        **{"tools_script": "tools_funcs/handbook_tools.py", "reward": ["by_task", "tool_use"], "eval_questions": 48},
     },
     "multi_tool": {
         **{"dataset_id_or_path": "recipes/data/multi_tool_mixture.yaml", "tools_script": "tools_funcs/multi_tools.py"},
@@ -214,11 +222,15 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
 
     done = launch("--config", "my file.yaml", "--max_steps", "2", LAUNCH="zero2", PROCESSES="3")
     assert done.stdout.split("\n")[:-1] == [
-        *("launch", "--config_file", "recipes/accelerate/zero2.yaml", "--num_processes", "3"),
+        *("launch", "--quiet", "--config_file", "recipes/accelerate/zero2.yaml", "--num_processes", "3"),
         *("recipes/train.py", "--config", "my file.yaml", "--max_steps", "2"),
     ]
     cpu = launch(LAUNCH="cpu", SCRIPT="recipes/evaluate.py").stdout.split()
-    assert cpu == ["launch", "--config_file", "recipes/accelerate/cpu.yaml", "recipes/evaluate.py"]
+    assert cpu == ["launch", "--quiet", "--config_file", "recipes/accelerate/cpu.yaml", "recipes/evaluate.py"]
+    for given, example in (("cpu", "financial_smollm2_135m"), ("single_gpu", "financial_qwen2.5_0.5b")):
+        alone = launch(LAUNCH=given).stdout
+        assert alone.endswith(f"recipes/train.py\n--config\nrecipes/configs/{example}.yaml\n")
+        assert "eight tools, accuracy" in alone and "--tools_script my_tools.py" in alone
     wrong = launch(LAUNCH="gpu")
     assert wrong.returncode == 2 and "there is no recipes/accelerate/gpu.yaml" in wrong.stderr
     for name in ("cpu", "single_gpu", "multi_gpu", "zero3"):
@@ -227,8 +239,8 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
 
 def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    from toolgrpo.data import check_gold, load_tasks
-    from toolgrpo.rewards import get_reward
+    from toolgrpo.data import load_tasks
+    from toolgrpo.rewards import check_gold, get_reward
 
     for spec, reward, n in (
         ("gsm8k:recipes/data/gsm8k_30.jsonl", "gsm8k", 30),
@@ -250,7 +262,7 @@ def test_a_recipe_with_a_wrong_tool_name_stops_before_the_model_is_loaded(
     script, config, model = parse_arguments(
         [
             *("--model_name_or_path", "/no/such/model", "--dataset_id_or_path", str(mixture), "--reward", "accuracy"),
-            *("--tools_script", "tools_funcs/math_tools.py", "--output_dir", str(tmp_path / "out")),
+            *("--tools_script", "tools_funcs/arithmetic_tools.py", "--output_dir", str(tmp_path / "out")),
         ]
     )
     with pytest.raises(ToolGRPOError, match=r"names the tool 'subtrackt'.* the nearest is 'subtract'"):

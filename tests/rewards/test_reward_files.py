@@ -48,6 +48,21 @@ def test_math_reward() -> None:
 
 
 @pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([("tool", "Sum: 42"), ("assistant", "")], 1.0),
+        ([("tool", "Sum: 41"), ("assistant", "The answer is Sum: 42.")], 1.0),
+        ([("tool", "Sum: 41"), ("assistant", "41")], 0.3),
+        ([("assistant", "Sum: 420")], 0.0),
+    ],
+)
+def test_the_plain_reward_of_the_same_file(messages: list[tuple[str, str]], expected: float) -> None:
+    reward = load_reward(REPOSITORY / "rewards" / "math_reward.py", "plain_reward")
+    completion: list[Any] = [{"role": role, "content": content, "name": "calculate_sum"} for role, content in messages]
+    assert reward(completions=[completion], answer=["Sum: 42"], trajectories=[None]) == [expected]
+
+
+@pytest.mark.parametrize(
     ("text", "calls", "expected"),
     [
         ("It is 358.12.", [], 0.0),

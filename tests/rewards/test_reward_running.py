@@ -312,5 +312,5 @@ def test_plain_functions_are_watched_and_stay_what_they_are_for_trl() -> None:
         leaving(completions=[1])
     with pytest.raises(RewardError, match="reward async_forever has not returned"):
         asyncio.run(waiting(completions=[1]))
-    assert others[:2] == [model, "name"] and others[2].timeout_s == 0.2
+    assert others[:2] == [model, "name"] and others[2].__wrapped__.timeout_s == 0.2
     assert watched(forever, None, print).__name__ == "forever"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.drops import EnvironmentLost
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.toolbox import ToolboxSession
@@ -84,12 +85,12 @@ def test_costs_its_own_call_or_episode(toolbox: Toolbox, name: str, error: ToolE
             result = await call(session, name)
             assert result.error == error, result.content
             after, where = await call(session, "bump"), await call(session, "where")
-            reward = await session.reward()
-        if error in COSTS_THE_EPISODE:
-            assert after.error is DIED and "the environment is gone" in after.content
-            assert reward is None  # not 0
-        else:
-            assert (after.content, where.content, reward) == ("2", os.getcwd(), 2.0)
+            if error in COSTS_THE_EPISODE:
+                assert after.error is DIED and "the environment is gone" in after.content
+                with pytest.raises(EnvironmentLost):  # no number, and not 0
+                    await session.reward()
+            else:
+                assert (after.content, where.content, await session.reward()) == ("2", os.getcwd(), 2.0)
 
     async def honest() -> None:
         async with toolbox.session({}) as session:
@@ -118,16 +119,18 @@ def test_a_child_that_a_method_started_ends_with_its_episode(toolbox: Toolbox) -
 
 
 def test_a_reward_and_a_close_that_hang_are_given_up() -> None:
-    async def run() -> tuple[int, float | None]:
+    async def run() -> int:
         async with box.session({}) as session:
             assert session.observation == "ready"
-            return int((await call(session, "process_id")).content), await session.reward()
+            pid = int((await call(session, "process_id")).content)
+            with pytest.raises(EnvironmentLost, match="its reward method: no answer within 3 s"):
+                await session.reward()
+            return pid
 
     async def closing() -> int:
         async with box.session({}) as session:
             return int((await call(session, "process_id")).content)
 
     with load_tools(environment=f"{HOSTILE}:Stuck", tool_timeout_s=3, workers=1) as box:
-        pid, reward = asyncio.run(run())
-        assert reward is None and ends(pid)
+        assert ends(asyncio.run(run()))
         assert ends(asyncio.run(closing()))

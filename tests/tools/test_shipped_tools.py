@@ -39,6 +39,12 @@ def test_arithmetic() -> None:
     assert math_tools["divide"](15, 5) == "3"
     with pytest.raises(ValueError, match="b must not be 0"):
         math_tools["divide"](1, 0)
+    assert math_tools["calculate_sum"](20, 22) == "Sum: 42"
+    assert math_tools["calculate_product"](1.5, 4) == "Product: 6.0"
+
+
+def test_the_tools_of_the_embedded_job_are_four_of_these() -> None:
+    assert list(tools_of("arithmetic_tools.py")) == list(tools_of("math_tools.py"))[:4]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from toolgrpo.tools.render import cut, render_result
 
 pytestmark = pytest.mark.property
 
-MATH = Path(__file__).parents[2] / "tools_funcs" / "math_tools.py"
+MATH = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

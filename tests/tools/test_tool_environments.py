@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.drops import EnvironmentLost
 from toolgrpo.errors import PluginError
 from toolgrpo.testing.tools import attempt
-from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.toolbox import ToolboxSession
 from toolgrpo.trajectory import CallAttempt, ToolErrorKind
 
@@ -47,12 +48,35 @@ def test_each_episode_has_an_instance_and_a_process_of_its_own(toolbox: Toolbox)
     assert one[3] != two[3]
 
 
+def test_it_can_be_tried_by_hand(toolbox: Toolbox) -> None:
+    bump, look = {"name": "bump", "arguments": {"by": 2}}, '{"name": "look"}'
+    assert [r.content for r in run_tool(toolbox, [bump, bump, look], row={"goal": 6})] == ["2", "4", "4 of 6"]
+    assert run_tool(toolbox, look, row={"goal": 6}).content == "0 of 6"
+    with toolbox.session({"goal": 9}) as session:
+        assert session.observation == "count to 9"
+        assert session.run(bump).content == "2" and session.run(look).content == "2 of 9"
+        assert session.run({"name": "jump"}).error is ToolErrorKind.UNKNOWN_TOOL
+
+
+def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "goal.py").write_text(
+        "class Goal:\n    def reset(self, goal: int, **row): self.goal = goal\n"
+        '    def look(self) -> int:\n        "Look."\n        return self.goal\n\nENVIRONMENT = Goal\n'
+    )
+    with load_tools(tmp_path / "goal.py", workers=1) as box:
+        with pytest.raises(PluginError, match=r"'goal'.*Give the row a column for it.*run_tool\(toolbox, calls, row="):
+            run_tool(box, {"name": "look"})
+        assert run_tool(box, {"name": "look"}, row={"goal": 3}).content == "3"
+
+
 @pytest.mark.parametrize(("name", "kind"), [("hang", ToolErrorKind.TIMEOUT), ("die", ToolErrorKind.DIED)])
 def test_one_that_hangs_or_dies_costs_its_own_episode(toolbox: Toolbox, name: str, kind: ToolErrorKind) -> None:
     async def lost() -> tuple[Any, ...]:
         async with toolbox.session({"goal": 5}) as session:
             results = await session.call([attempt("bump"), attempt(name), attempt("bump")])
-            return [result.error for result in results], results[2].content, await session.reward()
+            with pytest.raises(EnvironmentLost, match=f"Counter: {name}: "):  # no number, and not 0
+                await session.reward()
+            return [result.error for result in results], results[2].content
 
     async def kept() -> list[str]:
         async with toolbox.session({"goal": 5}) as session:
@@ -63,10 +87,9 @@ def test_one_that_hangs_or_dies_costs_its_own_episode(toolbox: Toolbox, name: st
     async def both() -> tuple[tuple[Any, ...], list[str]]:
         return await asyncio.gather(lost(), kept())
 
-    (errors, content, reward), others = asyncio.run(both())
+    (errors, content), others = asyncio.run(both())
     assert errors == [None, kind, ToolErrorKind.DIED]
     assert "the environment is gone" in content
-    assert reward is None  # not 0
     assert others == ["1", "2"]
 
 

@@ -51,7 +51,7 @@ def test_a_script_with_a_timeout_and_a_cache(tmp_path: Path) -> None:
 
 def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    with toolbox(tmp_path, "--tool_functions_module", "tools_funcs.math_tools") as box:
+    with toolbox(tmp_path, "--tool_functions_module", "tools_funcs.arithmetic_tools") as box:
         assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 2}}).content == "3"
 
 
@@ -67,7 +67,7 @@ def test_servers_beside_functions_and_an_environment(tmp_path: Path) -> None:
     config.write_text(json.dumps({"mcpServers": {"fixture": server}}))
     with toolbox(
         tmp_path,
-        *("--tools_script", str(ROOT / "tools_funcs" / "math_tools.py")),
+        *("--tools_script", str(ROOT / "tools_funcs" / "arithmetic_tools.py")),
         *("--environment", f"{FIXTURES / 'counter_environment.py'}:Counter"),
         *("--mcp_config", str(config)),
     ) as box:

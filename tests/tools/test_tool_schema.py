@@ -214,11 +214,6 @@ def _no_annotation(a) -> int:  # type: ignore[no-untyped-def]  # the point of th
     return 1
 
 
-def _undescribed(a: int) -> int:
-    """Do."""
-    return a
-
-
 def _recursive(a: Tree) -> int:
     """Do.
 
@@ -260,7 +255,6 @@ def _bad_choices(a: str) -> int:
     [
         (_no_docstring, "no docstring"),
         (_no_annotation, "parameter 'a' has no annotation. Write its type, as in `a: int`"),
-        (_undescribed, "the docstring says nothing about parameter 'a'"),
         (_recursive, "Tree refers to itself"),
         (_variadic, "'*a: 'int'' has no fixed form"),
         (_unresolvable, "NameError: name 'Missing' is not defined"),

@@ -22,7 +22,7 @@ from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
-MATH = Path(__file__).parents[2] / "tools_funcs" / "math_tools.py"
+MATH = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
 
 
 def add(a: int, b: int) -> int:

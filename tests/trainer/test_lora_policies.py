@@ -150,7 +150,7 @@ def saved_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
             save_strategy="no",
         ),
         train_dataset=Dataset.from_list(rows),
-        tools=str(ROOT / "tools_funcs" / "math_tools.py"),
+        tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
     )
     try:
         trainer.train()
@@ -165,7 +165,7 @@ MESSAGES = [{"role": "user", "content": QUESTIONS[0]}]
 
 
 def tool_schemas() -> list[dict[str, Any]]:
-    with load_tools(str(ROOT / "tools_funcs" / "math_tools.py")) as toolbox:
+    with load_tools(str(ROOT / "tools_funcs" / "arithmetic_tools.py")) as toolbox:
         return list(toolbox.schemas)
 
 

@@ -265,7 +265,7 @@ def test_single_turns_without_tools_give_trls_own_losses(
 
 
 def test_a_toolbox_with_another_timeout_than_the_config_is_refused(tmp_path: Path) -> None:
-    tools = Path(__file__).parents[2] / "tools_funcs" / "math_tools.py"
+    tools = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
     says = "tool_timeout is 9, but the toolbox that was given was loaded with 7 s"
     with load_tools(str(tools), tool_timeout_s=7.0) as toolbox, pytest.raises(ConfigError, match=says):
         ToolGRPOTrainer(

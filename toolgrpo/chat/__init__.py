@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +22,7 @@ __all__ = [
     "prove_rows",
     "resolve_format",
     "tool_message",
+    "with_template_arguments",
 ]
 
 
@@ -44,6 +47,15 @@ def prove_rows(chat: ChatFormat, tokenizer: Any, prompts: Iterable[str | Sequenc
         first = (prompt[0] for prompt in prompts if prompt and not isinstance(prompt, str))
         told = (message["content"] for message in first if message.get("role") == "system")
         prove_systems(chat, tokenizer, (content for content in told if isinstance(content, str)))
+
+
+def with_template_arguments(tokenizer: Any, arguments: Mapping[str, Any] | None) -> Any:
+    """Return a tokenizer whose chat template always gets these arguments; what a call says comes first."""
+    if not arguments:
+        return tokenizer
+    speaking = copy.copy(tokenizer)
+    speaking.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **arguments)
+    return speaking
 
 
 def resolve_format(tokenizer: Any) -> ChatFormat:

@@ -5,13 +5,14 @@ Shared by the training and the evaluation command.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trl import ModelConfig
 
-from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.config_files import given_names, parse_args
+from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.errors import ConfigError
 from toolgrpo.tools.base import TOOL_WORKERS
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -40,8 +41,9 @@ class ScriptArguments:
     reward_fn: list[str] | None = field(
         default=None, metadata={"help": "Path of a Python file that exports a reward function; several may be given."}
     )
-    reward_function_name: str = field(
-        default="reward_func", metadata={"help": "Name of the function in the reward files."}
+    reward_function_name: str | None = field(
+        default=None,
+        metadata={"help": "Name of the function in the reward files (reward_func); without a file, of a built-in."},
     )
     reward: list[str] | None = field(default=None, metadata={"help": "Built-in rewards by name, e.g. accuracy."})
     dataset_id_or_path: str | None = field(
@@ -53,10 +55,14 @@ class ScriptArguments:
         default=None, metadata={"help": "Text of a system message for rows that have none."}
     )
     eval_dataset_id_or_path: str | None = field(
-        default=None, metadata={"help": "Held-out rows for the before/after table; default: the task set's own."}
+        default=None, metadata={"help": "Other rows to measure success on; default: the task set's own."}
     )
     eval_split: str | None = field(
-        default=None, metadata={"help": "Split of the held-out rows; default: the whole file, or the task set's own."}
+        default=None, metadata={"help": "Their split; default: heldout, test, eval or validation, or a whole file."}
+    )
+    eval_share: float = field(
+        default=0.0,
+        metadata={"help": "Hold this share of the rows out to measure success on, drawn by the seed; 0: none."},
     )
     eval_questions: int = field(default=0, metadata={"help": "Held-out rows to measure success on; 0: none."})
     skip_bad_rows: bool = field(
@@ -69,31 +75,67 @@ class ScriptArguments:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
-        if self.environment and not self.reward_fn and not self.reward:
-            self.reward = ["environment"]
+        if not 0 <= self.eval_share < 1:
+            raise ConfigError(f"eval_share must be a share of the rows, at least 0 and below 1; got {self.eval_share}")
+        if self.eval_share and (self.eval_dataset_id_or_path or self.eval_split):
+            raise ConfigError(
+                "eval_share takes held-out rows from the training data, and eval_dataset_id_or_path or eval_split from "
+                "elsewhere; give one of them"
+            )
+        self._choose_reward()
+
+    def _choose_reward(self) -> None:
+        """Take a function name without a file as a built-in reward, and a default where there is
+        none.
+        """
+        self.reward_is_default = False
+        if self.reward_fn:
+            return
+        if self.reward_function_name is not None:
+            if self.reward and self.reward_function_name not in self.reward:
+                raise ConfigError(
+                    f"--reward_function_name {self.reward_function_name} names a function of --reward_fn FILE.py, which "
+                    f"is not given; a built-in of that name goes to --reward, beside {', '.join(self.reward)}"
+                )
+            self.reward = self.reward or [self.reward_function_name]
+        if not self.reward:
+            self.reward = ["environment" if self.environment else "accuracy"]
+            self.reward_is_default = True
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line over the YAML file over the defaults."""
-    script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), list(argv))
-    check_arguments(script, config, model)
+    kinds = (ScriptArguments, ToolGRPOConfig, ModelConfig)
+    script, config, model = parse_args(kinds, list(argv))
+    check_arguments(script, config, model, given_names(kinds, argv))
     return script, config, model
 
 
-def check_arguments(script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig) -> None:
-    """Check that what must be given is given, once, and that the output folder can be written."""
+def check_arguments(
+    script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig, given: Collection[str]
+) -> None:
+    """Check that what must be given is given, once, and that the output folder can be written.
+
+    `given` names the fields that have a value of the user's.
+    """
     _check_paths(script)
-    lora = [f.name for f in fields(model) if f.name.startswith("lora_") and getattr(model, f.name) != f.default]
-    if lora and not model.use_peft:
+    lora = sorted(name for name in given if name.startswith("lora_") or name in ("use_rslora", "use_dora"))
+    if lora and not model.use_peft and "use_peft" not in given:
         raise ConfigError(f"{lora[0]} is given, but not use_peft, so all weights would be trained; add --use_peft")
+    odd = question_iterations(config.num_iterations)
+    if odd is not None:
+        raise ConfigError(odd)
+    if config.text_prompts == "raw":
+        raise ConfigError(
+            "text_prompts raw is for jobs in Python, with a data set of your own: the commands make a conversation of "
+            "every prompt. Leave it out, or use ToolGRPOTrainer"
+        )
     for name, flag in (
         ("model_name_or_path", model.model_name_or_path),
         ("dataset_id_or_path", script.dataset_id_or_path),
     ):
         if not flag:
             raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
-    if not script.reward_fn and not script.reward:
-        raise ConfigError("no reward is given: --reward_fn FILE.py, or --reward NAME for a built-in (e.g. accuracy)")
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
     try:

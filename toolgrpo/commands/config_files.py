@@ -8,6 +8,8 @@ Every field is a flag and a YAML key. On top of TRL's parser this gives:
 * a YAML value is checked against the type of its field, as a flag is; YAML's traps are taken out of
   the way (a bare `no` stays the text "no" where text is wanted, `1e-5` is a number, a key that
   stands twice is an error);
+* keys of other recipes (`lr`, `group_size`) are taken where they can mean one thing only
+  (`other_names.py`);
 * an unknown key or flag is an error that names the nearest known one; abbreviated flags are not
   guessed;
 * whatever is wrong is a `ConfigError` of one sentence, also where a dataclass itself refuses its
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import re
 import typing
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
@@ -31,10 +33,11 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trl import TrlParser
 
+from toolgrpo.commands.other_names import answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.nearest import nearest
 
-__all__ = ["ALIASES", "HEADINGS", "parse_args", "read_config"]
+__all__ = ["ALIASES", "HEADINGS", "given_names", "given_values", "parse_args", "read_config"]
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
@@ -103,21 +106,49 @@ def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> t
     return parser.instances(flags)
 
 
+def given_values(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> dict[str, Any]:
+    """Return what a config file and the flags say, without any default; `parse_args` reads it."""
+    known = _known_keys(dataclass_types)
+    parser = _Parser(dataclass_types, known)
+    path, flags = _take_config([_without_alias(argument) for argument in argv])
+    for action in parser._actions:
+        action.default = SUPPRESS
+        action.required = False
+    found = vars(parser.parse_known_args(flags)[0])
+    of_file = {} if path is None else read_config(path, known.values())
+    return {name: value for name, value in {**of_file, **found}.items() if name in known}
+
+
 def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:
     """Return the checked values of a YAML file, without its headings."""
     by_name = {key.name: key for key in known}
     values: dict[str, Any] = {}
-    for name, value in _flatten(_load_yaml(Path(path)), path, by_name):
-        key = by_name.get(ALIASES.get(name, name))
+    unknown: list[str] = []
+    for heading, name, value in _flatten(_load_yaml(Path(path)), path, by_name):
+        key = by_name.get(meant_by(ALIASES.get(name, name), heading, by_name))
         if key is None:
-            raise ConfigError(f"{path}: unknown key {name!r}; the nearest known key is {nearest(name, by_name)[0]!r}")
+            instead = answer_to(name) or f"the nearest known key is {nearest(name, by_name)[0]!r}"
+            unknown.append(f"unknown key {name!r}; {instead}")
+            continue
         if key.name in values:
             raise ConfigError(f"{path}: {key.name!r} is given twice ({name!r}); keep one")
         try:
             values[key.name] = key.check(value)
         except ValueError as error:
             raise ConfigError(f"{path}: {name} {error}") from error
+    if unknown:
+        raise ConfigError("\n".join(f"{path}: {complaint}" for complaint in unknown))
     return values
+
+
+def given_names(dataclass_types: Iterable[type[Any]], argv: Sequence[str]) -> frozenset[str]:
+    """Return the fields that a command line, or its YAML file, gives a value."""
+    known = _known_keys(dataclass_types)
+    path, flags = _take_config([_without_alias(argument) for argument in argv])
+    names = {word[2:].partition("=")[0].replace("-", "_") for word in flags if word.startswith("--")}
+    if path is not None:
+        names |= read_config(path, known.values()).keys()
+    return frozenset(names & known.keys())
 
 
 class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
@@ -160,6 +191,9 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         if flag is None:
             return f"{rest[0]!r} belongs to no flag; flags are written --name value (--help lists them)"
         flag = flag.partition("=")[0]
+        instead = answer_to(flag.removeprefix("--").replace("-", "_"))
+        if instead is not None:
+            return f"unknown flag {flag}; {instead}"
         flags = [
             option
             for action in self._actions
@@ -199,11 +233,13 @@ def _take_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return (paths[0] if paths else None), rest
 
 
-def _flatten(content: Mapping[str, Any], path: str | Path, known: Mapping[str, _Known]) -> Iterable[tuple[str, Any]]:
-    """Yield (key, value) pairs with the headings taken away."""
+def _flatten(
+    content: Mapping[str, Any], path: str | Path, known: Mapping[str, _Known]
+) -> Iterable[tuple[str | None, str, Any]]:
+    """Yield (heading, key, value), the heading None for a key that stands under none."""
     for name, value in content.items():
         if isinstance(value, Mapping) and name in HEADINGS:
-            yield from ((str(key), inner) for key, inner in value.items())
+            yield from ((name, str(key), inner) for key, inner in value.items())
         elif isinstance(value, Mapping) and name not in known:
             raise ConfigError(
                 f"{path}: unknown heading {name!r}; the headings are {', '.join(HEADINGS)} "
@@ -212,7 +248,7 @@ def _flatten(content: Mapping[str, Any], path: str | Path, known: Mapping[str, _
         elif value is None and name in HEADINGS and name not in known:
             continue  # a heading with nothing under it
         else:
-            yield str(name), value
+            yield None, str(name), value
 
 
 def _load_yaml(path: Path) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """`load_tasks`: one line of text into a dataset.
 
 arithmetic                        the embedded tasks (also: embedded)
+chains                            the harder ones: four calls each
 gsm8k, mbpp, aime                 from the hub, by their usual ids
 gsm8k:PATH, mbpp:PATH, aime:PATH  the original format from a local file or folder
 data.jsonl, .json, .parquet, .csv rows with `prompt` and `answer`
@@ -12,7 +13,7 @@ OWNER/NAME[:CONFIG]               any other data set of the hub with `prompt` an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,14 +25,18 @@ from toolgrpo.data.files import READERS
 from toolgrpo.data.formats import FORMATS, HubPlace
 from toolgrpo.data.mixture import Mixture, is_mixture
 from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row, with_opening
-from toolgrpo.data.sources import ArithmeticTasks, FileRows, GymTasks, HubRows, Source
+from toolgrpo.data.sources import ArithmeticTasks, ChainTasks, FileRows, GymTasks, HubRows, Source
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 
 __all__ = ["load_tasks", "task_rows"]
 
 _GYM_SIZE = 1000
-_EMBEDDED = ("arithmetic", "embedded")
+_EMBEDDED: dict[str, Callable[[str, int | None], Source]] = {
+    "arithmetic": ArithmeticTasks,
+    "embedded": ArithmeticTasks,
+    "chains": ChainTasks,
+}
 
 
 def load_tasks(
@@ -86,7 +91,7 @@ class _Resolved(NamedTuple):
 def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
     name, colon, rest = spec.partition(":")
     if spec in _EMBEDDED:
-        return _Resolved(ArithmeticTasks(split, limit), dict)
+        return _Resolved(_EMBEDDED[spec](split, limit), dict)
     if name in FORMATS and not Path(spec).exists():
         format_ = FORMATS[name]
         if colon and not rest:

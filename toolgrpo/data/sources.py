@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolgrpo.data.arithmetic import SPLITS, arithmetic_rows
+from toolgrpo.data.chains import chain_rows
 from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.formats import HubPlace
 from toolgrpo.data.rows import RawRow
@@ -15,7 +16,7 @@ from toolgrpo.errors import DataError, StorageError
 from toolgrpo.nearest import nearest
 from toolgrpo.storage import storage_errors
 
-__all__ = ["ArithmeticTasks", "FileRows", "GymTasks", "HubRows", "Source"]
+__all__ = ["ArithmeticTasks", "ChainTasks", "FileRows", "GymTasks", "HubRows", "Source"]
 
 ARITHMETIC_ROWS = {"train": 4000, "heldout": 1000}
 
@@ -40,8 +41,9 @@ class FileRows:
             raise DataError(f"the data file {self.path} does not exist (the working folder is {Path.cwd()})")
         if self.split not in ("train", "all"):
             raise DataError(
-                f"{self.path} is one file and has no split {self.split!r}. For held-out rows give another file: "
-                f"--eval_dataset_id_or_path FILE --eval_split train; or a folder that has a file for each split"
+                f"{self.path} is one file and has no split {self.split!r}. For held-out rows hold some of it out "
+                f"(--eval_share 0.1), give another file (--eval_dataset_id_or_path FILE), or a folder that has a file for "
+                f"each split"
             )
         yield from read_file(self.path)
 
@@ -88,6 +90,22 @@ class ArithmeticTasks:
         for number, row in enumerate(arithmetic_rows(split, n), start=1):
             columns = {**row, "success_measure": "arithmetic"}  # stricter than its reward: `measures.py`
             yield RawRow(f"arithmetic [{self.split}], row {number}", columns)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainTasks:
+    """The harder embedded tasks."""
+
+    split: str
+    limit: int | None
+
+    def rows(self) -> Iterator[RawRow]:
+        split = next((known for known in SPLITS if known == self.split), None)
+        if split is None:
+            raise DataError(f"the chains have the splits {' and '.join(SPLITS)}, got {self.split!r}")
+        n = ARITHMETIC_ROWS[split] if self.limit is None else self.limit
+        for number, row in enumerate(chain_rows(split, n), start=1):
+            yield RawRow(f"chains [{self.split}], row {number}", {**row, "success_measure": "arithmetic"})
 
 
 @dataclass(frozen=True, slots=True)

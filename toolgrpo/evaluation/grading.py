@@ -4,6 +4,8 @@ Rewards get what TRL gives them in training: `prompts`, copies of the `completio
 `completion_ids`, `trajectories`, every column as a list, `trainer_state`, `log_metric` and
 `log_extra`.
 
+Episodes that a tool, an environment or a reward dropped have no total and no success.
+
 Not covered: reward models (modules of torch), which TRL runs itself in training.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +22,10 @@ from transformers import TrainerState
 
 from toolgrpo.data.measures import measure_of
 from toolgrpo.errors import ConfigError, RewardError
-from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored, Success
+from toolgrpo.rewards.unscored import noted_drops
+from toolgrpo.rewards.watched import watched
+from toolgrpo.rollout.batch import RolloutBatch, Scored, Success
+from toolgrpo.signal.dropped import grade_of
 
 __all__ = ["Grader", "grade", "success_at"]
 
@@ -27,6 +33,8 @@ Grader = Callable[..., Any]
 """A reward in TRL's form:
 `grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`.
 """
+
+logger = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6  # rewards are added up in fp32 in training
 _NO_COLUMNS = ("prompt", "completion", "completion_ids", "trajectories")
@@ -71,26 +79,30 @@ def grade(
     completions = [copy.deepcopy(list(t.messages)) for t in batch.trajectories]
     totals = [0.0] * len(rows)
     by_name: list[dict[str, float | None]] = [{} for _ in rows]
-    for reward, weight in zip(rewards, weights or [1.0] * len(rewards), strict=True):
-        values = _ask(
-            reward,
-            prompts=[row["prompt"] for row in rows],
-            completions=completions,
-            completion_ids=[list(t.ids) for t in batch.trajectories],
-            trajectories=list(batch.trajectories),
-            **given,
-        )
-        for number, value in enumerate(values):
-            by_name[number][_name(reward)] = value
-            totals[number] += 0.0 if value is None else weight * value
-    grades = [Grade(rewards, total) for rewards, total in zip(by_name, totals, strict=True)]
+    with noted_drops() as dropped:
+        for reward, weight in zip(rewards, weights or [1.0] * len(rewards), strict=True):
+            values = _ask(
+                reward,
+                prompts=[row["prompt"] for row in rows],
+                completions=completions,
+                completion_ids=[list(t.ids) for t in batch.trajectories],
+                trajectories=list(batch.trajectories),
+                **given,
+            )
+            for number, value in enumerate(values):
+                by_name[number][_name(reward)] = value
+                totals[number] += 0.0 if value is None else weight * value
+    grades = [
+        grade_of(trajectory, values, total, dropped.get(number))
+        for number, (trajectory, values, total) in enumerate(zip(batch.trajectories, by_name, totals, strict=True))
+    ]
     return batch.graded(grades, success_at(threshold))
 
 
-def _ask(reward: Grader, **arguments: Any) -> list[float | None]:
+def _ask(reward: Grader, /, **arguments: Any) -> list[float | None]:
     if not inspect.isroutine(reward) and hasattr(reward, "parameters"):
         raise ConfigError(f"{type(reward).__name__} is a reward model, which only TRL's trainer asks; give a function")
-    returned = reward(**arguments)
+    returned = watched(reward, None, logger.warning)(**arguments)
     if inspect.isawaitable(returned):
         returned = asyncio.run(_result(returned))
     values = list(returned)

@@ -1,5 +1,8 @@
 """What an evaluation found, as JSON and as a table: one model,
 or two side by side on the same questions.
+
+Episodes that could not be scored (`dropped`) are counted beside: they are neither successes nor
+failures, and a question that has fewer than k others is left out of pass@k and maj@k.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ class EpisodeFacts:
     """One episode as statistics want it; small, because processes send these to each other."""
 
     question: int
-    reward: float
-    success: bool
+    reward: float | None  # None: dropped
+    success: bool | None
     answer: str | None
     turns: int
     sampled_tokens: int
     stop_reason: str
     calls: tuple[Call, ...]  # those that were answered
+    dropped: str | None = None  # the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +45,31 @@ class ModelReport:
     samples: int
     ks: tuple[int, ...]
     seconds: float
+    keys: tuple[str, ...] = ()  # of the questions, by their numbers
 
     @property
     def n_questions(self) -> int:
-        return len(self._by_question())
+        return len({episode.question for episode in self.episodes})
 
     def shares(self) -> dict[str, Share]:
         """Return pass@k and maj@k, by name.
 
         maj@1 is pass@1, and left out; so is maj@2, where a tie is all there can be.
         """
-        questions = self._by_question()
+        questions = self._scored_by_question()
         shares = {
-            f"pass@{k}": Share.of([pass_at_k(sum(e.success for e in group), len(group), k) for group in questions])
+            f"pass@{k}": Share.of(
+                [
+                    pass_at_k(sum(bool(e.success) for e in group), len(group), k)
+                    for group in questions
+                    if len(group) >= k
+                ]
+            )
             for k in self.ks
         }
         for k in self.ks:
             if k > 2:
-                votes = [[Answered(e.answer, e.success) for e in group] for group in questions]
+                votes = [[Answered(e.answer, bool(e.success)) for e in group] for group in questions if len(group) >= k]
                 shares[f"maj@{k}"] = Share.of([majority_at_k(group, k) for group in votes])
         return shares
 
@@ -84,11 +95,15 @@ class ModelReport:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        rewards = [episode.reward for episode in self.episodes]
+        rewards = [episode.reward for episode in self.episodes if episode.reward is not None]
+        causes = Counter(episode.dropped for episode in self.episodes if episode.dropped is not None)
         return {
             "model": self.model,
             **{name: _with_interval(share) for name, share in self.shares().items()},
-            "reward": {"mean": fmean(rewards), "std": pstdev(rewards), "min": min(rewards), "max": max(rewards)},
+            "reward": {"mean": fmean(rewards), "std": pstdev(rewards), "min": min(rewards), "max": max(rewards)}
+            if rewards
+            else None,
+            "dropped": {"episodes": causes.total(), "causes": dict(causes)},
             "turns": fmean(episode.turns for episode in self.episodes),
             "sampled_tokens": fmean(episode.sampled_tokens for episode in self.episodes),
             "stop_reasons": {
@@ -99,9 +114,23 @@ class ModelReport:
             "seconds": self.seconds,
         }
 
-    def _by_question(self) -> list[list[EpisodeFacts]]:
+    def by_question(self) -> list[dict[str, Any]]:
+        """Return how each question did, by the key of its row: what a training's `row_weights` reads."""
+        return [
+            {
+                "key": self.keys[group[0].question],
+                "successes": sum(bool(e.success) for e in group),
+                "episodes": len(group),
+            }
+            for group in self._scored_by_question()
+            if self.keys
+        ]
+
+    def _scored_by_question(self) -> list[list[EpisodeFacts]]:
         questions: dict[int, list[EpisodeFacts]] = {}
         for episode in self.episodes:
+            if episode.dropped is not None:
+                continue
             questions.setdefault(episode.question, []).append(episode)
         return list(questions.values())
 
@@ -130,6 +159,7 @@ class Comparison:
             "model": self.model.as_json(),
             "baseline": None if self.baseline is None else self.baseline.as_json(),
             "difference": {name: _with_interval(difference) for name, difference in self.differences().items()},
+            "by_question": self.model.by_question(),
         }
 
     def tables(self) -> list[Table]:
@@ -145,6 +175,9 @@ class Comparison:
         found = [report.as_json() for report in reports]
         for name, value in (("reward", "reward"), ("turns", "turns"), ("sampled tokens", "sampled_tokens")):
             success.add_row(name, *(_short(report[value]) for report in found), *([""] if self.baseline else []))
+        if any(report["dropped"]["episodes"] for report in found):
+            counts = (str(report["dropped"]["episodes"]) for report in found)
+            success.add_row("dropped episodes", *counts, *([""] if self.baseline else []))
         return [success, self._tool_table([report["tools"] for report in found], names)]
 
     def _tool_table(self, tools: Sequence[Mapping[str, Mapping[str, Any]]], names: Sequence[str]) -> Table:
@@ -170,7 +203,9 @@ def _with_interval(share: Share | Difference) -> dict[str, Any]:
     return {"value": share.value, "interval": list(share.interval)}
 
 
-def _short(value: float | Mapping[str, float]) -> str:
+def _short(value: float | Mapping[str, float] | None) -> str:
+    if value is None:
+        return "-"
     return f"{value:.2f}" if isinstance(value, float) else f"{value['mean']:.3f} (std {value['std']:.3f})"
 
 

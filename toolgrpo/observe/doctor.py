@@ -14,15 +14,25 @@ Not covered: who hears of it and how often (`watch.py`); the episodes themselves
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from toolgrpo.observe.call_lookalikes import FORMS
+from toolgrpo.observe.log_reading import (
+    Log,
+    calls_in,
+    cut_shares,
+    episodes_in,
+    last_of,
+    listed,
+    mean_of,
+    percent,
+    span_of,
+    tools_in,
+    total_of,
+)
 
 __all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run"]
-
-Log = Mapping[str, float]
-"""One log of a training: metrics by name, and `step`, the step after which it was written."""
 
 DOCS = "docs/training_issues.md"
 LOGS_KEPT = 12  # no rule looks further back
@@ -93,14 +103,14 @@ def over_run(logs: Sequence[Log]) -> dict[str, list[Finding]]:
 
 
 def _no_tool_calls(logs: Sequence[Log]) -> str | None:
-    if not _tools(logs):
+    if not tools_in(logs):
         return None  # no tool is offered
-    calls, unmarked = _calls(logs), _total(logs, "tools/unmarked")
-    episodes = _episodes(logs)
+    calls, unmarked = calls_in(logs), total_of(logs, "tools/unmarked")
+    episodes = episodes_in(logs)
     if not episodes or calls - unmarked > 0.05 * episodes:
         return None
-    said = f"no tool is called: {(calls - unmarked) / episodes:.2f} calls per episode {_span(logs)}"
-    forms = Counter({form: _total(logs, f"answers/like_calls/{form}") for form in FORMS})
+    said = f"no tool is called: {(calls - unmarked) / episodes:.2f} calls per episode {span_of(logs)}"
+    forms = Counter({form: total_of(logs, f"answers/like_calls/{form}") for form in FORMS})
     written = [f"{FORMS[form]} ({count / len(logs):.3g})" for form, count in forms.most_common() if count]
     if written:
         like = forms.total() / len(logs)
@@ -109,7 +119,7 @@ def _no_tool_calls(logs: Sequence[Log]) -> str | None:
 
 
 def _groups_all_failed(logs: Sequence[Log]) -> str | None:
-    success = _mean(logs, "success")
+    success = mean_of(logs, "success")
     if not _groups_are_dead(logs) or success is None or success > 0.1:
         return None
     return (
@@ -118,7 +128,7 @@ def _groups_all_failed(logs: Sequence[Log]) -> str | None:
 
 
 def _groups_all_solved(logs: Sequence[Log]) -> str | None:
-    success = _mean(logs, "success")
+    success = mean_of(logs, "success")
     if not _groups_are_dead(logs) or success is None or success < 0.9:
         return None
     return (
@@ -128,7 +138,7 @@ def _groups_all_solved(logs: Sequence[Log]) -> str | None:
 
 
 def _groups_all_alike(logs: Sequence[Log]) -> str | None:
-    success = _mean(logs, "success")
+    success = mean_of(logs, "success")
     if not _groups_are_dead(logs) or success is None or not 0.1 < success < 0.9:
         return None
     return (
@@ -138,43 +148,43 @@ def _groups_all_alike(logs: Sequence[Log]) -> str | None:
 
 
 def _cut_by_length(logs: Sequence[Log]) -> str | None:
-    by = _cut_shares(logs)
+    by = cut_shares(logs)
     if by is None or sum(by.values()) <= 0.5:
         return None
-    return f"{_percent(sum(by.values()))} of the episodes {_span(logs)} are cut: {_listed(by)}"
+    return f"{percent(sum(by.values()))} of the episodes {span_of(logs)} are cut: {listed(by)}"
 
 
 def _tool_fails(logs: Sequence[Log]) -> str | None:
-    worst = max(_tools(logs), key=lambda name: _share_failed(logs, name), default=None)
+    worst = max(tools_in(logs), key=lambda name: _share_failed(logs, name), default=None)
     if worst is None or _share_failed(logs, worst) < 0.5:
         return None
     return (
-        f"the tool {worst} fails: {_percent(_share_failed(logs, worst))} of its calls {_span(logs)} (failures of all "
+        f"the tool {worst} fails: {percent(_share_failed(logs, worst))} of its calls {span_of(logs)} (failures of all "
         f"tools a rollout: {_listed_causes(logs)})"
     )
 
 
 def _tool_times_out(logs: Sequence[Log]) -> str | None:
-    calls = _calls(logs)
-    lost = {cause: _total(logs, f"tools/error/{cause}") for cause in _WORLD_CAUSES}
+    calls = calls_in(logs)
+    lost = {cause: total_of(logs, f"tools/error/{cause}") for cause in _WORLD_CAUSES}
     if calls < 10 or sum(lost.values()) < 0.1 * calls:
         return None
-    parts = " and ".join(f"{_percent(count / calls)} {_LOST[cause]}" for cause, count in lost.items() if count)
-    slow = _last(logs, "tools/latency_p95")
+    parts = " and ".join(f"{percent(count / calls)} {_LOST[cause]}" for cause, count in lost.items() if count)
+    slow = last_of(logs, "tools/latency_p95")
     return (
-        f"tools are lost or too slow: of the calls {_span(logs)}, {parts}"
+        f"tools are lost or too slow: of the calls {span_of(logs)}, {parts}"
         f"{'' if slow is None else f'; one call in twenty takes {slow:.1f} s or more'}"
     )
 
 
 def _one_parse_error(logs: Sequence[Log]) -> str | None:
-    calls = _calls(logs)
-    errors = Counter({cause: _total(logs, f"tools/error/{cause}") for cause in _PARSE_CAUSES})
+    calls = calls_in(logs)
+    errors = Counter({cause: total_of(logs, f"tools/error/{cause}") for cause in _PARSE_CAUSES})
     cause, count = errors.most_common(1)[0]
     if not calls or count < 10 or errors.total() < 0.2 * calls or count < 0.7 * errors.total():
         return None
     return (
-        f"{_percent(errors.total() / calls)} of the calls {_span(logs)} cannot be run, {_percent(count / errors.total())} "
+        f"{percent(errors.total() / calls)} of the calls {span_of(logs)} cannot be run, {percent(count / errors.total())} "
         f"of those for one cause: {_PARSE_CAUSES[cause]} ({cause})"
     )
 
@@ -186,71 +196,69 @@ def _engine_differs(logs: Sequence[Log]) -> str | None:
         return None
     return (
         f"engine and trainer disagree: their log-probabilities of the same tokens differ by {values[-1]:.3f} on average "
-        f"{_span(logs)} (below 0.01 is usual)"
+        f"{span_of(logs)} (below 0.01 is usual)"
     )
 
 
 def _episodes_dropped(logs: Sequence[Log]) -> str | None:
-    share = _mean(logs, "sampling/dropped_episodes")
+    share = mean_of(logs, "sampling/dropped_episodes")
     if share is None or share < 0.1:
         return None
     return (
-        f"the correction for the engine drops {_percent(share)} of the episodes {_span(logs)} whole: their "
+        f"the correction for the engine drops {percent(share)} of the episodes {span_of(logs)} whole: their "
         f"log-probabilities in the engine and in the trainer are too far apart"
     )
 
 
 def _entropy_collapses(logs: Sequence[Log]) -> str | None:
     values = [log["entropy"] for log in logs if "entropy" in log]
-    success = _last(logs, "success")
+    success = last_of(logs, "success")
     if len(values) < len(logs) or (success is not None and success >= 0.9):
         return None
     before, now = max(values[:3]), sum(values[-3:]) / 3
     if before <= 0 or now > 0.25 * before:
         return None
-    return (
-        f"the entropy collapses: from {before:.3g} to {now:.3g} {_span(logs)}, so the episodes of a group become alike"
-    )
+    return f"the entropy collapses: from {before:.3g} to {now:.3g} {span_of(logs)}, so the episodes of a group become alike"
 
 
 def _void_turns(logs: Sequence[Log]) -> str | None:
-    share = _mean(logs, "turns/void")
+    share = mean_of(logs, "turns/void")
     if share is None or share < 0.1:
         return None
-    return f"{_percent(share)} of the turns {_span(logs)} hold neither a call nor an answer"
+    return f"{percent(share)} of the turns {span_of(logs)} hold neither a call nor an answer"
 
 
 def _tool_never_used(logs: Sequence[Log]) -> str | None:
-    calls = _calls(logs)
-    unused = [name for name in _tools(logs) if not _total(logs, f"tools/{name}/calls")]
+    calls = calls_in(logs)
+    unused = [name for name in tools_in(logs) if not total_of(logs, f"tools/{name}/calls")]
     if not unused or calls < 50:
         return None
     names = ", ".join(sorted(unused)[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
     per_rollout = calls / len(logs)
-    return f"never called {_span(logs)}, in which a rollout has {per_rollout:.3g} calls: {names}"
+    return f"never called {span_of(logs)}, in which a rollout has {per_rollout:.3g} calls: {names}"
 
 
 def _reward_without_success(logs: Sequence[Log]) -> str | None:
     if any("success" not in log for log in logs):
         return None
     first, last = logs[:3], logs[-3:]
-    reward, now = _mean(first, "reward"), _mean(last, "reward")
-    success, success_now = _mean(first, "success"), _mean(last, "success")
+    reward, now = mean_of(first, "reward"), mean_of(last, "reward")
+    success, success_now = mean_of(first, "success"), mean_of(last, "success")
     assert reward is not None and now is not None and success is not None and success_now is not None
-    spread = _mean(first, "reward_std") or 0.0
+    spread = mean_of(first, "reward_std") or 0.0
     if now - reward < max(0.05, 0.5 * spread) or success_now - success > 0.02 or success_now >= 0.9:
         return None
     return (
-        f"the reward rises from {reward:.2f} to {now:.2f} {_span(logs)}, while success goes from {success:.2f} to "
+        f"the reward rises from {reward:.2f} to {now:.2f} {span_of(logs)}, while success goes from {success:.2f} to "
         f"{success_now:.2f}: something else than success is paid for"
     )
 
 
 def _world_fails(logs: Sequence[Log]) -> str | None:
-    share = _mean(logs, "world/failed_episodes")
+    share = mean_of(logs, "world/failed_episodes")
     if share is None or share < 0.1:
         return None
-    return f"the world fails in {_percent(share)} of the episodes {_span(logs)}: {_world_causes(logs)}"
+    return f"the world fails in {percent(share)} of the episodes {span_of(logs)}: {_world_causes(logs)}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -275,46 +283,12 @@ RULES: tuple[Rule, ...] = (
 _LOST = {"timeout": "overran their time", "died": "lost their process or server"}
 
 
-# What the rules read.
-
-
-def _mean(logs: Sequence[Log], name: str) -> float | None:
-    values = [log[name] for log in logs if name in log]
-    return sum(values) / len(values) if values else None
-
-
-def _last(logs: Sequence[Log], name: str) -> float | None:
-    return logs[-1].get(name)
-
-
-def _total(logs: Sequence[Log], name: str) -> float:
-    return sum(log.get(name, 0.0) for log in logs)
-
-
-def _tools(logs: Sequence[Log]) -> list[str]:
-    """Return the tools that are offered or were called, by the names in the metrics."""
-    names = {name for log in logs for name in log if name.startswith("tools/") and name.endswith("/calls")}
-    return sorted(name.removeprefix("tools/").removesuffix("/calls") for name in names)
-
-
-def _calls(logs: Sequence[Log]) -> float:
-    return sum(_total(logs, f"tools/{name}/calls") for name in _tools(logs))
-
-
-def _episodes(logs: Sequence[Log]) -> float | None:
-    """Return how many episodes there were: all sampled tokens, by the mean of an episode."""
-    if any("rollout/sampled_tokens" not in log for log in logs):
-        return None
-    return sum(
-        log["rollout/sampled_tokens"] / log["completions/mean_length"]
-        for log in logs
-        if log.get("completions/mean_length")
-    )
+# What several rules say.
 
 
 def _share_failed(logs: Sequence[Log], tool: str) -> float:
-    calls = _total(logs, f"tools/{tool}/calls")
-    return _total(logs, f"tools/{tool}/failures") / calls if calls >= 10 else 0.0
+    calls = total_of(logs, f"tools/{tool}/calls")
+    return total_of(logs, f"tools/{tool}/failures") / calls if calls >= 10 else 0.0
 
 
 def _groups_are_dead(logs: Sequence[Log]) -> bool:
@@ -322,65 +296,36 @@ def _groups_are_dead(logs: Sequence[Log]) -> bool:
 
 
 def _of_dead_groups(logs: Sequence[Log]) -> str:
-    share = _mean(logs, "reward/groups_without_spread") or 0.0
-    whole = "no group differs" if share >= 1.0 else f"{_percent(share)} of the groups do not differ"
-    return f"{whole} in reward {_span(logs)}"
+    share = mean_of(logs, "reward/groups_without_spread") or 0.0
+    whole = "no group differs" if share >= 1.0 else f"{percent(share)} of the groups do not differ"
+    return f"{whole} in reward {span_of(logs)}"
 
 
 def _why(logs: Sequence[Log]) -> str:
     """Return what is known of why episodes fail, to be added to a sentence."""
     reasons = []
-    by = _cut_shares(logs) or {}
+    by = cut_shares(logs) or {}
     if sum(by.values()) > 0.3:
-        reasons.append(f"{_percent(sum(by.values()))} of the episodes are cut, {_listed(by)}")
-    if _tools(logs) and _calls(logs) == 0:
+        reasons.append(f"{percent(sum(by.values()))} of the episodes are cut, {listed(by)}")
+    if tools_in(logs) and calls_in(logs) == 0:
         reasons.append("no tool is called")
-    elif _total(logs, "tools/failure_frequency") > 0.5 * len(logs):
-        reasons.append(f"{_percent(_mean(logs, 'tools/failure_frequency') or 0.0)} of the tool calls fail")
+    elif total_of(logs, "tools/failure_frequency") > 0.5 * len(logs):
+        reasons.append(f"{percent(mean_of(logs, 'tools/failure_frequency') or 0.0)} of the tool calls fail")
     return f": {'; '.join(reasons)}" if reasons else ""
-
-
-def _cut_shares(logs: Sequence[Log]) -> dict[str, float] | None:
-    """Return which share of the episodes each limit has cut."""
-    length, context = _mean(logs, "stop/length"), _mean(logs, "stop/context_full")
-    if length is None or context is None:
-        return None
-    by_turn = _mean(logs, "stop/length_of_turn") or 0.0
-    return {
-        "max_turn_tokens": by_turn,
-        "max_completion_length": max(0.0, length - by_turn),
-        "the context window (vllm_max_model_length)": context,
-    }
-
-
-def _listed(shares: Mapping[str, float]) -> str:
-    ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{_percent(share)} by {name}" for name, share in ordered if share >= 0.005)
 
 
 def _listed_causes(logs: Sequence[Log]) -> str:
     names = {name for log in logs for name in log if name.startswith("tools/error/")}
-    counts = Counter({name.rpartition("/")[2]: _total(logs, name) for name in names})
+    counts = Counter({name.rpartition("/")[2]: total_of(logs, name) for name in names})
     return ", ".join(f"{cause} {count / len(logs):.3g}" for cause, count in counts.most_common(3) if count)
 
 
 def _world_causes(logs: Sequence[Log]) -> str:
-    engine = _mean(logs, "stop/engine_failure") or 0.0
-    parts = [f"{_percent(engine)} lost by the engine"] if engine else []
+    engine = mean_of(logs, "stop/engine_failure") or 0.0
+    parts = [f"{percent(engine)} lost by the engine"] if engine else []
     parts += [
-        f"{_total(logs, f'tools/error/{cause}') / len(logs):.3g} calls a rollout {_LOST[cause]}"
+        f"{total_of(logs, f'tools/error/{cause}') / len(logs):.3g} calls a rollout {_LOST[cause]}"
         for cause in _WORLD_CAUSES
-        if _total(logs, f"tools/error/{cause}")
+        if total_of(logs, f"tools/error/{cause}")
     ]
     return ", ".join(parts) or "see tools.log"
-
-
-def _span(logs: Sequence[Log]) -> str:
-    if "step" not in logs[-1]:
-        return f"in {len(logs)} logs"
-    first, last = int(logs[0].get("step", 0)), int(logs[-1]["step"])
-    return f"at step {last}" if first == last else f"in steps {first} to {last}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

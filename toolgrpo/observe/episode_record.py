@@ -50,6 +50,8 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int) -> di
         "reward_given": episode.total,
         "rewards": dict(episode.rewards),
         "advantage": episode.advantage,
+        **({} if episode.drop is None else {"drop": {"cause": episode.drop.cause, "reason": episode.drop.reason}}),
+        **({} if episode.trained else {"trained": False}),
         "prompt": prompt_messages(prompt),
         **{name: whole.pop(name) for name in _FOR_PEOPLE},
         "row": row,

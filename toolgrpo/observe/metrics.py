@@ -10,8 +10,8 @@ over the processes that have them. Not exact, but near: the latency percentiles,
 
 `reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
 to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
-Alike means within 1e-6, because the standard deviation of equal fp32 rewards is seldom exactly 0
-(TRL's `frac_reward_zero_std` misses most such groups).
+What alike means stands in `signal/dead_groups.py`; the standard deviation of equal fp32 rewards is
+seldom exactly 0, so that TRL's `frac_reward_zero_std` misses most such groups.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from accelerate.utils import gather_object
 
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult
+from toolgrpo.rollout.void_turns import is_void
+from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = [
     "Metric",
+    "Metrics",
     "MetricsLog",
     "batch_metrics",
     "groups_without_spread",
@@ -37,8 +40,6 @@ __all__ = [
     "rollout_metrics",
     "tool_metrics",
 ]
-
-_ALIKE = 1e-6
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -60,12 +61,19 @@ class MetricsLog(Observer):
     each of them must hear of it.
     """
 
-    def __init__(self, log: Callable[[Mapping[str, float]], None]) -> None:
+    def __init__(
+        self,
+        log: Callable[[Mapping[str, float]], None],
+        more: Callable[[Sequence[Trajectory]], Metrics] = lambda trajectories: {},
+    ) -> None:
         self._log = log
+        self._more = more  # what only a run that knows its tools and limits can say
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
-            parts = gather_object([_Part(batch_metrics(batch), batch.totals)])
+            # A process may have had no group to draw.
+            own = {**batch_metrics(batch), **self._more(batch.trajectories)} if len(batch) else {}
+            parts = gather_object([_Part(own, batch.totals)])
             totals = [total for part in parts for total in part.totals]
             spread = groups_without_spread(totals, batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})
@@ -76,7 +84,7 @@ class _Part:
     """What one process sends to the others."""
 
     metrics: Metrics
-    totals: tuple[float, ...]  # a group may be shared by two processes
+    totals: tuple[float | None, ...]  # a group may be shared by two processes
 
 
 def merged(parts: Sequence[Metrics]) -> dict[str, float]:
@@ -87,13 +95,14 @@ def merged(parts: Sequence[Metrics]) -> dict[str, float]:
 
 def batch_metrics(batch: RolloutBatch) -> Metrics:
     """Return all metrics of a graded batch but those of whole groups."""
-    return {**rollout_metrics(batch), **reward_metrics(batch)}
+    return {**rollout_metrics(batch), **reward_metrics(batch), **dropped_metrics(batch)}
 
 
 def rollout_metrics(batch: RolloutBatch) -> Metrics:
     """Return what the trajectories say. The names under `completions/` are TRL's own."""
     trajectories, times = batch.trajectories, batch.times
     n = len(trajectories)
+    turns = [turn for t in trajectories for turn in t.turns]
     sampled = [t.n_sampled for t in trajectories]
     finished = [t.n_sampled for t in trajectories if t.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)]
     stops = Counter(t.stop_reason for t in trajectories)
@@ -106,6 +115,7 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
         "completions/clipped_ratio": Metric(1 - len(finished) / n),
         "completions/mean_terminated_length": Metric(sum(finished) / len(finished) if finished else 0.0),
         "rollout/turns": Metric(sum(len(t.turns) for t in trajectories) / n),
+        "turns/void": Metric(sum(map(is_void, turns)) / len(turns) if turns else 0.0),
         "rollout/sampled_tokens": Metric(float(sum(sampled)), sum),
         "rollout/context_tokens": Metric(float(sum(t.n_context for t in trajectories)), sum),
         "rollout/seconds": Metric(times.duration_s, max),
@@ -139,21 +149,33 @@ def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> Metrics:
 
 
 def reward_metrics(batch: RolloutBatch) -> Metrics:
-    """Return what the rewards say, of each episode for itself."""
+    """Return what the rewards say, of each episode that is scored for itself."""
+    totals = [total for total in batch.totals if total is not None]
+    if not totals:
+        return {}
     return {
-        "success": Metric(sum(batch.successes) / len(batch)),
-        "reward/min": Metric(min(batch.totals), min),
-        "reward/max": Metric(max(batch.totals), max),
+        "success": Metric(sum(batch.successes) / len(totals)),
+        "reward/min": Metric(min(totals), min),
+        "reward/max": Metric(max(totals), max),
     }
 
 
-def groups_without_spread(totals: Sequence[float], group_size: int) -> float:
+def dropped_metrics(batch: RolloutBatch) -> Metrics:
+    """Return how many episodes could not be scored, in all and by their causes."""
+    causes = Counter(episode.drop.cause for episode in batch.episodes if episode.drop is not None)
+    return {
+        "dropped/episodes": Metric(float(causes.total()), sum),
+        **{f"dropped/{cause}": Metric(float(count), sum) for cause, count in causes.items()},
+    }
+
+
+def groups_without_spread(totals: Sequence[float | None], group_size: int) -> float:
     """Return the share of groups whose rewards are all alike.
 
     The rewards of a group stand together.
     """
     groups = [totals[start : start + group_size] for start in range(0, len(totals), group_size)]
-    return sum(max(group) - min(group) < _ALIKE for group in groups) / len(groups)
+    return sum(is_dead(group) for group in groups) / len(groups)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -2,9 +2,9 @@
 
 Invariants:
 
-* A call returns exactly one finite float per completion, or raises. What the function returns is
-  never repaired: a wrong length, None, NaN or a failure is a `RewardError` that names the file, the
-  function and the row.
+* A call returns exactly one finite float per completion, or raises; None and `DropEpisode` stand
+  for an episode that is not scored (unscored.py). What the function returns is never repaired: a
+  wrong length, NaN or a failure is a `RewardError` that names the file, the function and the row.
 * The function gets only the arguments it asks for; one that it needs and nobody has is an error
   that lists what there is.
 * A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and
@@ -27,8 +27,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
 from toolgrpo.rewards.running import Oversight, line_of
+from toolgrpo.rewards.unscored import Score, ask, only_rows
+from toolgrpo.rewards.withdrawal import RewardWithdrawn
 from toolgrpo.trajectory import Message
 
 __all__ = ["Reward", "RewardFunction"]
@@ -50,6 +53,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Reward:
     """A checked reward function. `source` says where it is from, for logs and errors.
 
+    `gold(row)` gives the messages of an episode that earns full marks, where an answer alone can.
+
     A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of
     with `say`.
     """
@@ -59,6 +64,7 @@ class Reward:
     source: str
     timeout_s: float | None = None
     say: Callable[[str], None] = field(default=logger.warning, repr=False, compare=False)
+    gold: Callable[[Mapping[str, Any]], list[Message]] | None = field(default=None, repr=False, compare=False)
     _signature: inspect.Signature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,11 +82,15 @@ class Reward:
         """What TRL logs the reward as."""
         return self.name
 
-    def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[float]:
-        """Return one float per completion.
+    def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[Score]:
+        """Return one score per completion.
 
         `arguments` are what TRL passes: prompts, ids, trajectories, every column.
         """
+        scores: list[Score] = ask(self._ask, {"completions": completions, **arguments}, self._where())
+        return scores
+
+    def _ask(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[Score]:
         available = {"completions": completions, **arguments}
         if "prompts" in available:
             available.setdefault("prompt", available["prompts"])  # a column of the data, which TRL passes as `prompts`
@@ -88,7 +98,7 @@ class Reward:
         oversight = Oversight(self._where(), self.source, self.timeout_s, self.say)
         try:
             returned = oversight.run(lambda: self.function(**given))
-        except (WorldError, RewardError, KeyboardInterrupt):
+        except (WorldError, RewardError, DropEpisode, KeyboardInterrupt, RewardWithdrawn):
             raise
         except BaseException as error:  # a plugin may raise anything; it must not look like ours
             raise self._failure(error, oversight, given, available) from error
@@ -100,6 +110,11 @@ class Reward:
             raise RewardError(
                 f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_described(error)}"
             ) from error
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function only waits, so that others can be asked meanwhile."""
+        return inspect.iscoroutinefunction(self.function)
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardError if the function needs an argument that nobody will give.
@@ -133,7 +148,7 @@ class Reward:
                 f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
             )
 
-    def _checked(self, returned: Any, available: Mapping[str, Any]) -> list[float]:
+    def _checked(self, returned: Any, available: Mapping[str, Any]) -> list[Score]:
         n = len(available["completions"])
         if hasattr(returned, "tolist"):  # numpy and torch
             returned = returned.tolist()
@@ -147,14 +162,16 @@ class Reward:
             )
         return [self._number(value, row, available) for row, value in enumerate(returned)]
 
-    def _number(self, value: Any, row: int, available: Mapping[str, Any]) -> float:
+    def _number(self, value: Any, row: int, available: Mapping[str, Any]) -> Score:
+        if value is None or isinstance(value, DropEpisode):
+            return value
         if hasattr(value, "item"):  # a scalar of numpy or torch
             value = value.item()
         number = _as_float(value)
         if number is None or not abs(number) <= _LARGEST:
             raise RewardError(
                 f"{self._where()} returned {_short(value)} for row {row}{_prompt_end(row, available)}; every reward must be a "
-                f"finite number (at most {_LARGEST:g}). Where nothing can be scored, return a number on purpose (0.0) or raise."
+                f"finite number (at most {_LARGEST:g}). Where nothing can be scored, return None or raise DropEpisode."
             )
         return number
 
@@ -177,12 +194,11 @@ class Reward:
         for row in range(n):
             if time.monotonic() > deadline:
                 return None
-            alone = {
-                key: [value[row]] if isinstance(value, (list, tuple)) and len(value) == n else value
-                for key, value in given.items()
-            }
+            alone = only_rows(given, [row], n)
             try:
                 oversight.run(lambda alone=alone: self.function(**alone))  # type: ignore[misc]  # mypy cannot infer it
+            except DropEpisode:
+                continue
             except KeyboardInterrupt:
                 raise
             except BaseException:  # the plugin's; this only finds where

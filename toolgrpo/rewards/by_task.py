@@ -11,6 +11,7 @@ from typing import Any
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.unscored import Score, only_rows
 from toolgrpo.trajectory import Message
 
 __all__ = ["ByTask"]
@@ -29,22 +30,23 @@ class ByTask:
         reward: Sequence[str | None],
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
-    ) -> list[float]:
-        scores = [0.0] * len(completions)
+    ) -> list[Score]:
+        scores: list[Score] = [None] * len(completions)
         for name in dict.fromkeys(reward):
             if name is None:
                 raise RewardError(
                     f"reward by_task: row {list(reward).index(None)} names no reward in its column 'reward'"
                 )
             rows = [row for row, wanted in enumerate(reward) if wanted == name]
-            own = {key: _only(value, rows, len(completions)) for key, value in columns.items()}
+            own = only_rows(columns, rows, len(completions))
             if log_metric is not None:
                 own["log_metric"] = log_metric
             values = self.reward(name)(completions=[completions[row] for row in rows], **own)
             for row, value in zip(rows, values, strict=True):
                 scores[row] = value
-            if log_metric is not None:
-                log_metric(f"reward_of_task/{name}", sum(values) / len(values))
+            numbers = [value for value in values if isinstance(value, float)]
+            if log_metric is not None and numbers:
+                log_metric(f"reward_of_task/{name}", sum(numbers) / len(numbers))
         return scores
 
     def reward(self, name: str) -> Reward:
@@ -59,8 +61,3 @@ class ByTask:
             if name is None:
                 raise RewardError("reward by_task: some rows name no reward in their column 'reward'")
             self.reward(name).check_columns(columns)
-
-
-def _only(value: Any, rows: Sequence[int], n: int) -> Any:
-    is_column = isinstance(value, (list, tuple)) and len(value) == n
-    return [value[row] for row in rows] if is_column else value

@@ -7,19 +7,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from toolgrpo.drops import EnvironmentLost
 from toolgrpo.errors import RewardError
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.rewards.unscored import Score
+from toolgrpo.trajectory import StopReason, Trajectory
 
 __all__ = ["environment"]
 
 
-def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[float]:
+def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[Score]:
     """Return what each episode's environment gave.
 
-    An environment that gives nothing is an error, not a zero.
+    An environment that gives nothing is an error, not a zero; one that could not be asked, because
+    `episode_timeout` had passed, is lost, and its episode dropped.
     """
-    rewards: list[float] = []
+    rewards: list[Score] = []
     for row, trajectory in enumerate(trajectories):
+        if trajectory.reward is None and trajectory.stop_reason is StopReason.DEADLINE:
+            rewards.append(EnvironmentLost("episode_timeout passed before its reward was asked for"))
+            continue
         if trajectory.reward is None:
             raise RewardError(
                 f"the reward `environment` has nothing to give for episode {row}: its environment returned no reward. "

@@ -5,20 +5,20 @@ evaluation. It is made by `Rollouts.run` without rewards and completed by `grade
 `with_advantages`.
 
 Invariants: episodes stand in the order of the rows that were asked; those of one question stand
-together; a batch never changes: `numbered`, `graded` and `with_advantages` give new ones.
+together; a batch never changes: `numbered`, `graded` and `with_advantages` give new ones. Of a
+graded episode, either `total` and `success` are given, or it was dropped and `drop` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from toolgrpo.drops import Drop
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["Grade", "Mode", "RolloutBatch", "RolloutTimes", "Row", "Scored", "Success"]
-
-T = TypeVar("T")
 
 Row = Mapping[str, Any]
 """One row of the data: `prompt`, and every other column."""
@@ -45,16 +45,23 @@ class RolloutTimes:
 class Grade:
     """What one episode is worth:
     each reward by its name (None: it does not score this episode), and their weighted sum.
+
+    An episode that cannot be scored has no sum, and a `drop`.
     """
 
     rewards: Mapping[str, float | None]
-    total: float
+    total: float | None
+    drop: Drop | None = None
+
+    def __post_init__(self) -> None:
+        if (self.total is None) != (self.drop is not None):
+            raise ValueError("an episode has a total or a drop, and not both")
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     """One episode: the row it came from, what happened,
-    and what it was worth (None: not graded yet).
+    and what it was worth (None: not graded yet, or dropped).
     """
 
     row: Row
@@ -62,7 +69,9 @@ class Scored:
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     total: float | None = None
     success: bool | None = None
+    drop: Drop | None = None
     advantage: float | None = None  # None: nothing is trained on it, or not known yet
+    trained: bool = True  # or it was drawn, and left out of the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +98,24 @@ class RolloutBatch:
 
     @property
     def is_graded(self) -> bool:
-        return all(episode.total is not None for episode in self.episodes)
+        return all(episode.total is not None or episode.drop is not None for episode in self.episodes)
 
     @property
-    def totals(self) -> tuple[float, ...]:
-        """Return the weighted reward of each episode."""
-        return tuple(_given(episode.total) for episode in self.episodes)
+    def scored(self) -> tuple[Scored, ...]:
+        """Return the graded episodes that were not dropped."""
+        self._check_graded()
+        return tuple(episode for episode in self.episodes if episode.drop is None)
+
+    @property
+    def totals(self) -> tuple[float | None, ...]:
+        """Return the weighted reward of each episode; None for one that was dropped."""
+        self._check_graded()
+        return tuple(episode.total for episode in self.episodes)
 
     @property
     def successes(self) -> tuple[bool, ...]:
-        """Return whether each episode succeeded."""
-        return tuple(_given(episode.success) for episode in self.episodes)
+        """Return whether each episode that was not dropped succeeded."""
+        return tuple(bool(episode.success) for episode in self.scored)
 
     def groups(self) -> tuple[tuple[Scored, ...], ...]:
         """Return the episodes of each question.
@@ -125,7 +141,7 @@ class RolloutBatch:
     def graded(self, grades: Sequence[Grade], succeeded: Success) -> RolloutBatch:
         """Return the batch with what each episode is worth.
 
-        `succeeded` is asked about each of them.
+        `succeeded` is asked about each of them that was not dropped.
         """
         return replace(
             self,
@@ -134,8 +150,8 @@ class RolloutBatch:
             ),
         )
 
-    def with_advantages(self, advantages: Sequence[float]) -> RolloutBatch:
-        """Return the batch with the advantage of each episode."""
+    def with_advantages(self, advantages: Sequence[float | None]) -> RolloutBatch:
+        """Return the batch with the advantage of each episode; None: it is not trained on."""
         return replace(
             self,
             episodes=tuple(
@@ -143,17 +159,15 @@ class RolloutBatch:
             ),
         )
 
+    def _check_graded(self) -> None:
+        if not self.is_graded:
+            raise ValueError("this batch was not graded yet; ask for its rewards after `graded`")
+
 
 def _with_number(trajectory: Trajectory, number: int) -> Trajectory:
     return replace(trajectory, metadata={**trajectory.metadata, "episode": number})
 
 
 def _with_grade(episode: Scored, grade: Grade, succeeded: Success) -> Scored:
-    graded = replace(episode, rewards=grade.rewards, total=grade.total)
-    return replace(graded, success=succeeded(graded))
-
-
-def _given(value: T | None) -> T:
-    if value is None:
-        raise ValueError("this batch was not graded yet; ask for its rewards after `graded`")
-    return value
+    graded = replace(episode, rewards=grade.rewards, total=grade.total, drop=grade.drop)
+    return graded if grade.drop is not None else replace(graded, success=succeeded(graded))

@@ -16,18 +16,21 @@ What ends an episode, in the order it is looked at in each turn:
     3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
     4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`
-    5. last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
-    6. tools      calls beyond `max_tool_calls` are answered with an error; a result that ends the episode: STOP_TOOL
+    5. void       calls of which none can be read, where `end_at_void_turn` says so: VOID_TURN. Then:
+       last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
+    6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
+                  a result that ends the episode: STOP_TOOL
     7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added
 
-The deadline is looked at while waiting in 2 and 6: DEADLINE.
+The deadline is looked at while waiting in 2 and 6: DEADLINE. An environment may drop the episode when it is reset (DROPPED)
+or asked for its reward (the episode has ended by then, and keeps its reason).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -35,11 +38,14 @@ from typing import Any, NamedTuple
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
 from toolgrpo.chat.messages import assistant_message, tool_message
 from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, FinalEngineError, WorldError
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
+from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import (
     AttemptStatus,
@@ -48,6 +54,7 @@ from toolgrpo.trajectory import (
     Message,
     StopReason,
     ToolErrorKind,
+    ToolOutput,
     ToolResult,
     Trajectory,
     Turn,
@@ -104,6 +111,8 @@ class EpisodeRunner:
     tools: ToolProvider | None = None
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
+    end_at_void_turn: bool = False
+    find_outputs: bool = False  # tell where the texts of tool results lie among the tokens
     clock: Callable[[], float] = time.monotonic
     waiting: AbstractContextManager[None] = field(
         default_factory=nullcontext
@@ -135,12 +144,14 @@ class _EpisodeRun:
         self.started = shared.clock()
         self.messages = list(episode.messages)  # of the prompt
         self.calls_run = 0
+        self.dropped: Drop | None = None
         self.ledger: Ledger | None = None
 
     async def run(self) -> Trajectory:
         """Run the loop under its deadline, with a tool session around it."""
         reward: float | None = None
         failure: str | None = None
+        reason: StopReason | None = None
         deadline = asyncio.timeout(self.shared.limits.deadline_s)
         try:
             async with deadline:
@@ -149,15 +160,25 @@ class _EpisodeRun:
                 else:
                     async with self.tools.session(self.episode.row) as session:
                         reason = await self._loop(session)
-                        reward = await session.reward()
+                        if self.dropped is None:
+                            reward = await session.reward()
         except TimeoutError:
             if not deadline.expired():
                 raise
             reason = StopReason.DEADLINE
+        except DropEpisode as drop:
+            reason, self.dropped = reason or StopReason.DROPPED, drop.at(DropCause.ENVIRONMENT)
         except WorldError as error:
             reason, failure = StopReason.ENGINE_FAILURE, f"{type(error).__name__}: {error}"
         ledger = self.ledger or self._open_ledger(None)
-        return ledger.finish(reason, started_s=self.started, duration_s=self._now(), failure=failure, reward=reward)
+        return ledger.finish(
+            reason,
+            started_s=self.started,
+            duration_s=self._now(),
+            failure=failure,
+            reward=reward,
+            dropped=self.dropped,
+        )
 
     async def _loop(self, session: ToolSession | None) -> StopReason:
         ledger = self.ledger = self._open_ledger(session)
@@ -191,20 +212,40 @@ class _EpisodeRun:
                 return reason or StopReason.FINISHED
             # 6. tools
             results = await self._call_tools(ledger, session, turn)
+            self.dropped = next((_drop(result) for result in results if result.error is ToolErrorKind.DROPPED), None)
+            if self.dropped is not None:
+                return StopReason.DROPPED
             if any(result.ends_episode for result in results):
                 return StopReason.STOP_TOOL
             # 7. bridge
-            bridge = self.shared.chat.bridge(
-                ledger.all_ids,
-                [_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)],
-                messages=self.messages,
-                schemas=[] if self.tools is None else self.tools.schemas,
-                enable_thinking=self.episode.enable_thinking,
-            )
+            answers = [_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
+            bridge = self._bridge(ledger, answers)
             room = self._room(ledger)
             if len(bridge) >= self._left(ledger):
                 return room.when_full
-            ledger.context(bridge)
+            ledger.context(bridge, self._outputs(ledger, bridge, answers, results))
+
+    def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
+        return self.shared.chat.bridge(
+            ledger.all_ids,
+            answers,
+            messages=self.messages,
+            schemas=[] if self.tools is None else self.tools.schemas,
+            enable_thinking=self.episode.enable_thinking,
+        )
+
+    def _outputs(
+        self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message], results: Sequence[ToolResult]
+    ) -> list[ToolOutput]:
+        """Return where the results lie in the bridge, if anybody wants to know."""
+        if not self.shared.find_outputs:
+            return []
+        spans = content_spans(bridge, answers, lambda others: self._bridge(ledger, others))
+        return [
+            ToolOutput(*span, tool=result.name, ok=result.ok)
+            for span, result in zip(spans, results, strict=True)
+            if span is not None
+        ]
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""
@@ -220,6 +261,9 @@ class _EpisodeRun:
             return room.when_full
         if not turn.attempts:
             return StopReason.FINISHED if turn.closed else StopReason.LENGTH
+        called = replace(turn, attempts=tuple(map(self._as_called, turn.attempts)))
+        if self.shared.end_at_void_turn and is_void(called):
+            return StopReason.VOID_TURN
         max_turns = self.shared.limits.max_turns
         if max_turns is not None and len(ledger.turns) + 1 >= max_turns:
             return StopReason.MAX_TURNS
@@ -309,6 +353,10 @@ class _EpisodeRun:
 
 def _as_message(result: ToolResult, attempt: CallAttempt) -> Message:
     return tool_message(result.name, result.content, attempt.call_id)
+
+
+def _drop(result: ToolResult) -> Drop:
+    return Drop(DropCause.TOOL, result.content.removeprefix("Error: "))
 
 
 def _refusal(name: str | None, budget: int | None) -> ToolResult:

@@ -27,6 +27,8 @@ def scripted_runner(
     chat: ChatFormat | None = None,
     tokenizer: TextTokenizer | None = None,
     engine_retries: int = 0,
+    end_at_void_turn: bool = False,
+    find_outputs: bool = False,
     clock: FakeClock | None = None,
     **limits: Any,
 ) -> EpisodeRunner:
@@ -39,6 +41,8 @@ def scripted_runner(
         tokenizer=tokenizer or ByteChat(),
         tools=tools,
         engine_retries=engine_retries,
+        end_at_void_turn=end_at_void_turn,
+        find_outputs=find_outputs,
         clock=clock or time.monotonic,
     )
 

@@ -88,7 +88,7 @@ class Coercer:
 
 def _from_text(text: str, kinds: Sequence[str]) -> Any:
     stripped = text.strip()
-    if "integer" in kinds and _INTEGER.fullmatch(stripped):
+    if ("integer" in kinds or "number" in kinds) and _INTEGER.fullmatch(stripped):
         return int(stripped)
     if "number" in kinds and _NUMBER.fullmatch(stripped):
         number = float(stripped)

@@ -3,7 +3,9 @@
 A process each, because a state that hangs or dies must cost its own episode and no other. Calls of
 one turn run one after the other, in call order, as the methods share their instance's state; none
 is ever run twice. After a call that overran or killed the process, the environment is gone: later
-calls are told so, and there is no reward (None, never 0).
+calls are told so, and where it was to give the reward there is none (`EnvironmentLost`, never 0).
+
+`DropEpisode` in `reset` or the reward method is raised here; in another method it is the reply.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolgrpo.errors import PluginError, ToolExecutorError
+from toolgrpo.drops import DropEpisode, EnvironmentLost
+from toolgrpo.errors import PluginError
 from toolgrpo.processes.wire import pack_objects
 from toolgrpo.tools.plugin.loaded_plugin import EnvironmentSpec
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
@@ -58,13 +61,14 @@ class EnvironmentSession:
         self._timeout_s = timeout_s
         self._row = row
         self._worker: int | None = None
+        self._lost_by = "it was never opened"
         self._one_at_a_time = asyncio.Lock()
         self.observation: str | None = None
 
     async def open(self) -> None:
         """Make the instance and reset it with the row.
 
-        A reset that raises is the plugin's error, and ends the run.
+        A reset that raises is the plugin's error, and ends the run, but for `DropEpisode`.
         """
         row = pack_objects(dict(self._row))
         for attempt in range(1, _OPEN_ATTEMPTS + 1):
@@ -74,13 +78,15 @@ class EnvironmentSession:
                 self.observation = None if reply.silent else reply.text
                 return
             self._release()
+            if reply.error is ToolErrorKind.DROPPED:
+                raise DropEpisode(reply.text)
             if reply.error not in _GONE:
                 raise PluginError(
                     f"environment {self._spec.name}: reset raised for a row with the columns {sorted(self._row)}: "
-                    f"{reply.text}. Let reset accept every column of the dataset, for instance with **row."
+                    f"{reply.text}. {_advice(reply.text)}"
                 )
             _logger.warning("environment %s: reset failed (%s), attempt %d", self._spec.name, reply.text, attempt)
-        raise ToolExecutorError(
+        raise EnvironmentLost(
             f"environment {self._spec.name}: reset failed {_OPEN_ATTEMPTS} times, last with: {reply.text}"
         )
 
@@ -89,18 +95,24 @@ class EnvironmentSession:
             message = {"op": "method", "tool": spec.name, "args": dict(arguments)}
             reply = await self._ask(message, spec.timeout_s or self._timeout_s)
             if reply.error in _GONE:
-                self._release()
+                self._lose(f"{spec.name}: {reply.text}")
             return reply
 
     async def reward(self) -> float | None:
-        """Return what the instance gives; None if it gives none or is gone."""
-        if not self._spec.gives_reward or self._worker is None:
+        """Return what the instance gives, or None if it gives none.
+
+        One that is gone and was to give one is `EnvironmentLost`.
+        """
+        if not self._spec.gives_reward:
             return None
+        if self._worker is None:
+            raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
         reply = await self._ask({"op": "reward"}, self._timeout_s)
         if reply.error in _GONE:
-            _logger.warning("environment %s: no reward (%s)", self._spec.name, reply.text)
-            self._release()
-            return None
+            self._lose(f"its reward method: {reply.text}")
+            raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
+        if reply.error is ToolErrorKind.DROPPED:
+            raise DropEpisode(reply.text)
         if reply.error is not None:
             raise PluginError(f"environment {self._spec.name}: the reward method failed: {reply.text}")
         return _as_reward(reply.text, self._spec.name)
@@ -120,10 +132,27 @@ class EnvironmentSession:
             return Reply("the environment is gone since an earlier call failed", ToolErrorKind.DIED)
         return await asyncio.wrap_future(self._pool.submit_on(self._worker, message, timeout_s))
 
+    def _lose(self, why: str) -> None:
+        if self._worker is not None:
+            _logger.info("environment %s is lost: %s", self._spec.name, why)
+            self._lost_by = why
+            self._release()
+
     def _release(self) -> None:
         if self._worker is not None:
             self._pool.release(self._worker)
             self._worker = None
+
+
+def _advice(problem: str) -> str:
+    if "unexpected keyword argument" in problem:
+        return "Let reset accept every column of the dataset, for instance with **row."
+    if "required positional argument" in problem or "required keyword-only argument" in problem:
+        return (
+            "Give the row a column for it; to try the tools by hand: run_tool(toolbox, calls, row={...}) or "
+            "toolbox.session({...})."
+        )
+    return "Mend reset, or the row."
 
 
 def _as_reward(text: str, name: str) -> float | None:

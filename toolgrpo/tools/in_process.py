@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from toolgrpo.drops import DropEpisode
 from toolgrpo.tools.backends import StatelessBackend
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.argument_types import BadArguments
@@ -89,4 +90,6 @@ def _failed(error: BaseException) -> Reply:
         return Reply(str(error), ToolErrorKind.BAD_ARGUMENTS)
     if isinstance(error, UnrenderableResult):
         return Reply(str(error), ToolErrorKind.BAD_RESULT)
+    if isinstance(error, DropEpisode):
+        return Reply(error.reason, ToolErrorKind.DROPPED)
     return Reply(describe_exception(error), ToolErrorKind.RAISED)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.in_process import InProcessBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 from toolgrpo.tools.plugin.decorator import options_of
+from toolgrpo.tools.plugin.heavy_modules import slow_import
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.toolbox import Toolbox
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool
@@ -25,6 +28,7 @@ from toolgrpo.tools.workers.pool_records import PoolOptions
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
 __all__ = ["load_tools"]
+
 
 ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
 
@@ -71,6 +75,8 @@ def load_tools(
         backends: list[ToolBackend] = []
         order: list[str] = chosen.order
         held = chosen.held
+        of_functions: list[ToolSpec] = []
+        slow: str | None = None
         if chosen.source is not None or environment is not None:
             source = None if environment is None else environment_source(environment)
             hello = {"tools": chosen.source and asdict(chosen.source), "environment": source and asdict(source)}
@@ -78,10 +84,14 @@ def load_tools(
             options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
             pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
             undo.callback(pool.close)
+            label = ", ".join(one.label for one in (chosen.source, source) if one is not None)
+            slow = slow_import(label, pool.spec.import_s, pool.spec.heavy_imports)
             order = order or [known.name for known in pool.spec.functions]
             held = held or _held_here(chosen.source, pool)
+            of_functions += [*pool.spec.functions, *(pool.spec.environment.tools if pool.spec.environment else ())]
             backends += _in_workers(pool, tool_timeout_s, cache_tools)
         if held:
+            of_functions += [tool.spec for tool in held if tool.spec not in of_functions]
             inside = InProcessBackend(held, tool_timeout_s, cache_all=cache_tools, max_result_chars=max_result_chars)
             undo.callback(inside.close)
             backends.append(inside)
@@ -89,9 +99,26 @@ def load_tools(
             servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars, log_path)
             undo.callback(servers.close)
             backends.append(servers)
-        toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s)
+        notices = [*_undescribed(of_functions), *([slow] if slow is not None else ())]
+        toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s, notices=notices)
         undo.pop_all()
+    for notice in toolbox.notices:
+        warnings.warn(notice, stacklevel=2)
     return toolbox
+
+
+def _undescribed(specs: Iterable[ToolSpec]) -> list[str]:
+    """Say which parameters the model is told nothing about.
+
+    What the schemas of MCP servers leave out is theirs to say.
+    """
+    found = [f"{spec.name}({', '.join(spec.undescribed)})" for spec in specs if spec.undescribed]
+    if not found:
+        return []
+    return [
+        f"the model will see only the name and the type of these parameters: {', '.join(found)}. A line for each in "
+        f"an `Args:` section of the docstring would tell it what they mean"
+    ]
 
 
 def _in_workers(pool: WorkerPool, timeout_s: float, cache_tools: bool) -> list[ToolBackend]:

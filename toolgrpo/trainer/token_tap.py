@@ -33,11 +33,10 @@ class TokenTap:
         self._step = 0
         self._inputs: Mapping[str, Any] | None = None
 
-    def choose(self, batch: RolloutBatch, output: dict[str, Any]) -> None:
+    def choose(self, batch: RolloutBatch, output: dict[str, Any], numbers: Sequence[int]) -> None:
         """Choose among the episodes of a rollout, and mark TRL's rows with their numbers."""
-        if self._n == 0 or batch.mode != "train":
+        if self._n == 0:
             return
-        numbers = [episode.trajectory.metadata["episode"] for episode in batch.episodes]
         trl_seam.add_numbers(output, numbers)
         self._step = batch.step
         recorded = [

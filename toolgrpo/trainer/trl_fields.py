@@ -23,6 +23,7 @@ READ_HERE = frozenset(
         *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
         *("vllm_tensor_parallel_size", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
         *("vllm_server_timeout", "vllm_group_port", "trust_remote_code", "model_init_kwargs"),
+        *("generation_kwargs", "chat_template_kwargs"),
     )
 )
 
@@ -49,8 +50,6 @@ _TABLE = (
 # do instead.
 WITHOUT_EFFECT: Mapping[str, str] = {
     "max_tool_calling_iterations": "use max_turns (a turn more than iterations: the last one answers)",
-    "chat_template_kwargs": "use enable_thinking, the one template argument there is",
-    "generation_kwargs": "use temperature, top_p, top_k, min_p and repetition_penalty",
     "cache_implementation": "leave it out",
     "ds3_gather_for_generation": "leave it out; the engine gets whole weights, a parameter at a time",
     "vllm_structured_outputs_regex": "leave it out; malformed calls are answered with what is wrong",

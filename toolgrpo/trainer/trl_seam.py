@@ -1,4 +1,5 @@
-"""The one file that touches what is private in TRL. Tested with TRL 1.16.0.
+"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`, `trl_signal.py`). Tested
+with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
@@ -35,7 +36,6 @@ changes):
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,9 +50,10 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
-from toolgrpo.rollout.batch import Grade, Mode
-from toolgrpo.shared_pass.group_order import keep_groups_together
+from toolgrpo.rollout.batch import Mode
+from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.trainer.trl_batch import live_flags
 from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [
@@ -63,12 +64,13 @@ __all__ = [
     "advantages_of",
     "correct_for_engine",
     "count_tokens",
+    "has_reward_model",
     "iter_named_params",
+    "log_dropped",
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
     "numbers_of",
-    "own_grades",
     "place_in_batch",
     "policy_of",
     "prepare_inputs",
@@ -105,10 +107,13 @@ class GenerationOutput:
     extra_fields: dict[str, list[Any]]
 
     @classmethod
-    def from_trajectories(cls, trajectories: Sequence[Trajectory], pad_id: int) -> GenerationOutput:
+    def from_trajectories(
+        cls, trajectories: Sequence[Trajectory], pad_id: int, masks: Sequence[Sequence[int]] | None = None
+    ) -> GenerationOutput:
         """Collect the columns; an empty completion gets a pad token that is not trained on.
 
-        TRL wants at least one token per completion.
+        TRL wants at least one token per completion. `masks` say which tokens are trained on; without
+        them it is those that were sampled.
 
         The messages are copies: a reward function that changes them changes no trajectory.
         """
@@ -116,7 +121,7 @@ class GenerationOutput:
         return cls(
             prompt_ids=[list(t.prompt_ids) for t in trajectories],
             completion_ids=[list(t.ids) or [pad_id] for t in trajectories],
-            mask=[list(t.mask) or [0] for t in trajectories],
+            mask=[list(mask) or [0] for mask in masks or [t.mask for t in trajectories]],
             completions=[copy.deepcopy(list(t.messages)) for t in trajectories],
             # Context tokens have no log-probability; TRL masks them, and wants a number there.
             logprobs=[[0.0 if lp is None else lp for lp in t.logprobs] or [0.0] for t in trajectories]
@@ -125,8 +130,8 @@ class GenerationOutput:
             extra_fields={"trajectories": list(trajectories)},
         )
 
-    def as_trl(self) -> tuple[Any, ...]:
-        """Return the tuple of TRL's `_generate`.
+    def as_trl(self, completions: Sequence[Any] | None = None) -> tuple[Any, ...]:
+        """Return the tuple of TRL's `_generate`, with these completions if they are not messages.
 
         It is (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images,
         tool_images).
@@ -135,7 +140,7 @@ class GenerationOutput:
             self.prompt_ids,
             self.completion_ids,
             self.mask,
-            self.completions,
+            self.completions if completions is None else list(completions),
             self.logprobs,
             self.extra_fields,
             None,
@@ -197,11 +202,11 @@ def _leaves_out_unlabelled(device: torch.device) -> bool:
 
 def policy_of(trainer: Any, backend: Backend) -> Policy:
     """Return the trainer's model as engines need to know it."""
-    accelerator, args = trainer.accelerator, trainer.args
+    accelerator = trainer.accelerator
     return Policy(
         get_model=lambda: accelerator.unwrap_model(trainer.model),
         weights=lambda: iter_named_params(trainer),
-        dtype=compute_dtype(trainer.model, bf16=args.bf16, fp16=args.fp16),
+        dtype=compute_dtype(trainer.model, accelerator.mixed_precision),
         device=accelerator.device,
         backend=backend,
         process_index=accelerator.process_index,
@@ -209,23 +214,9 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
     )
 
 
-def own_grades(trainer: Any, rewards_per_func: torch.Tensor, n_own: int) -> list[Grade]:
-    """Return what this process's episodes are worth,
-    of the rewards that TRL has gathered from all processes.
-    """
-    start = trainer.accelerator.process_index * n_own
-    own = rewards_per_func[start : start + n_own]
-    totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
-    return [
-        Grade(
-            {
-                name: None if math.isnan(value) else value
-                for name, value in zip(trainer.reward_func_names, values, strict=True)
-            },
-            total,
-        )
-        for values, total in zip(own.tolist(), totals, strict=True)
-    ]
+def has_reward_model(trainer: Any) -> bool:
+    """Return whether a reward is a model, which TRL asks about the text of prompt and completion."""
+    return any(isinstance(reward, torch.nn.Module) for reward in trainer.reward_funcs)
 
 
 def mode_of(trainer: Any) -> Mode:
@@ -237,6 +228,20 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
     collected = trainer._metrics[mode_of(trainer)]
     for name, value in metrics.items():
         collected[name].append(value)
+
+
+def log_dropped(trainer: Any, output: Mapping[str, Any]) -> None:
+    """Log the share of episodes of which the correction for the engine leaves no token."""
+    ratio = output.get("importance_sampling_ratio")
+    if ratio is None:
+        return
+    trained = output["completion_mask"].bool()
+    if output.get("tool_mask") is not None:
+        trained = trained & output["tool_mask"].bool()
+    left = (ratio.expand(trained.shape) != 0) & trained
+    dropped = trained.any(dim=1) & ~left.any(dim=1)
+    share = trainer.accelerator.gather(dropped.float()).mean().item()
+    log_metrics(trainer, {"sampling/dropped_episodes": share})
 
 
 def count_tokens(trainer: Any, n_tokens: int) -> None:
@@ -340,13 +345,19 @@ def skip_epochs(trainer: Any, n_epochs: int) -> None:
 
 
 def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-    """Return TRL's current micro-batch, its groups together where prompts may be shared."""
+    """Return TRL's current micro-batch, its groups together where prompts may be shared, and what is
+    trained in the first micro-batches where the rest is skipped.
+    """
     before = trainer._buffered_inputs
     inputs = prepare(generation_batch)
-    buffered = trainer._buffered_inputs
-    if mode_of(trainer) != "train" or buffered is before or trainer.args.prefix_sharing == "off":
+    buffered, args = trainer._buffered_inputs, trainer.args
+    if mode_of(trainer) != "train" or buffered is before:
         return inputs
-    trainer._buffered_inputs = keep_groups_together(buffered, trainer.args.gradient_accumulation_steps)
+    is_live = live_flags(trainer)
+    if args.prefix_sharing != "off":
+        trainer._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
+    elif is_live is not None:
+        trainer._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
     return trainer._buffered_inputs[trainer._step % len(buffered)]
 
 

@@ -8,6 +8,9 @@ pydantic models, dates, Annotated constraints, sets) comes from pydantic, with r
 transformers itself is not used: importing it takes seconds, and a tool worker must start in well
 under one; it also reads only Google docstrings. docstring_parser reads Google, NumPy and reST.
 
+A parameter that the docstring says nothing about is shown by its name and type alone; `load_tools`
+warns of it.
+
 Not covered: recursive models (refused with a sentence), *args and **kwargs (give an explicit
 schema).
 """
@@ -207,13 +210,10 @@ def _parameter_schema(
         raise PluginError(
             f"{where}: parameter '{parameter.name}' has no annotation. Write its type, as in `{parameter.name}: int`."
         )
+    schema = type_schema(hints[parameter.name], f"{where}: parameter '{parameter.name}'")
     text = doc.parameters.get(parameter.name)
     if text is None:
-        raise PluginError(
-            f"{where}: the docstring says nothing about parameter '{parameter.name}'. "
-            f"Add a line `{parameter.name}: ...` to its `Args:` section."
-        )
-    schema = type_schema(hints[parameter.name], f"{where}: parameter '{parameter.name}'")
+        return schema
     if choices := _CHOICES.search(text):
         try:
             schema["enum"] = [c.strip() if isinstance(c, str) else c for c in json.loads(choices.group(1))]

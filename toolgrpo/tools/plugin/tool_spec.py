@@ -29,6 +29,12 @@ class ToolSpec:
         parameters: Mapping[str, Any] = self.schema["function"]["parameters"]
         return parameters
 
+    @property
+    def undescribed(self) -> list[str]:
+        """The parameters that the schema says nothing about but their type."""
+        properties: Mapping[str, Any] = self.parameters.get("properties", {})
+        return [name for name, schema in properties.items() if not schema.get("description")]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

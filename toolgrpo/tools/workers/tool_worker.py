@@ -33,6 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.drops import DropEpisode
 from toolgrpo.processes.linux import children
 from toolgrpo.processes.wire import pack, receive, unpack_objects
 from toolgrpo.tools.loop_thread import LoopThread
@@ -147,7 +148,7 @@ class Worker:
                 raise TypeError(f"reset must return a string or None, got a {type(observation).__name__}")
             reply = {"text": observation}
         except BaseException as error:  # user code
-            reply = {"error": ToolErrorKind.RAISED, "text": _log_traceback(error)}
+            reply = self._failed(error)
         self._send({"id": call_id, **reply})
 
     def _start(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], *, keep: bool) -> None:
@@ -228,6 +229,8 @@ class Worker:
             return {"error": ToolErrorKind.BAD_ARGUMENTS, "text": str(error)}
         if isinstance(error, UnrenderableResult):
             return {"error": ToolErrorKind.BAD_RESULT, "text": str(error)}
+        if isinstance(error, DropEpisode):
+            return {"error": ToolErrorKind.DROPPED, "text": cut(error.reason, 600).text}
         text = _log_traceback(error)
         if isinstance(error, MemoryError):
             text = f"out of memory (a tool may use {self._limits.memory_mb} MB)"

@@ -1,0 +1,109 @@
+"""Commands and YAML files of other GRPO recipes: taken, or answered with ours."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from trl import ModelConfig
+
+from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.other_names import ANSWERS, MEANS, UNDER_HEADING
+from toolgrpo.errors import ConfigError
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+OLDER = """
+model:
+  name: nano
+  dtype: float32
+data:
+  dataset: arithmetic
+  max_samples: 64
+training:
+  lr: 2e-5
+  group_size: 4
+  kl_coef: 0.04
+"""
+FIELDS = {field.name for kind in (ScriptArguments, ToolGRPOConfig, ModelConfig) for field in dataclasses.fields(kind)}
+
+
+def parse(folder: Path, text: str, *flags: str) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
+    file = folder / "recipe.yaml"
+    file.write_text(text)
+    return parse_arguments(["--config", str(file), "--output_dir", str(folder / "out"), "--use_cpu", *flags])
+
+
+def parse_flags(folder: Path, *flags: str) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
+    return parse(folder, "model_name_or_path: nano\ndataset_id_or_path: arithmetic\n", *flags)
+
+
+def test_an_older_file_is_understood(tmp_path: Path) -> None:
+    script, config, model = parse(tmp_path, OLDER)
+    assert (model.model_name_or_path, model.dtype) == ("nano", "float32")
+    assert (script.dataset_id_or_path, script.max_rows) == ("arithmetic", 64)
+    assert (config.learning_rate, config.num_generations, config.beta) == (2e-5, 4, 0.04)
+
+
+def test_every_key_that_is_not_understood_is_answered_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(tmp_path, OLDER + "  batch_size: 4\n  max_new_tokens: 256\n  wombat: 1\n")
+    said = str(caught.value)
+    for words in ("'batch_size'; write per_device_train_batch_size", "'max_new_tokens'; write max_completion_length"):
+        assert words in said
+    assert "'wombat'; the nearest known key is" in said
+
+
+def test_a_key_and_its_other_name_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'learning_rate' is given twice"):
+        parse(tmp_path, OLDER + "  learning_rate: 1.0e-5\n")
+
+
+def test_a_name_means_something_only_under_its_heading(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'name'"):
+        parse(tmp_path, "name: nano\n")
+
+
+def test_a_flag_of_another_recipe_is_answered(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown flag --lr; it is learning_rate here"):
+        parse_flags(tmp_path, "--lr", "1e-5")
+
+
+def test_many_iterations_are_questioned(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="write max_steps 100"):
+        parse(tmp_path, OLDER + "  num_iterations: 100\n")
+    assert parse(tmp_path, OLDER + "  num_iterations: 8\n")[1].num_iterations == 8
+
+
+def test_the_tables_lead_to_fields_and_hide_none() -> None:
+    assert {*MEANS.values(), *UNDER_HEADING.values()} <= FIELDS
+    assert not {*MEANS, *ANSWERS} & FIELDS
+    assert not MEANS.keys() & ANSWERS.keys()
+
+
+def test_a_function_name_without_a_file_is_a_built_in_reward(tmp_path: Path) -> None:
+    script, _, _ = parse_flags(tmp_path, "--reward_function_name", "gsm8k")
+    assert (script.reward, script.reward_is_default) == (["gsm8k"], False)
+    script, _, _ = parse_flags(tmp_path, "--reward_function_name", "score", "--reward_fn", "mine.py")
+    assert (script.reward, script.reward_function_name) == (None, "score")
+    with pytest.raises(ConfigError, match="names a function of --reward_fn"):
+        parse_flags(tmp_path, "--reward_function_name", "score", "--reward", "gsm8k")
+
+
+def test_without_a_reward_the_default_is_accuracy(tmp_path: Path) -> None:
+    script, _, _ = parse_flags(tmp_path)
+    assert (script.reward, script.reward_is_default) == (["accuracy"], True)
+
+
+@pytest.mark.parametrize("flags", [("--lora_r", "16", "--lora_alpha", "32"), ("--lora-alpha=32",), ("--use_rslora",)])
+def test_lora_is_never_left_out_in_silence(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Also where the numbers are TRL's defaults."""
+    with pytest.raises(ConfigError, match="is given, but not use_peft, so all weights would be trained"):
+        parse_flags(tmp_path, *flags)
+    assert parse_flags(tmp_path, *flags, "--use_peft")[2].use_peft
+    assert not parse_flags(tmp_path, *flags, "--use_peft", "false")[2].use_peft
+
+
+def test_lora_in_a_file_is_seen_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lora_r is given, but not use_peft"):
+        parse(tmp_path, OLDER + "  lora_r: 16\n")

@@ -1,0 +1,103 @@
+"""The generated questions of the recipes: their answers are what the tools say, and nothing is in two splits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.data import load_tasks
+from toolgrpo.rewards import get_reward
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "recipes" / "data"
+KINDS = ("compute", "files", "lookup", "stock")
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def handbook() -> Iterator[Toolbox]:
+    with load_tools(ROOT / "tools_funcs" / "handbook_tools.py", workers=1) as box:
+        yield box
+
+
+def said(box: Toolbox, name: str, **arguments: Any) -> str:
+    result = run_tool(box, {"name": name, "arguments": arguments})
+    assert result.ok, result.content
+    return result.content
+
+
+def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
+    copy = tmp_path / "recipes" / "data"
+    (copy / "handbook").mkdir(parents=True)
+    (copy / "generate.py").write_text((DATA / "generate.py").read_text())
+    (tmp_path / "tools_funcs").symlink_to(ROOT / "tools_funcs")
+    subprocess.run([sys.executable, str(copy / "generate.py")], check=True, timeout=300, env={**os.environ})
+    made = sorted(path.relative_to(copy) for path in copy.rglob("*") if path.suffix in (".jsonl", ".md"))
+    assert len(made) == 2 + 2 * len(KINDS) + 24
+    for path in made:
+        assert (copy / path).read_text() == (DATA / path).read_text(), path
+
+
+def test_no_question_is_both_trained_on_and_held_out() -> None:
+    for name in ("financial_generated", *(f"handbook_{kind}" for kind in KINDS)):
+        train, heldout = ({row["prompt"] for row in rows(f"{name}_{split}")} for split in ("train", "heldout"))
+        assert len(train) in (60, 400) and len(heldout) in (12, 80)
+        assert not train & heldout
+
+
+def test_the_tool_that_is_called_right_gives_the_answer() -> None:
+    with load_tools(ROOT / "tools_funcs" / "financial_tools_complex.py", workers=1) as box:
+        asked = {row["expected_tools"][0]: row for row in rows("financial_generated_heldout")}
+        assert sorted(asked) == sorted(box.names), "every tool is asked for"
+        for row in asked.values():
+            call = json.loads(row["call"])
+            completion = [{"role": "tool", "name": call["name"], "content": run_tool(box, call).content}]
+            reward = get_reward("accuracy")
+            assert reward(completions=[completion], answer=[row["answer"]], trajectories=[None]) == [1.0]
+
+
+def test_the_mixture_of_the_handbook_has_a_reward_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = load_tasks("recipes/data/handbook_train.yaml")
+    assert Counter(found["task"]) == dict.fromkeys(KINDS, 60)
+    assert {row["task"]: row["reward"] for row in found} == {
+        **{"lookup": "exact_match", "compute": "gsm8k", "stock": "exact_match", "files": "exact_match"}
+    }
+    assert len(load_tasks("recipes/data/handbook_heldout.yaml")) == 48
+
+
+def test_the_handbook_can_be_searched_and_read(handbook: Toolbox) -> None:
+    for row in rows("handbook_lookup_heldout"):
+        assert row["answer"] in said(handbook, "search", query=row["prompt"], max_results=1), row["prompt"]
+    row = rows("handbook_files_heldout")[0]
+    words = row["prompt"].split()
+    line, file = int(words[words.index("line") + 1]), words[words.index("file") + 1]
+    assert said(handbook, "read_file", path=file, first_line=line, lines=1) == row["answer"]
+    assert said(handbook, "search", query="quasar") == "nothing was found; try other words"
+
+
+def test_the_api_is_really_asked(handbook: Toolbox) -> None:
+    assert '["north", "south", "harbour"]' in said(handbook, "call_api", path="/warehouses")
+    row = rows("handbook_stock_heldout")[0]
+    words = row["prompt"].split()
+    product = "_".join(words[words.index("the") + 1 : words.index("are")]).lower()
+    place = words[words.index("warehouse") - 1]
+    answered = said(handbook, "call_api", path="stock", query={"product": product, "warehouse": place})
+    assert f'"in_stock": {row["answer"]}' in answered
+    assert "[status 400]" in said(handbook, "call_api", path="/stock")
+
+
+def test_code_runs_beside_them(handbook: Toolbox) -> None:
+    assert said(handbook, "execute_code", code="17 * 3") == "51"

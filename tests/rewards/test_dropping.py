@@ -1,0 +1,127 @@
+"""A reward may leave an episode unscored; whatever else it does wrong stays an error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from toolgrpo import DropEpisode
+from toolgrpo.drops import Drop, DropCause
+from toolgrpo.errors import RewardError
+from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.by_task import ByTask
+from toolgrpo.rewards.unscored import noted_drops
+from toolgrpo.rewards.watched import watched
+from toolgrpo.trajectory import Ledger, StopReason, Trajectory
+
+Messages = list[dict[str, str]]
+
+
+def completions(*texts: str) -> list[Messages]:
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def length(completions: list[Messages], **_: Any) -> list[float | None]:
+    """Refuse to judge what says `refuse`, whoever else is in the batch."""
+    for completion in completions:
+        if completion[0]["content"] == "refuse":
+            raise DropEpisode("the judge refused")
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+async def length_async(completions: list[Messages], **_: Any) -> list[float | None]:
+    await asyncio.sleep(0)
+    return length(completions)
+
+
+def in_the_list(completions: list[Messages], **_: Any) -> list[float | DropEpisode]:
+    return [
+        DropEpisode("the judge refused") if c[0]["content"] == "refuse" else float(len(c[0]["content"]))
+        for c in completions
+    ]
+
+
+def trajectory(drop: Drop | None = None) -> Trajectory:
+    return Ledger([1]).finish(StopReason.FINISHED, dropped=drop)
+
+
+def asked(reward: Any, **arguments: Any) -> Any:
+    returned = reward(**arguments)
+    return asyncio.run(returned) if asyncio.iscoroutine(returned) else returned
+
+
+@pytest.mark.parametrize("as_reward", [False, True])
+@pytest.mark.parametrize("function", [length, length_async, in_the_list])
+def test_only_the_episode_that_is_meant_is_dropped(function: Any, as_reward: bool) -> None:
+    given = Reward(function, name="length", source="test") if as_reward else function
+    reward = watched(given, None, print)
+    with noted_drops() as dropped:
+        assert asked(reward, completions=completions("a", "refuse", "abc")) == [1.0, None, 3.0]
+    assert {place: drop.at(DropCause.REWARD) for place, drop in dropped.items()} == {
+        1: Drop(DropCause.REWARD, "the judge refused")
+    }
+
+
+def test_a_reward_is_not_asked_about_what_was_dropped_before() -> None:
+    seen: list[Any] = []
+
+    def reward(completions: list[Messages], answer: list[str], **_: Any) -> list[float]:
+        seen.append((len(completions), answer))
+        return [1.0] * len(completions)
+
+    gone = trajectory(Drop(DropCause.TOOL, "no network"))
+    arguments = {"completions": completions("a", "b", "c"), "answer": ["x", "y", "z"]}
+    for given in (reward, Reward(reward, name="r", source="test")):
+        asker = watched(given, None, print)
+        assert asker(trajectories=[trajectory(), gone, trajectory()], **arguments) == [1.0, None, 1.0]
+        assert asker(trajectories=[gone, gone, gone], **arguments) == [None, None, None]
+    assert seen == [(2, ["x", "z"])] * 2
+
+
+def test_none_is_no_score_and_nan_is_an_error() -> None:
+    assert Reward(lambda completions: [0.5, None], "r", "test")(completions=completions("a", "b")) == [0.5, None]
+    with pytest.raises(RewardError, match=r"float nan for row 0.*return None or raise DropEpisode"):
+        Reward(lambda completions: [float("nan")], "r", "test")(completions=completions("a"))
+
+
+def test_a_failure_beside_a_drop_stays_an_error() -> None:
+    def fails(completions: list[Messages], **_: Any) -> list[float]:
+        if len(completions) > 1:
+            raise DropEpisode("somebody refused")
+        return [1 / 0]
+
+    with pytest.raises(RewardError, match="ZeroDivisionError"):
+        Reward(fails, "r", "test")(completions=completions("a", "b"))
+    with pytest.raises(RewardError, match="returned 3 rewards for one completion"):
+        watched(lambda completions, **_: [1, 2, 3] if len(completions) == 1 else length(completions), None, print)(
+            completions=completions("refuse", "a")
+        )
+
+
+def test_a_drop_in_the_reward_of_one_task_is_one_of_the_mixture() -> None:
+    rewards = {"judge": Reward(length, "judge", "test"), "one": Reward(lambda completions: [1.0], "one", "test")}
+    logged: dict[str, float] = {}
+    reward = watched(Reward(ByTask(rewards.__getitem__), "by_task", "built in"), None, print)
+    with noted_drops() as dropped:
+        scores = reward(
+            completions=completions("x", "refuse", "abc"),
+            reward=["one", "judge", "judge"],
+            log_metric=logged.__setitem__,
+        )
+    assert scores == [1.0, None, 3.0] and list(dropped) == [1]
+    assert logged == {"reward_of_task/one": 1.0, "reward_of_task/judge": 3.0}
+
+
+def test_an_environment_that_met_the_deadline_is_lost() -> None:
+    late = Ledger([1]).finish(StopReason.DEADLINE)
+    scores = get_reward("environment")(completions=[[], []], trajectories=[late, trajectory_of(0.5)])
+    (lost, half) = scores
+    assert half == 0.5 and isinstance(lost, DropEpisode)
+    assert lost.at(DropCause.REWARD).cause is DropCause.ENVIRONMENT_LOST
+
+
+def trajectory_of(reward: float) -> Trajectory:
+    return Ledger([1]).finish(StopReason.FINISHED, reward=reward)

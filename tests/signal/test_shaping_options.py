@@ -1,0 +1,126 @@
+"""The fields that shape rewards: what is refused, what is parsed, which tokens are trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.commands.config_files import parse_args
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.rollout.batch import RolloutBatch, Scored
+from toolgrpo.rollout.void_turns import is_void
+from toolgrpo.signal.penalties import Overlong
+from toolgrpo.signal.shaping import ShapingOptions, loss_mask
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.testing.episodes import run_episode
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+
+
+def options(**changes: Any) -> ShapingOptions:
+    made = ShapingOptions(**{name: value for name, value in changes.items() if hasattr(ShapingOptions, name)})
+    for name, value in {"max_completion_length": 100, "scale_rewards": "group", **changes}.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantage": "gae"}, "advantage must be one of grpo, loo, max_rl; got 'gae'"),
+        ({"void_turns": "drop"}, "void_turns must be one of keep, mask_turn, mask_episode, end"),
+        ({"max_dropped_share": 1.5}, "max_dropped_share must be between 0 and 1, got 1.5"),
+        ({"penalty": {"tokens": 0.1}}, "penalty knows output_tokens, context_tokens, turns, calls; got 'tokens'"),
+        ({"penalty": {"turns": -0.1}}, "the penalty on turns must be between 0 and 1, got -0.1"),
+        ({"penalty": {"turns": float("nan")}}, "must be between 0 and 1, got nan"),
+        ({"penalty": {"turns": 0.6, "calls": 0.6}}, "add up to 1.2; above 1 an episode could lose more"),
+        ({"penalty": "turns"}, "penalty must be an object in JSON"),
+        ({"penalty": '{"turns": "much"}'}, "penalty must have a number behind each name"),
+        ({"overlong": {"buffer": 10}}, "overlong needs buffer .tokens. and penalty, and nothing else; got buffer"),
+        ({"overlong": {"buffer": 101, "penalty": 1}}, r"from 1 to max_completion_length \(100\) tokens, got 101"),
+        ({"overlong": {"buffer": 10, "penalty": 2}}, "above 0 and at most 1, got 2"),
+        ({"advantage": "max_rl", "penalty": {"turns": 0.1}}, "a penalty takes some below; leave out penalty"),
+        ({"advantage": "loo", "scale_rewards": "batch"}, "scale_rewards batch would do nothing"),
+        (
+            {"penalty": {"turns": 0.1}, "multi_objective_aggregation": "normalize_then_sum"},
+            "penalty works on the sum of an episode's rewards",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(**changes).check_shaping()
+
+
+def test_what_is_asked_for_is_one_value() -> None:
+    options().check_shaping()
+    assert options().shaping().is_of_trl
+    shaping = options(penalty='{"turns": 0.25, "calls": 0}', overlong={"buffer": 10, "penalty": 0.5}).shaping()
+    assert shaping.penalty == {"turns": 0.25} and shaping.overlong == Overlong(10, 0.5) and not shaping.is_of_trl
+
+
+def test_tables_may_stand_in_a_file_and_behind_a_flag(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("training:\n  penalty: {turns: 0.1, calls: 0.2}\n  void_turns: end\n")
+    (read,) = parse_args((ShapingOptions,), ["--config", str(file), "--overlong", '{"buffer": 8, "penalty": 1}'])
+    setattr(read, "max_completion_length", 100)  # noqa: B010  # a field of the whole config
+    assert read.shaping().penalty == {"turns": 0.1, "calls": 0.2} and read.shaping().overlong == Overlong(8, 1.0)
+    assert read.void_turns == "end"
+    file.write_text("penalty: {turns: much}\n")
+    with pytest.raises(ConfigError, match="penalty must be"):
+        parse_args((ShapingOptions,), ["--config", str(file)])
+
+
+def attempt(status: AttemptStatus) -> CallAttempt:
+    return CallAttempt(status, "raw", "add")
+
+
+@pytest.mark.parametrize(
+    ("turn", "void"),
+    [
+        (Turn(0, 1, "the answer is 3", None), False),
+        (Turn(0, 1, "", None), True),
+        (Turn(0, 1, " \n", "some thought"), True),  # reasoning alone
+        (Turn(0, 1, "the answer i", None, closed=False), True),  # cut without a call
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.OK),)), False),
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.UNKNOWN_TOOL),)), False),
+        (Turn(0, 1, "so", None, (attempt(AttemptStatus.INVALID_JSON),)), True),  # none can be read
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.INVALID_JSON), attempt(AttemptStatus.BAD_ARGUMENTS))), False),
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.UNMARKED),), (ToolResult("3", "add"),)), False),  # it was run
+        (
+            Turn(
+                0, 1, "", None, (attempt(AttemptStatus.UNMARKED),), (ToolResult("no", "add", ToolErrorKind.UNMARKED),)
+            ),
+            True,
+        ),
+    ],
+)
+def test_a_void_turn_has_neither_a_call_nor_an_answer(turn: Turn, void: bool) -> None:
+    assert is_void(turn) is void
+
+
+SCRIPT = ["call add {", 'call add {"a": 1, "b": 2}', "3"]
+
+
+def episode(**changes: Any) -> Trajectory:
+    tools = ScriptedTools({"add": lambda a, b: str(a + b)})
+    return run_episode(ScriptedEngine([ByteChat.say(text) for text in SCRIPT]), tools, **changes)
+
+
+def test_void_turns_are_masked_or_end_the_episode() -> None:
+    whole = episode()
+    void, call, answer = whole.turns
+    assert [is_void(turn) for turn in whole.turns] == [True, False, False]
+    assert loss_mask(whole, "keep") == whole.mask
+    masked = loss_mask(whole, "mask_turn")
+    assert sum(masked) == sum(whole.mask) - (void.end - void.start) and not any(masked[void.start : void.end])
+    assert all(masked[call.start : call.end]) and all(masked[answer.start : answer.end])
+    assert not any(loss_mask(whole, "mask_episode")) and not any(loss_mask(whole, "end"))
+    ended = episode(end_at_void_turn=True)
+    assert ended.stop_reason is StopReason.VOID_TURN and len(ended.turns) == 1 and not any(loss_mask(ended, "end"))
+    metrics = rollout_metrics(RolloutBatch(episodes=(Scored({}, whole), Scored({}, ended))))
+    assert metrics["turns/void"].value == 0.5 and metrics["stop/void_turn"].value == 0.5
+    fine = run_episode(ScriptedEngine([ByteChat.say("3")]), end_at_void_turn=True)
+    assert fine.stop_reason is StopReason.FINISHED and loss_mask(fine, "mask_episode") == fine.mask

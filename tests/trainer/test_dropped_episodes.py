@@ -1,0 +1,116 @@
+"""Dropped episodes in training: they leave their group and the loss, and too many end the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo import DropEpisode, ToolGRPOTrainer
+from toolgrpo.drops import EnvironmentLost
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import TooManyDroppedError
+from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
+
+pytestmark = pytest.mark.e2e
+
+
+class Seen(ToolGRPOTrainer):
+    """Keeps the batches that TRL computes its loss from, and its losses."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self.seen = [*getattr(self, "seen", []), inputs]
+        return super()._compute_loss(model, inputs)
+
+
+def lengths(request: SampleRequest, number: int) -> list[int]:
+    return ByteChat.say("a" * (1 + number % 4))
+
+
+def text(completion: list[dict[str, str]]) -> str:
+    return completion[-1]["content"]
+
+
+def by_length(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(text(completion))) for completion in completions]
+
+
+def raises(completions: list[Any], **_: Any) -> list[float]:
+    if any(len(text(completion)) == 4 for completion in completions):
+        raise DropEpisode("too long to judge")
+    return by_length(completions)
+
+
+async def returns(completions: list[Any], **_: Any) -> list[Any]:
+    return [
+        DropEpisode("too long to judge") if len(text(c)) == 4 else score
+        for c, score in zip(completions, by_length(completions), strict=True)
+    ]
+
+
+def says_none(completions: list[Any], **_: Any) -> list[float | None]:
+    return [None if len(text(c)) == 4 else float(len(text(c))) for c in completions]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "cause"), [(raises, "reward"), ([by_length, returns], "reward"), (says_none, "no_reward")]
+)
+def test_a_dropped_episode_leaves_its_group_and_the_loss(
+    tmp_path: Path, rewards: Any, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = tiny_trainer(tmp_path, rewards, lengths, kind=Seen, max_steps=1)
+    trainer.train()
+    (inputs,) = trainer.seen
+    sizes = inputs["completion_mask"].sum(1).tolist()  # a turn's text and its end
+    advantages = dict(zip(sizes, inputs["advantages"].tolist(), strict=True))
+    n_rewards = len(rewards) if isinstance(rewards, list) else 1
+    mean, std = 2.0 * n_rewards, 1.0 * n_rewards  # of 1, 2 and 3
+    expected = {size + 1: (size * n_rewards - mean) / (std + 1e-4) for size in (1, 2, 3)} | {5: 0.0}
+    assert advantages == pytest.approx(expected)
+    trained = (inputs["completion_mask"] * inputs["tool_mask"]).sum(1)
+    assert {size: int(n) for size, n in zip(sizes, trained, strict=True)} == {2: 2, 3: 3, 4: 4, 5: 0}
+    assert int(inputs["num_items_in_batch"]) == int(trained.sum())
+    (log, *_) = trainer.state.log_history
+    assert log["dropped/episodes"] == log[f"dropped/{cause}"] == 2 and log["reward/max"] == 3 * n_rewards
+    assert log["reward"] == pytest.approx(mean)
+    dropped = [record["drop"] for record in read_episodes(trainer.recorder.path) if record["reward_given"] is None]
+    assert [drop["cause"] for drop in dropped] == [cause] * 2
+    assert "All reward functions returned None" not in caplog.text
+
+
+def test_too_many_end_the_run_with_their_causes(tmp_path: Path) -> None:
+    def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[Any]:
+        return [t.reward for t in trajectories]
+
+    def lost(row: Any) -> float:
+        raise EnvironmentLost("environment Shop: buy: no answer within 3 s")
+
+    tools = ScriptedTools({}, reward=lost)
+    trainer = tiny_trainer(tmp_path, reward, lengths, parts={"tools": tools})
+    with pytest.raises(TooManyDroppedError, match=r"8 of 8 episodes .* 8 x environment_lost: environment Shop: buy"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and tools.open_sessions == 0
+    records = read_episodes(trainer.recorder.path)
+    assert {record["stop_reason"] for record in records} == {"finished"} and len(records) == 8
+
+
+def test_some_lost_environments_cost_their_episodes_alone(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[float]:
+        asked.append(len(completions))
+        return [t.reward for t in trajectories]
+
+    given = iter([None, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+
+    def gives(row: Any) -> float:
+        value = next(given)
+        if value is None:
+            raise EnvironmentLost("it died")
+        return value
+
+    trainer = tiny_trainer(tmp_path, reward, lengths, parts={"tools": ScriptedTools({}, reward=gives)}, max_steps=1)
+    trainer.train()
+    assert asked == [7] and trainer.state.log_history[0]["dropped/environment_lost"] == 1

@@ -1,0 +1,57 @@
+"""Episodes that cannot be scored: `raise DropEpisode(reason)`, and what becomes of it.
+
+A dropped episode is neither a success nor a failure. It leaves the mean, the standard deviation and
+the loss of its group, and is counted by its cause. Standard library only: plugin files import this
+in tool workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Drop", "DropCause", "DropEpisode", "EnvironmentLost"]
+
+
+class DropCause(StrEnum):
+    """Who could not say what an episode is worth."""
+
+    NO_REWARD = "no_reward"  # every reward function gave None
+    REWARD = "reward"  # a reward function dropped it
+    TOOL = "tool"  # a tool dropped it
+    ENVIRONMENT = "environment"  # an environment dropped it, in reset, a method or its reward
+    ENVIRONMENT_LOST = "environment_lost"  # an environment that hung, died or met `episode_timeout`
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Why one episode is not scored."""
+
+    cause: DropCause
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.reason}"
+
+
+class DropEpisode(Exception):
+    """Raise this in a tool, an environment or a reward whose episode cannot be scored.
+
+    In a reward function it may also stand in the returned list, in place of a number.
+    """
+
+    cause: DropCause | None = None  # None: that of the place where it is raised
+
+    def __init__(self, reason: str = "no reason was given") -> None:
+        super().__init__(reason)
+        self.reason = str(reason)
+
+    def at(self, cause: DropCause) -> Drop:
+        """Return the drop that this is where it was raised."""
+        return Drop(self.cause or cause, self.reason)
+
+
+class EnvironmentLost(DropEpisode):
+    """The environment that was to score an episode is gone."""
+
+    cause = DropCause.ENVIRONMENT_LOST

@@ -1,0 +1,133 @@
+"""`gold_calls`: how near an episode's tool calls are to those that its row names.
+
+ToolRL's reward (arXiv 2504.13958), from 0 to 1:
+
+    names + sum over pairs (argument names + equal values)
+    ------------------------------------------------------
+               1 + sum over gold calls (1 + arguments)
+
+`names` is the intersection of the tools called and the gold ones over their union, both with
+repetitions. A pair is a call and a gold call of one tool; its argument names are intersection over
+union, its equal values a count. Two things differ from ToolRL's own code: the pairs are those that
+are worth most in sum, not the first that fit, and values are compared as what they mean ("3", 3 and
+3.0 are one, and so is text with other case or outer space). Order does not matter.
+
+A row with an empty list wants no call. A row without `gold_calls` (None) is not scored.
+
+Not covered: a gold argument that is null. Columns of tables fill the arguments that a row lacks
+with null, so these are taken for absent; write the calls as JSON text to keep columns apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolgrpo.errors import RewardError
+from toolgrpo.rewards.assignment import best_total
+from toolgrpo.trajectory import AttemptStatus, Trajectory
+
+__all__ = ["gold_calls"]
+
+_MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
+_READABLE = (AttemptStatus.OK, AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
+_FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    name: str | None  # None: it could not be read
+    arguments: Mapping[str, Any]
+
+
+def gold_calls(trajectories: Sequence[Trajectory], gold_calls: Sequence[Any], **_: Any) -> list[float | None]:
+    """Return how near the calls of each episode are to the gold ones of its row."""
+    return [
+        None if gold is None else _score(_made(trajectory), _gold(gold, row))
+        for row, (trajectory, gold) in enumerate(zip(trajectories, gold_calls, strict=True))
+    ]
+
+
+def _score(made: Sequence[_Call], gold: Sequence[_Call]) -> float:
+    if not gold:
+        return 0.0 if made else 1.0
+    called, wanted = Counter(call.name for call in made), Counter(call.name for call in gold)
+    names = (called & wanted).total() / (called | wanted).total()
+    by_tool: defaultdict[str | None, list[_Call]] = defaultdict(list)
+    for call in made:
+        by_tool[call.name].append(call)
+    pairs = sum(
+        best_total([[_likeness(own, other) for own in by_tool[tool]] for other in gold if other.name == tool])
+        for tool in wanted
+    )
+    return (names + pairs) / (1 + sum(1 + len(call.arguments) for call in gold))
+
+
+def _likeness(made: _Call, gold: _Call) -> float:
+    given, wanted = set(made.arguments), set(gold.arguments)
+    names = len(given & wanted) / len(given | wanted) if given | wanted else 1.0
+    return names + sum(bool(made.arguments[name] == gold.arguments[name]) for name in given & wanted)
+
+
+def _made(trajectory: Trajectory) -> list[_Call]:
+    calls: list[_Call] = []
+    for attempt in trajectory.attempts:
+        readable = attempt.status in _READABLE and len(calls) < _MOST_CALLS
+        calls.append(_Call(attempt.name, _normal(attempt.arguments or {})) if readable else _Call(None, {}))
+    return calls
+
+
+def _gold(value: Any, row: int) -> list[_Call]:
+    try:
+        listed = json.loads(value) if isinstance(value, str) else value
+        found = []
+        for call in listed:
+            arguments = call.get("arguments") or {}
+            arguments = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
+            given = {name: item for name, item in arguments.items() if item is not None}
+            found.append(_Call(_text(call["name"]), _normal(given)))
+        return found
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RewardError(
+            f"reward gold_calls: the column gold_calls of row {row} cannot be read as a list of calls such as {_FORM} "
+            f"({type(error).__name__}: {error}); mend the row"
+        ) from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"a name must be text, got {value!r}")
+    return value
+
+
+def _normal(value: Any) -> Any:
+    """Return a value in the form in which it is compared."""
+    if isinstance(value, Mapping):
+        return {str(key): _normal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_normal(item) for item in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return _number(value)
+    text = " ".join(str(value).split()).casefold()
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return _number(float(text)) if len(text) <= 40 and "_" not in text else text
+    except ValueError:
+        return text
+
+
+def _number(value: float) -> Any:
+    """Return a number that is equal to other ways to write it; one that is none is its name."""
+    try:
+        as_float = float(value)
+    except OverflowError:
+        return str(value)
+    if as_float != as_float:
+        return "nan"
+    return ("number", as_float)  # apart from true and false, which Python takes for 1 and 0

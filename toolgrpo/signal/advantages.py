@@ -1,0 +1,85 @@
+"""From the rewards of a group to the advantages of its episodes.
+
+    grpo    (r - mean) / (std + 1e-4)          GRPO, arXiv 2402.03300, as TRL computes it
+    loo     r - mean of the others             RLOO, arXiv 2402.14740
+    max_rl  (r - mean) / mean, 0 if mean <= 0  MaxRL, arXiv 2602.02710; rewards of at least 0
+
+Pure functions over the rewards of one batch, the groups one after the other, None for an episode
+that is not scored: it takes no part, and its advantage is 0, as is that of a whole dead group.
+
+`grpo` is here for rewards that were shaped after TRL had them; else TRL's own numbers are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from statistics import fmean
+
+from toolgrpo.errors import RewardError
+from toolgrpo.signal.dead_groups import is_dead
+
+__all__ = ["ESTIMATORS", "Totals", "grouped_advantages"]
+
+Totals = Sequence[float | None]
+
+_TRL_EPSILON = 1e-4
+
+
+def _from_mean(rewards: Sequence[float]) -> list[float]:
+    mean = fmean(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def _from_the_others(rewards: Sequence[float]) -> list[float]:
+    n = len(rewards)
+    return [n / (n - 1) * difference for difference in _from_mean(rewards)] if n > 1 else [0.0]
+
+
+def _over_the_mean(rewards: Sequence[float]) -> list[float]:
+    if min(rewards) < 0:
+        raise RewardError(
+            f"advantage max_rl needs rewards of at least 0, and an episode has {min(rewards):g}; use grpo or loo, or "
+            f"rewards and weights that are not negative"
+        )
+    mean = fmean(rewards)
+    return [difference / mean for difference in _from_mean(rewards)] if mean > 0 else [0.0] * len(rewards)
+
+
+ESTIMATORS: dict[str, Callable[[Sequence[float]], list[float]]] = {
+    "grpo": _from_mean,
+    "loo": _from_the_others,
+    "max_rl": _over_the_mean,
+}
+
+
+def grouped_advantages(totals: Totals, group_size: int, estimator: str, scale: str = "group") -> list[float]:
+    """Return the advantage of each episode.
+
+    `scale` is TRL's `scale_rewards`, which is for `grpo` alone: by what its differences are divided.
+    """
+    advantages: list[float] = []
+    for group in _batched(totals, group_size):
+        rewards = [reward for reward in group if reward is not None]
+        differences = ESTIMATORS[estimator](rewards) if rewards else []
+        own = iter([0.0] * len(rewards) if is_dead(rewards) else differences)
+        by = _std(rewards) + _TRL_EPSILON if estimator == "grpo" and scale == "group" else 1.0
+        advantages += [0.0 if reward is None else next(own) / by for reward in group]
+    if estimator == "grpo" and scale == "batch":
+        by = _std([reward for reward in totals if reward is not None]) + _TRL_EPSILON
+        advantages = [advantage / by for advantage in advantages]
+    return advantages
+
+
+def _std(rewards: Sequence[float]) -> float:
+    """Return the sample standard deviation, as torch does; 0 where there is none."""
+    if len(rewards) < 2:
+        return 0.0
+    mean = fmean(rewards)
+    return sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+
+
+def _batched(values: Totals, size: int) -> list[Totals]:
+    if len(values) % size:
+        raise ValueError(f"{len(values)} episodes make no whole groups of {size}")
+    return [values[start : start + size] for start in range(0, len(values), size)]

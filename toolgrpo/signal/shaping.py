@@ -1,0 +1,226 @@
+"""How rewards are shaped and turned into advantages, and which tokens are trained on: the fields of
+a config, and the frozen value they make.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from toolgrpo.drops import Drop
+from toolgrpo.errors import ConfigError
+from toolgrpo.rollout.batch import RolloutBatch
+from toolgrpo.rollout.void_turns import VOID_TURNS, has_void_turn, is_void
+from toolgrpo.signal.advantages import ESTIMATORS, grouped_advantages
+from toolgrpo.signal.penalties import SIZES, EpisodeSize, Overlong, overlong_penalty, relative_penalties
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["Member", "Shaped", "Shaping", "ShapingOptions", "loss_mask", "members_of"]
+
+
+@dataclass
+class ShapingOptions:
+    """Fields of a config that say what an episode teaches."""
+
+    advantage: str = field(
+        default="grpo",
+        metadata={
+            "help": "From rewards to advantages: grpo (TRL's own), loo (minus the mean of the others) or max_rl (over the "
+            "mean).",
+            "choices": tuple(ESTIMATORS),
+        },
+    )
+    penalty: dict[str, float] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Weights of what is taken off for output_tokens, context_tokens, turns and calls, each beside the "
+            "group's largest and times its mean reward, e.g. '{\"turns\": 0.1}'."
+        },
+    )
+    overlong: dict[str, float] | str | None = field(
+        default=None,
+        metadata={
+            "help": "What is taken off in the last tokens before max_completion_length, e.g. "
+            '\'{"buffer": 256, "penalty": 1.0}\'.'
+        },
+    )
+    void_turns: str = field(
+        default="keep",
+        metadata={
+            "help": "A turn with neither a call nor a final answer: keep, mask_turn or mask_episode (not trained on), or "
+            "end (the episode ends there, and is not trained on).",
+            "choices": VOID_TURNS,
+        },
+    )
+    max_dropped_share: float = field(
+        default=0.25,
+        metadata={
+            "help": "Largest share of a batch whose episodes cannot be scored; more end the run with the causes."
+        },
+    )
+
+    def check_shaping(self) -> None:
+        """Raise ConfigError for values and combinations that cannot work."""
+        for name, known in (("advantage", ESTIMATORS), ("void_turns", VOID_TURNS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
+        if not 0 <= self.max_dropped_share <= 1:
+            raise ConfigError(f"max_dropped_share must be between 0 and 1, got {self.max_dropped_share}")
+        shaping = self.shaping()
+        needs_one_sum = [name for name, is_set in self._changes_of_rewards(shaping) if is_set]
+        if needs_one_sum and getattr(self, "multi_objective_aggregation", None) == "normalize_then_sum":
+            raise ConfigError(
+                f"{needs_one_sum[0]} works on the sum of an episode's rewards, and multi_objective_aggregation "
+                f"normalize_then_sum makes none; use sum_then_normalize, or leave {needs_one_sum[0]} out"
+            )
+        if shaping.advantage == "max_rl" and (shaping.penalty or shaping.overlong):
+            raise ConfigError(
+                "advantage max_rl needs rewards of at least 0, and a penalty takes some below; leave out "
+                f"{'penalty' if shaping.penalty else 'overlong'}, or use loo"
+            )
+        if shaping.advantage != "grpo" and getattr(self, "scale_rewards", "group") == "batch":
+            raise ConfigError(
+                f"advantage {shaping.advantage} divides by no standard deviation, so scale_rewards batch would do nothing; "
+                f"leave it out"
+            )
+
+    def shaping(self) -> Shaping:
+        """Return what these fields ask for as one value."""
+        limit = int(getattr(self, "max_completion_length", 0) or 0)
+        return Shaping(
+            advantage=self.advantage,
+            scale=str(getattr(self, "scale_rewards", "group")),
+            penalty=_weights(self.penalty),
+            overlong=_overlong(self.overlong, limit),
+            limit=limit,
+            void_turns=self.void_turns,
+        )
+
+    def _changes_of_rewards(self, shaping: Shaping) -> tuple[tuple[str, bool], ...]:
+        return (
+            ("penalty", bool(shaping.penalty)),
+            ("overlong", shaping.overlong is not None),
+            (f"advantage {shaping.advantage}", shaping.advantage != "grpo"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One episode as its group knows it; small, because processes send these to each other."""
+
+    total: float | None
+    drop: Drop | None
+    size: EpisodeSize
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """The advantages of a batch, and numbers about how they came to be."""
+
+    advantages: tuple[float, ...]
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """What is done to rewards, advantages and masks."""
+
+    advantage: str = "grpo"
+    scale: str = "group"
+    penalty: Mapping[str, float] = field(default_factory=dict)
+    overlong: Overlong | None = None
+    limit: int = 0  # tokens after the prompt
+    void_turns: str = "keep"
+
+    @property
+    def is_of_trl(self) -> bool:
+        """Whether TRL's own advantages are what is wanted."""
+        return self.advantage == "grpo" and not self.penalty and self.overlong is None
+
+    def advantages(self, members: Sequence[Member], group_size: int) -> Shaped:
+        """Return the advantages of the episodes of all processes."""
+        totals = [member.total for member in members]
+        sizes = [member.size for member in members]
+        taken = relative_penalties(totals, sizes, group_size, self.penalty)
+        over = [
+            0.0 if self.overlong is None else overlong_penalty(size.completion_tokens, self.limit, self.overlong)
+            for size in sizes
+        ]
+        shaped = [
+            None if total is None else total - one - other
+            for total, one, other in zip(totals, taken, over, strict=True)
+        ]
+        metrics = {}
+        scored = [place for place, total in enumerate(totals) if total is not None]
+        for name, values, is_set in (("penalty", taken, bool(self.penalty)), ("overlong", over, self.overlong)):
+            if is_set and scored:
+                metrics[f"shaping/{name}"] = fmean(values[place] for place in scored)
+        return Shaped(tuple(grouped_advantages(shaped, group_size, self.advantage, self.scale)), metrics)
+
+
+def members_of(batch: RolloutBatch) -> list[Member]:
+    """Return what other processes need to know of a graded batch."""
+    return [Member(one.total, one.drop, EpisodeSize.of(one.trajectory)) for one in batch.episodes]
+
+
+def loss_mask(trajectory: Trajectory, void_turns: str) -> tuple[int, ...]:
+    """Return 1 on the tokens that are trained on: those that were sampled, void turns apart."""
+    if void_turns in ("mask_episode", "end") and has_void_turn(trajectory):
+        return (0,) * len(trajectory.mask)
+    if void_turns != "mask_turn":
+        return trajectory.mask
+    mask = list(trajectory.mask)
+    for turn in trajectory.turns:
+        if is_void(turn):
+            mask[turn.start : turn.end] = [0] * (turn.end - turn.start)
+    return tuple(mask)
+
+
+def _weights(given: Mapping[str, float] | str | None) -> dict[str, float]:
+    weights = _parsed("penalty", given, "'{\"turns\": 0.1}'")
+    for name, weight in weights.items():
+        if name not in SIZES:
+            raise ConfigError(f"penalty knows {', '.join(SIZES)}; got {name!r}")
+        if not 0 <= weight <= 1:
+            raise ConfigError(f"the penalty on {name} must be between 0 and 1, got {weight:g}")
+    if sum(weights.values()) > 1:
+        raise ConfigError(
+            f"the penalties add up to {sum(weights.values()):g}; above 1 an episode could lose more than its group earned "
+            f"on average"
+        )
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def _overlong(given: Mapping[str, float] | str | None, limit: int) -> Overlong | None:
+    if given is None:
+        return None
+    values = _parsed("overlong", given, '\'{"buffer": 256, "penalty": 1.0}\'')
+    if set(values) != {"buffer", "penalty"}:
+        raise ConfigError(
+            f"overlong needs buffer (tokens) and penalty, and nothing else; got {', '.join(values) or '{}'}"
+        )
+    buffer, penalty = values["buffer"], values["penalty"]
+    if buffer != int(buffer) or not 1 <= buffer <= limit:
+        raise ConfigError(
+            f"the buffer of overlong must be from 1 to max_completion_length ({limit}) tokens, got {buffer:g}"
+        )
+    if not 0 < penalty <= 1:
+        raise ConfigError(f"the penalty of overlong must be above 0 and at most 1, got {penalty:g}")
+    return Overlong(int(buffer), penalty)
+
+
+def _parsed(name: str, given: Mapping[str, float] | str | None, example: str) -> dict[str, float]:
+    value: Any = {} if given is None else given
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ConfigError(f"{name} must be an object in JSON, as {example}; got {given!r}") from None
+    if not isinstance(value, Mapping) or not all(
+        isinstance(number, int | float) and not isinstance(number, bool) for number in value.values()
+    ):
+        raise ConfigError(f"{name} must have a number behind each name, as {example}; got {given!r}")
+    return {str(key): float(number) for key, number in value.items()}

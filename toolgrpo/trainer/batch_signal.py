@@ -1,0 +1,94 @@
+"""What the trainer's batches teach: which episodes are dropped, what the others' advantages are, which
+tokens are trained on, and the tool-output loss.
+
+The parts are pure functions of `toolgrpo/signal/`; here they are called in the order in which TRL
+comes by, and hold what one call leaves for a later one of the same batch.
+
+Invariant: with the defaults and without dropped episodes TRL's own tensors go through untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from toolgrpo.evaluation.grading import success_at
+from toolgrpo.rewards.unscored import noted_drops
+from toolgrpo.rollout.batch import Mode, RolloutBatch
+from toolgrpo.signal.dropped import check_dropped_share
+from toolgrpo.signal.penalties import EpisodeSize
+from toolgrpo.signal.shaping import Member, loss_mask, members_of
+from toolgrpo.signal.tool_outputs import output_mask
+from toolgrpo.trainer import trl_seam, trl_signal
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["BatchSignal"]
+
+
+class BatchSignal:
+    """One trainer's; `group_size` says how many episodes of a question there are."""
+
+    def __init__(self, trainer: Any, group_size: Callable[[Mode], int]) -> None:
+        self._trainer = trainer
+        self._group_size = group_size
+        self._shaping = trainer.args.shaping()
+        self._members: list[Member] = []  # of all processes, of the batch that was graded last
+        self._outputs: list[list[int]] | None = None  # where tools speak, of the batch that was generated last
+        self._logps: torch.Tensor | None = None  # of the policy's own pass, until its loss is known
+
+    def loss_masks(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
+        """Return which tokens of a new batch are trained on."""
+        args = self._trainer.args
+        if args.echo_weight:
+            self._outputs = [output_mask(one, args.echo_tools) for one in trajectories]
+        return [loss_mask(trajectory, self._shaping.void_turns) for trajectory in trajectories]
+
+    def graded(
+        self, batch: RolloutBatch | None, calculate: Callable[[], torch.Tensor]
+    ) -> tuple[RolloutBatch | None, torch.Tensor]:
+        """Ask the rewards; return the graded batch and the rewards as TRL shall have them.
+
+        They are of all processes, and those of dropped episodes are NaN.
+        """
+        with noted_drops() as dropped, trl_signal.quiet_about_unscored():
+            rewards_per_func = calculate()
+        if batch is None:
+            return None, rewards_per_func
+        grades = trl_signal.own_grades(self._trainer, rewards_per_func, batch.trajectories, dropped)
+        batch = batch.graded(grades, success_at(self._trainer.args.success_threshold))
+        self._members = gather_object(members_of(batch))
+        return batch, trl_signal.without_dropped(rewards_per_func, self._members)
+
+    def hear_of(self, trajectories: Sequence[Trajectory], rewards_per_func: torch.Tensor) -> None:
+        """Take a batch that was graded elsewhere; NaN alone are the rewards of dropped episodes."""
+        grades = trl_signal.own_grades(self._trainer, rewards_per_func, trajectories, {})
+        own = zip(grades, trajectories, strict=True)
+        self._members = gather_object([Member(grade.total, grade.drop, EpisodeSize.of(one)) for grade, one in own])
+
+    def check_dropped(self, batch: RolloutBatch) -> None:
+        """Raise, in every process, if too many of the episodes that ran for a training batch were dropped."""
+        if batch.mode == "train":
+            drops = gather_object([one.drop for one in batch.episodes])
+            check_dropped_share(drops, self._trainer.args.max_dropped_share)
+
+    def applied(self, output: dict[str, Any]) -> dict[str, Any]:
+        """Return TRL's batch with the advantages and masks that the config asks for."""
+        shaped = None
+        if not self._shaping.is_of_trl:
+            shaped = self._shaping.advantages(self._members, self._group_size(trl_seam.mode_of(self._trainer)))
+            trl_seam.log_metrics(self._trainer, shaped.metrics)
+        advantages = None if shaped is None else shaped.advantages
+        output = trl_signal.with_advantages(self._trainer, output, self._members, advantages)
+        return output if self._outputs is None else trl_signal.with_outputs(self._trainer, output, self._outputs)
+
+    def heard(self, logps: torch.Tensor) -> None:
+        """Keep the log-probabilities of a pass that has a gradient: the policy's own."""
+        self._logps = logps if self._outputs is not None and logps.requires_grad else None
+
+    def with_output_loss(self, loss: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return a micro-batch's loss with the tool-output loss, of the same forward pass."""
+        logps, self._logps = self._logps, None
+        return loss if logps is None else trl_signal.with_output_loss(self._trainer, loss, logps, inputs)

@@ -1,0 +1,207 @@
+"""Take what a job written for TRL's `GRPOTrainer` brings, where it means something here.
+
+* `text_prompts: raw` keeps TRL's meaning of prompts that are plain text;
+* `generation_kwargs` with the fields of our own sampling are those fields;
+* `chat_template_kwargs` go to the chat template, also while the chat format is proven;
+* an `environment_factory` is an environment of the tools, its `get_reward` a reward.
+
+What means nothing here is refused with what to use instead. Knows no trainer: values in, values out.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasets import Dataset
+
+from toolgrpo.errors import ConfigError, RewardError
+from toolgrpo.rewards import Reward
+from toolgrpo.rewards.environment import environment
+
+__all__ = [
+    "TEXT_PROMPTS",
+    "TRLJobOptions",
+    "as_conversations",
+    "check_reward_arguments",
+    "is_text",
+    "placeholder_rows",
+    "point_to_raw_text",
+    "refuse_rollout_func",
+    "single_factory",
+    "taking_text",
+    "texts_of",
+    "with_environment",
+]
+
+TEXT_PROMPTS = ("chat", "raw")
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAID_ELSEWHERE = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
+
+
+@dataclass
+class TRLJobOptions:
+    """Fields of jobs that were written for TRL."""
+
+    text_prompts: str = field(
+        default="chat",
+        metadata={
+            "help": "A prompt that is plain text is a user's message (chat), or is continued as it is, without tools and "
+            "with strings for rewards, as in TRL (raw).",
+            "choices": TEXT_PROMPTS,
+        },
+    )
+
+    def take_trl_arguments(self) -> None:
+        """Spread the dictionaries of TRL's config over the fields they stand for."""
+        if self.text_prompts not in TEXT_PROMPTS:
+            raise ConfigError(f"text_prompts must be one of {', '.join(TEXT_PROMPTS)}; got {self.text_prompts!r}")
+        config: Any = self
+        for name in ("generation_kwargs", "chat_template_kwargs"):
+            value = getattr(config, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"{name} must be a dictionary, got {value!r}")
+        self._take_generation_kwargs(config)
+        self._take_template_kwargs(config)
+
+    def _take_generation_kwargs(self, config: Any) -> None:
+        given = dict(config.generation_kwargs or {})
+        if given.pop("do_sample", True) is not True:
+            raise ConfigError("generation_kwargs has do_sample: false, but episodes of training are always sampled")
+        unknown = sorted(given.keys() - set(_SAMPLING))
+        if unknown:
+            raise ConfigError(
+                f"generation_kwargs has {', '.join(unknown)}, which the engines here do not have: every token is drawn for "
+                f"itself, with {', '.join(_SAMPLING)}; leave the rest out"
+            )
+        for name, value in given.items():
+            setattr(config, name, value)
+
+    def _take_template_kwargs(self, config: Any) -> None:
+        given = dict(config.chat_template_kwargs or {})
+        odd = sorted(given.keys() & set(_SAID_ELSEWHERE))
+        if odd:
+            raise ConfigError(f"chat_template_kwargs has {odd[0]}, which each episode says itself; leave it out")
+        thinking = given.get("enable_thinking")
+        if thinking is None:
+            return
+        if config.enable_thinking not in (None, thinking):
+            raise ConfigError(
+                f"enable_thinking is {config.enable_thinking}, but chat_template_kwargs says {thinking}; keep one of them"
+            )
+        config.enable_thinking = thinking
+
+
+def is_text(rows: Any) -> bool:
+    """Return whether the prompts of these rows are plain text, as the first of them is."""
+    first = next(iter(rows), None) if rows is not None else None
+    return isinstance(first, Mapping) and isinstance(first.get("prompt"), str)
+
+
+def as_conversations(prompts: Sequence[Any]) -> list[Any]:
+    """Return prompts of plain text as the user messages that the model was shown."""
+    return [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
+
+
+def refuse_rollout_func(rollout_func: Any) -> None:
+    """Refuse a function that would replace every episode."""
+    if rollout_func is not None:
+        raise ConfigError(
+            "rollout_func would replace the episodes that ToolGRPOTrainer is for; write what it does as tools or as an "
+            "environment (`tools=`, `environment_factory=`), or keep TRL's GRPOTrainer for this job"
+        )
+
+
+def single_factory(factory: Any) -> Callable[[], Any] | None:
+    """Return the one environment class of an `environment_factory`."""
+    if isinstance(factory, Mapping):
+        if len(factory) != 1:
+            raise ConfigError(
+                f"environment_factory names {len(factory)} environments ({', '.join(map(str, factory))}); here all rows have "
+                f"one. Write a class whose reset(**row) chooses by the row, and let the column `tools` name what each row "
+                f"is offered"
+            )
+        (factory,) = factory.values()
+    if factory is not None and not callable(factory):
+        raise ConfigError(f"environment_factory must be a class or a function that makes environments, got {factory!r}")
+    made: Callable[[], Any] | None = factory
+    return made
+
+
+def _environment_rewards(factory: Callable[[], Any] | None) -> list[Reward]:
+    """Return the reward that an environment class gives for its own episodes, under the name of the class."""
+    owner = factory if inspect.isclass(factory) else None if factory is None else type(factory())
+    if owner is None or not any(callable(getattr(owner, name, None)) for name in ("reward", "get_reward")):
+        return []
+    return [Reward(environment, name=owner.__name__, source=f"the environment {owner.__name__}")]
+
+
+def placeholder_rows(n_rows: int, max_steps: int) -> Dataset:
+    """Return empty questions for an environment that brings its own."""
+    if max_steps <= 0:
+        raise ConfigError("no train_dataset is given, so the environment brings the questions: set max_steps, too")
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * n_rows})
+
+
+def with_environment(
+    rewards: Any, weights: Sequence[float] | None, factory: Callable[[], Any] | None
+) -> tuple[Any, list[float] | None]:
+    """Return the rewards and their weights with the environment's own behind them, of weight 1 as in TRL."""
+    own = _environment_rewards(factory)
+    if not own:
+        return rewards, None if weights is None else list(weights)
+    given = [] if rewards is None else list(rewards) if isinstance(rewards, list | tuple) else [rewards]
+    return [*given, *own], None if weights is None else [*weights, *(1.0 for _ in own)]
+
+
+def taking_text(rewards: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """Return rewards that are given what raw text was continued with, instead of messages."""
+
+    def of_text(reward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(reward)
+        def call(*, completions: Sequence[Sequence[Mapping[str, Any]]], **arguments: Any) -> Any:
+            return reward(completions=texts_of(completions), **arguments)
+
+        call.__name__ = getattr(reward, "__name__", type(reward).__name__)
+        return call
+
+    return [of_text(reward) for reward in rewards]
+
+
+def texts_of(completions: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return the text of each completion of one turn."""
+    return ["".join(str(message["content"]) for message in completion) for completion in completions]
+
+
+@contextmanager
+def point_to_raw_text(prompts: Sequence[Any], *, raw: bool) -> Iterator[None]:
+    """Say in an error of a reward that completions are messages, where it may have taken them for text."""
+    try:
+        yield
+    except (TypeError, AttributeError, RewardError) as error:
+        if not raw and prompts and isinstance(prompts[0], str):
+            error.add_note(
+                "The prompts of the data are plain text, which is shown as a user's message, and completions are lists of "
+                "messages. A reward that takes strings, as for TRL, wants text_prompts='raw'."
+            )
+        raise
+
+
+def check_reward_arguments(rewards: Any) -> None:
+    """Refuse a reward that wants the instances of environments, which live in the tool workers."""
+    for reward in rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]:
+        try:
+            parameters = inspect.signature(reward).parameters
+        except (TypeError, ValueError):  # a model, or its name
+            continue
+        if "environments" in parameters:
+            name = getattr(reward, "__name__", type(reward).__name__)
+            raise ConfigError(
+                f"reward {name} asks for `environments`, whose instances live in the tool workers. Let the class have "
+                f"get_reward(), whose value is a reward by itself and stands in `trajectories[i].reward`"
+            )

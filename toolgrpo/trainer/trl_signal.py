@@ -1,0 +1,140 @@
+"""What toolgrpo changes in the batches that TRL makes: rewards, advantages, masks and the loss.
+
+A third file beside `trl_seam.py` and `trl_batch.py` that touches what is private in TRL
+(`tests/trainer/test_trl_signal.py` fails with a sentence when one of these changes):
+
+* `GRPOTrainer._calculate_rewards` gives the rewards of all processes, an episode a row; one with NaN
+  alone leaves mean and standard deviation, and its advantage is 0 (`without_dropped`). TRL warns of
+  such rows with all that they hold, through the logger of its module (`quiet_about_unscored`);
+* what `_generate_and_score_completions` returns has `advantages`, `completion_mask` and `tool_mask`;
+  whatever else stands in it is shuffled and cut with it (`with_advantages`, `with_outputs`);
+* the loss `dapo` is divided by the tokens of a generation batch in all processes, over the number of
+  processes and of optimizer steps (`with_output_loss`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from toolgrpo.drops import DropEpisode
+from toolgrpo.rollout.batch import Grade
+from toolgrpo.signal.dropped import grade_of
+from toolgrpo.signal.shaping import Member
+from toolgrpo.trainer.trl_seam import log_metrics, mode_of
+from toolgrpo.trajectory import Trajectory
+
+__all__ = [
+    "own_grades",
+    "quiet_about_unscored",
+    "with_advantages",
+    "with_output_loss",
+    "with_outputs",
+    "without_dropped",
+]
+
+
+def own_grades(
+    trainer: Any,
+    rewards_per_func: torch.Tensor,
+    trajectories: Sequence[Trajectory],
+    dropped_by_rewards: Mapping[int, DropEpisode],
+) -> list[Grade]:
+    """Return what this process's episodes are worth,
+    of the rewards that TRL has gathered from all processes.
+    """
+    n_own = len(trajectories)
+    start = trainer.accelerator.process_index * n_own
+    own = rewards_per_func[start : start + n_own]
+    totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
+    names = trainer.reward_func_names
+    return [
+        grade_of(
+            trajectory,
+            {name: None if math.isnan(value) else value for name, value in zip(names, values, strict=True)},
+            total,
+            dropped_by_rewards.get(place),
+        )
+        for place, (trajectory, values, total) in enumerate(zip(trajectories, own.tolist(), totals, strict=True))
+    ]
+
+
+@contextmanager
+def quiet_about_unscored() -> Iterator[None]:
+    """Keep TRL from printing whole rows, tokens and all, of episodes that are dropped and counted."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return "All reward functions returned None" not in str(record.msg)
+
+    logger = logging.getLogger("trl.trainer.grpo_trainer")
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
+
+
+def without_dropped(rewards_per_func: torch.Tensor, members: Sequence[Member]) -> torch.Tensor:
+    """Return the rewards of all processes with none for the episodes that were dropped."""
+    dropped = [place for place, member in enumerate(members) if member.drop is not None]
+    if not dropped:
+        return rewards_per_func
+    kept = rewards_per_func.clone()
+    kept[dropped] = torch.nan
+    return kept
+
+
+def with_advantages(
+    trainer: Any, output: dict[str, Any], members: Sequence[Member], advantages: Sequence[float] | None
+) -> dict[str, Any]:
+    """Return TRL's batch with these advantages, of all processes, in place of its own (None: keep them),
+    and with no token to train on in episodes that were dropped; how many are left is counted later.
+    """
+    n_own = len(output["advantages"])
+    own = slice(trainer.accelerator.process_index * n_own, (trainer.accelerator.process_index + 1) * n_own)
+    changed = dict(output)
+    if advantages is not None:
+        changed["advantages"] = torch.tensor(advantages[own]).to(output["advantages"])
+    if any(member.drop is not None for member in members):
+        kept = torch.tensor([member.drop is None for member in members[own]], device=output["tool_mask"].device)
+        changed["tool_mask"] = output["tool_mask"] * kept.unsqueeze(1)
+    return changed
+
+
+def with_outputs(trainer: Any, output: dict[str, Any], masks: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return TRL's batch with `output_mask`, the tokens that tools said, and their number in all processes.
+
+    Episodes that were dropped have none.
+    """
+    completion_mask = output["completion_mask"]
+    mask = torch.zeros_like(completion_mask)
+    for row, given in enumerate(masks):
+        mask[row, : len(given)] = torch.tensor(given, dtype=mask.dtype)
+    mask = mask * completion_mask * output["tool_mask"].any(dim=1, keepdim=True)
+    n_tokens = trainer.accelerator.gather(mask.sum()).sum()
+    log_metrics(trainer, {"echo/tokens": float(n_tokens)})
+    return {**output, "output_mask": mask, "num_outputs_in_batch": n_tokens}
+
+
+def with_output_loss(trainer: Any, loss: torch.Tensor, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Return TRL's loss of a micro-batch and the cross-entropy on what tools said, of the same pass.
+
+    It is divided as TRL divides the `dapo` loss, by the tokens of the whole generation batch.
+    """
+    weight = trainer.args.echo_weight
+    if not weight or "output_mask" not in inputs or mode_of(trainer) != "train":
+        return loss
+    mask = inputs["output_mask"]
+    summed = -(logps * mask).sum()
+    totals = trainer.accelerator.reduce(torch.stack([summed.detach(), mask.sum().to(summed)]), reduction="sum")
+    if totals[1] > 0:
+        log_metrics(trainer, {"echo/loss": float(totals[0] / totals[1])})
+    of_step = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
+    normalizer = inputs["num_outputs_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes * of_step
+    whole: torch.Tensor = loss + weight * summed / normalizer
+    return whole
