@@ -97,7 +97,7 @@ def recorded_job(folder: Path, steps: int, record_tokens: int) -> dict[str, floa
         [get_reward("accuracy"), get_reward("exact_match")],
         ToolGRPOConfig(
             str(folder),
-            record_tokens=record_tokens,  # type: ignore[call-arg]
+            record_tokens=record_tokens,
             per_device_train_batch_size=64,
             num_generations=8,
             max_completion_length=224,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -215,11 +216,13 @@ def test_a_record_says_who_where_and_how_long_for_people_first(tmp_path: Path) -
     assert prompt_id("2+2?", {"answer": "4"}) == first["prompt_id"] != prompt_id("2+2?", {"answer": "5"})
 
 
+def described(prefix: str, number: int) -> dict[str, str]:
+    return {"text": f"{prefix}{number}"}
+
+
 def test_the_vocabulary_has_each_token_once_and_is_of_one_tokenizer(tmp_path: Path) -> None:
     for texts in ("first", "first", "second"):
-        recorder = EpisodeRecorder(
-            episodes_path(tmp_path, 0), token_text=lambda number, t=texts: {"text": f"{t}{number}"}
-        )
+        recorder = EpisodeRecorder(episodes_path(tmp_path, 0), token_text=partial(described, texts))
         record(recorder, 0)
         record(recorder, 1)
         recorder.close()

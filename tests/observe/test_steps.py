@@ -59,7 +59,8 @@ class Training:
         self.state.global_step += 1
         self.log.on_step_end(self.args, self.state, self.control)
         self.clock.now += 100.0  # between steps nothing is counted
-        self.log.on_log(self.args, self.state, self.control, {"reward": 0.5, "odd": float("nan"), "text": "x"})
+        logs: dict[str, Any] = {"reward": 0.5, "odd": float("nan"), "text": "x"}
+        self.log.on_log(self.args, self.state, self.control, logs)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

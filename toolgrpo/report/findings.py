@@ -36,14 +36,15 @@ def run_findings(run: RunPieces) -> list[dict[str, Any]]:
     found = []
     for rule, spoken in over_run(logs).items():
         last = spoken[-1]
-        examples: dict[str, Any] = dict(_EXAMPLES.get(rule, {}))
+        examples: dict[str, Any] = {"from": max(1, last.step - 10), "to": last.step}
+        examples.update(_EXAMPLES.get(rule, {}))
         found.append(
             {
                 "rule": rule,
                 "sentence": last.sentence,
                 "link": last.link,
                 "steps": [one.step for one in spoken],
-                "filter": {**examples, "from": max(1, last.step - 10), "to": last.step},
+                "filter": examples,
             }
         )
     return found
