@@ -25,7 +25,7 @@ from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episod
 from toolgrpo.trajectory import ToolErrorKind, ToolResult, Trajectory
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"
-TOOLS = "tools_funcs/math_tools.py"
+TOOLS = "tools_funcs/arithmetic_tools.py"
 
 
 def episode(*turns: str, answers: Sequence[ToolResult | str] = ()) -> Trajectory:
@@ -37,7 +37,7 @@ def episode(*turns: str, answers: Sequence[ToolResult | str] = ()) -> Trajectory
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps of two groups of two episodes; the first called math_tools, and would get the same again."""
+    """Two steps of two groups of two episodes; the first called arithmetic_tools, and would get the same again."""
     place: Path = tmp_path_factory.mktemp("run")
     slow = ToolResult("Error: divide: gave up", "divide", ToolErrorKind.TIMEOUT)
     trajectories = [

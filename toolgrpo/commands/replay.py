@@ -19,7 +19,7 @@ from trl import ModelConfig
 
 from toolgrpo.chat import resolve_format
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
-from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.run_config import config_of_run
@@ -68,7 +68,9 @@ def parse_replay_arguments(
         (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
         [*flags, "--folder", folder, "--episode", number],
     )
-    check_arguments(script, config, model)
+    check_arguments(
+        script, config, model, given_names((ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig), flags)
+    )
     return replay, script, config, model
 
 
