@@ -59,7 +59,9 @@ def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
     elif block.language == "python":
         ast.parse(block.text)
     elif block.language == "json":
-        for document in [block.text] if block.text.startswith("{\n") or "\n  " in block.text else block.text.splitlines():
+        for document in (
+            [block.text] if block.text.startswith("{\n") or "\n  " in block.text else block.text.splitlines()
+        ):
             json.loads(document)
     elif block.language == "yaml":
         yaml.safe_load(block.text)
@@ -68,7 +70,7 @@ def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
 def check_flags(words: list[str], block: Block) -> None:
     """The flags behind `toolgrpo COMMAND`, or a recipe's script, are its own."""
     command = None
-    for before, word in zip(["", *words], words):
+    for before, word in zip(["", *words], words, strict=False):
         if before.endswith("toolgrpo") and re.fullmatch("[a-z]+", word):
             assert word in COMMANDS, f"{block.where}: there is no command {word}"
             command = word

@@ -38,7 +38,9 @@ exit "$CODE" """,
 class Job:
     """The file as Slurm would start it on these nodes."""
 
-    def __init__(self, folder: Path, nodes: str, *, servers: int, code: int = 0, stays: bool = False, **env: str) -> None:
+    def __init__(
+        self, folder: Path, nodes: str, *, servers: int, code: int = 0, stays: bool = False, **env: str
+    ) -> None:
         programs = folder / "bin"
         programs.mkdir()
         for name, text in STAND_INS.items():
@@ -96,7 +98,10 @@ def test_the_last_nodes_generate_and_the_first_train(job: Callable[..., Job]) ->
     for rank, line in enumerate(training):
         assert f"--num_machines 2 --num_processes 8 --machine_rank {rank} --main_process_ip a " in line
         urls = "http://c:8000 http://c:8002 http://d:8000 http://d:8002"
-        assert f"--model_name_or_path some/model --config my config.yaml --engine vllm_server --vllm_server_urls {urls}" in line
+        assert (
+            f"--model_name_or_path some/model --config my config.yaml --engine vllm_server --vllm_server_urls {urls}"
+            in line
+        )
 
 
 def test_the_job_fails_with_the_training(job: Callable[..., Job]) -> None:
