@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from toolgrpo.commands.sft import SFTArguments, run_sft
+from toolgrpo.commands.sft import parse_sft_arguments, run_sft
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun, parse_arguments
 from toolgrpo.errors import ConfigError, EngineError, RewardError
@@ -160,7 +160,8 @@ def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(
     with pytest.raises(ConfigError, match=refused):
         train_tiny.run(train_tiny.Job(**job))
     with pytest.raises(ConfigError, match=refused):
-        run_sft(SFTArguments(str(mini), "rows.jsonl", str(out)), Console(file=io.StringIO()))
+        flags = ["--model_name_or_path", str(mini), "--dataset_id_or_path", "rows.jsonl", "--output_dir", str(out)]
+        run_sft(*parse_sft_arguments(flags), Console(file=io.StringIO()))
     run, _ = training(mini, tmp_path)
     with pytest.raises(ConfigError, match=refused):
         run.run()

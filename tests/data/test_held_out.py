@@ -39,5 +39,5 @@ def test_the_split_that_is_meant_for_measuring(tmp_path: Path) -> None:
         (folder / f"{name}.jsonl").write_text('{"prompt": "q"}\n')
     assert held_out_split(str(folder)) == "test"
     assert [held_out_split(spec) for spec in ("arithmetic", "reasoning_gym:countdown", "gsm8k", "owner/name")] == [
-        *("heldout", "heldout", "test", "test")
+        *("heldout", "heldout", "heldout", "test")
     ]

@@ -24,7 +24,7 @@ LAYERS = (
     {"engines", "shared_pass"},
     {"rollout"},
     {"signal"},
-    {"evaluation", "observe", "trainer"},
+    {"evaluation", "observe", "trainer", "report"},
     {"sft", "models"},
     {"commands"},
     {"testing"},  # fakes of every layer and builders over them, so it may import all; nothing imports it

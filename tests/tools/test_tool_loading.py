@@ -225,3 +225,11 @@ def test_an_import_that_takes_long_is_told_with_its_seconds_and_the_cure() -> No
     said = slow_import("tools.py", 32.4, ("trl", "torch"))
     assert said is not None and said.startswith("the tool workers took 32 s to import tools.py (it imports torch, trl)")
     assert slow_import("tools.py", 1.0, ("torch",)) is None
+
+
+def test_a_package_that_a_plugin_lacks_is_named_with_its_line_and_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(PluginError) as error:
+        load_tools(write(tmp_path, "import json\nimport no_such_package\n" + GOOD))
+    said = str(error.value)
+    assert f'File "{tmp_path / "my_tools.py"}", line 2' in said
+    assert f"no_such_package is a package, it belongs into the environment that this runs in: {sys.executable}" in said

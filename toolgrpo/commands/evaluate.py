@@ -32,6 +32,7 @@ from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.rollout_lines import RolloutLines
+from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.demand import suit
 from toolgrpo.rollout.observers import Observers
@@ -198,7 +199,7 @@ class EvaluationRun:
         if demand.line is not None:
             self.terminal.say(f"context   {demand.line}")
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
-        recorder = EpisodeRecorder(path if config.record_episodes else None)
+        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)
         lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
         return Rollouts(

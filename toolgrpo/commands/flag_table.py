@@ -47,13 +47,17 @@ def flags_of_command(command: str) -> dict[str, Flag]:
     from trl import ModelConfig
 
     from toolgrpo.commands.arguments import ScriptArguments
+    from toolgrpo.commands.check import CheckArguments
     from toolgrpo.commands.evaluate import EvaluationArguments, EvaluationConfig
+    from toolgrpo.commands.replay import ReplayArguments
     from toolgrpo.commands.sft import SFTArguments
     from toolgrpo.trainer.config import ToolGRPOConfig
     from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
 
     classes: Mapping[str, Sequence[type[Any]]] = {
         "train": (ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "check": (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "replay": (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
         "evaluate": (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig),
         "sft": (SFTArguments,),
     }

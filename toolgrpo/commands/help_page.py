@@ -51,8 +51,16 @@ _TRAINING = (
     *("num_iterations", "beta", "epsilon", "epsilon_high", "loss_type", "scale_rewards", "max_grad_norm"),
     *("mask_truncated_completions", "gradient_checkpointing", "prefix_sharing", "max_tokens_per_pass", "seed"),
 )
+_DRAWING = (
+    *("dynamic_sampling", "oversample", "max_groups_drawn", "curriculum", "hard_up_to", "normal_up_to", "hard_weight"),
+    *("normal_weight", "easy_weight", "unseen_weight", "retire_after_solved", "row_weights", "row_pass_k"),
+    *("row_pass_min", "row_pass_max", "skip_dead_rows", "loss_denominator"),
+)
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
-_WATCHING = ("logging_steps", "report_to", "run_name", "log_completions", "record_episodes", "dry_run")
+_WATCHING = (
+    *("logging_steps", "doctor_every", "max_world_failures", "quiet", "report_to", "run_name", "log_completions"),
+    *("record_episodes", "record_tokens", "dry_run"),
+)
 
 # What TRL and Transformers say at length, of the flags that the short page shows.
 _IN_SHORT = {
@@ -115,8 +123,22 @@ PAGES: dict[str, Page] = {
             "episode": _EPISODE,
             "engine": _ENGINE,
             "training": _TRAINING,
+            "drawing": _DRAWING,
             "saving": _SAVING,
             "watching": _WATCHING,
+        },
+    ),
+    "check": Page(
+        "Look at everything that a training needs: load it, draw some episodes, do one step. Nothing is kept.",
+        {
+            "how much is drawn": ("questions", "samples", "step", "json"),
+            "model": (*_MODEL, *_LORA),
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "data": _DATA,
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+            "training": _TRAINING,
         },
     ),
     "evaluate": Page(
@@ -132,6 +154,17 @@ PAGES: dict[str, Page] = {
             "saving": ("output_dir", "record_episodes", "dry_run", "seed"),
         },
         {"eval_questions": "100"},
+    ),
+    "replay": Page(
+        "toolgrpo replay DIR EPISODE: do the tool calls and rewards of a recorded episode again, or all of it. What "
+        "the run was given is in DIR/run.yaml.",
+        {
+            "what is replayed": ("with_model",),
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+        },
     ),
     "sft": Page(
         "Teach a model the form of tool calls from example conversations.",
@@ -180,8 +213,8 @@ def _filled(page: Page, flags: Mapping[str, Flag], *, everything: bool) -> dict[
     """Return the themes with the flags that there are; what no theme names comes last."""
     themes = {name: [flag for flag in names if flag in flags] for name, names in page.themes.items()}
     named = {flag for names in themes.values() for flag in names}
-    in_no_page = {flag for other in PAGES.values() for names in other.themes.values() for flag in names}
-    more = [flag.name for flag in flags.values() if flag.ours and flag.name not in named | in_no_page]
+    of_training = read_flags("train") if page is not PAGES["train"] else {}
+    more = [flag.name for flag in flags.values() if flag.ours and flag.name not in named | of_training.keys()]
     themes["more"] = more
     if everything:
         themes["TRL and Transformers"] = [name for name in flags if name not in named | set(more)]

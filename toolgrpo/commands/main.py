@@ -86,11 +86,15 @@ def _show_help(command: str, theme: str) -> int:
 def _train(arguments: list[str]) -> int:
     started = time.monotonic()
     terminal = Terminal.of_command("train")
+    from toolgrpo.commands.run_config import keep_run_config
     from toolgrpo.commands.train import TrainingRun, parse_arguments
     from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
+    terminal.console.quiet = terminal.console.quiet or config.quiet
     terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
+    if terminal.is_main_process():
+        keep_run_config(arguments, Path(config.output_dir))
     summary = TrainingRun(script, config, model, terminal, started=started).run()
     if summary is not None and terminal.is_main_process():
         path = Path(config.output_dir) / "summary.json"
@@ -104,30 +108,66 @@ def _evaluate(arguments: list[str]) -> int:
     from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 
     evaluation, script, config, model = parse_evaluation_arguments(arguments)
+    terminal.console.quiet = terminal.console.quiet or config.quiet
     terminal.log_into(Path(config.output_dir))
     EvaluationRun(evaluation, script, config, model, terminal).run()
     return 0
 
 
+def _check(arguments: list[str]) -> int:
+    terminal = Terminal.of_command("check", quiet="--json" in arguments)
+    from toolgrpo.commands.check import CheckRun, parse_check_arguments
+
+    check, script, config, model = parse_check_arguments(arguments)
+    report = CheckRun(check, script, config, model, terminal).run()
+    if check.json:
+        terminal.stream.write(report.as_json() + "\n")
+    terminal.say(f"{report.closing()} (log: {terminal.log_file})")
+    return report.exit_code
+
+
 def _sft(arguments: list[str]) -> int:
     from rich.console import Console
 
-    from toolgrpo.commands.config_files import parse_args
-    from toolgrpo.commands.sft import SFTArguments, run_sft
+    from toolgrpo.commands.sft import parse_sft_arguments, run_sft
     from toolgrpo.errors import ToolGRPOError
     from toolgrpo.plain_text import plain
 
     try:
-        (parsed,) = parse_args((SFTArguments,), arguments)
-        run_sft(parsed, Console(stderr=True, soft_wrap=True))
+        sft, config, model = parse_sft_arguments(arguments)
+        run_sft(sft, config, model, Console(stderr=True, soft_wrap=True))
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return 0
 
 
+def _show(arguments: list[str]) -> int:
+    from toolgrpo.commands.show import main as show
+
+    return show(arguments)
+
+
+def _replay(arguments: list[str]) -> int:
+    terminal = Terminal.of_command("replay")
+    from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
+
+    replay, script, config, model = parse_replay_arguments(arguments)
+    return int(ReplayRun(replay, script, config, model, terminal).run())
+
+
+def _report(arguments: list[str]) -> int:
+    from toolgrpo.commands.report import run_report
+
+    return run_report(arguments)
+
+
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
+    "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
+    "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
+    "show": Command("look at the episodes that a run recorded", _show),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
+    "report": Command("show what a run did, as one HTML file", _report),
 }

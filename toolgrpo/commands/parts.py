@@ -44,6 +44,8 @@ LORA_TARGETS = [
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's are factored
 ]
 
+_NANO_TOOLS = 4
+
 
 @dataclass(frozen=True)
 class RunParts:
@@ -156,6 +158,11 @@ class RunParts:
         if self.script.dry_run:
             for some in (rows, *([] if heldout is None else [heldout])):
                 rehearse(some, tools, rewards, self.config.reward_weights)
+        if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
+            self.terminal.say(
+                f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
+                f"of {len(tools.names)} right"
+            )
         for reward in rewards:
             checked = check_gold(rows, reward) if self.script.dry_run else None
             gold = "" if checked is None else f"; the gold answers of {checked} rows score full marks"
@@ -163,6 +170,14 @@ class RunParts:
                 "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
             )
             self.terminal.say(f"reward    {reward.name}: {reward.source}{default}{gold}")
+
+    def check_evaluation(self, heldout: Dataset | None) -> None:
+        """Check that there is something to evaluate on during training, where that is wanted."""
+        if self.config.eval_strategy != "no" and heldout is None:
+            raise ConfigError(
+                f"eval_strategy is {self.config.eval_strategy.value}, but no held-out rows are asked for; add --eval_questions "
+                f"N (and --eval_dataset_id_or_path FILE where the task set holds none out)"
+            )
 
     def model_path(self, name: str) -> str:
         """Return where the model lies; the named models are built or unpacked first."""

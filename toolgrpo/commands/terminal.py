@@ -26,12 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console
-
 from toolgrpo.commands.run_log import RunLog
 from toolgrpo.commands.streams import unfailing_stream
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
+from toolgrpo.observe.steady_console import SteadyConsole
 from toolgrpo.plain_text import plain
 
 __all__ = ["Terminal", "describe_error"]
@@ -53,7 +52,7 @@ class Terminal:
     def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
         self._log = log
         self.stream = stream
-        self.console = Console(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = SteadyConsole(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
 
     @classmethod
     def open(cls, log_file: Path, *, main_process: bool = True) -> Terminal:
@@ -68,13 +67,13 @@ class Terminal:
         return terminal
 
     @classmethod
-    def of_command(cls, name: str) -> Terminal:
-        """Open the terminal of the command `name`.
+    def of_command(cls, name: str, *, quiet: bool = False) -> Terminal:
+        """Open the terminal of the command `name`; a quiet one shows errors alone.
 
         It logs into a temporary file until `log_into` knows better.
         """
         folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
-        terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process())
+        terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process() and not quiet)
         terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
         return terminal
 
@@ -126,6 +125,10 @@ class Terminal:
         self.console.print(text, markup=False)
         if self._log is not None:
             self._log.write(f"{text}\n")
+
+    def in_log_only(self) -> Terminal:
+        """Return a terminal whose lines go to the log alone."""
+        return Terminal(self._log, self.stream, quiet=True)
 
     def _show_errors_on(self, errors: TextIO) -> None:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -23,10 +23,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.report import report_line
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
-from toolgrpo.observe.progress import StepsCallback
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -61,7 +62,10 @@ class TrainingRun:
                 self.terminal.say("dry run: everything was loaded and checked")
                 return None
             (earlier,) = broadcast_object_list([self._earlier() if self.terminal.is_main_process() else None])
-            before = _measured_before(earlier, heldout) or self._success(trainer, heldout, "before")
+            before = _measured_before(earlier, heldout)
+            if not before:
+                before = self._success(trainer, heldout, "before")
+                self._keep({"before": _as_json(before)})  # for the run that resumes this one, should it be killed
             trainer.card = replace(
                 trainer.card,
                 base_model=str(self.parts.model.model_name_or_path),
@@ -85,7 +89,7 @@ class TrainingRun:
             finally:
                 steps = 0 if first_step.number is None else output.global_step - first_step.number
                 summary = self._summary(trainer, before, after, train_s, steps, earlier)
-                self._show(summary)
+                self._show(summary, doctor_lines(trainer.doctor))
             return summary
         finally:
             trainer.close()
@@ -108,11 +112,13 @@ class TrainingRun:
             rewards = parts.rewards()
             say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
             parts.check(dataset, tools, rewards, heldout)
+            parts.check_evaluation(heldout)
             trainer = parts.trainer(
                 parts.model_path(str(parts.model.model_name_or_path)),
                 reward_funcs=rewards,
                 train_dataset=dataset,
                 heldout=heldout or (),
+                eval_dataset=None if self.config.eval_strategy == "no" else heldout,
                 tools=tools,
                 peft_config=parts.peft_config(),
             )
@@ -120,7 +126,6 @@ class TrainingRun:
             if tools is not None:
                 tools.close()
             raise
-        trainer.add_callback(StepsCallback(trainer.progress))
         try:
             return trainer, trainer.fitting(heldout, name="the held-out rows")
         except BaseException:
@@ -151,14 +156,9 @@ class TrainingRun:
         steps: int,
         earlier: dict[str, Any],
     ) -> dict[str, Any]:
-        def as_json(rates: dict[str, Share]) -> dict[str, Any]:
-            return {
-                name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()
-            }
-
         return {
-            "before": as_json(before),
-            "after": as_json(after),
+            "before": _as_json(before),
+            "after": _as_json(after),
             "steps": steps,
             "steps_in_all": trainer.state.global_step,
             "seconds_per_step": {
@@ -167,11 +167,18 @@ class TrainingRun:
                 "training": (train_s - trainer.rollout_seconds) / max(1, steps),
             },
             "seconds_in_all": time.monotonic() - self.started,
+            **doctor_summary(trainer.doctor),
             "model": str(self.config.output_dir),
             "episodes": str(trainer.recorder.path) if trainer.recorder.path else None,
             "log": str(self.terminal.log_file),
             "earlier_runs": [*earlier.pop("earlier_runs", []), earlier] if earlier else [],
         }
+
+    def _keep(self, summary: dict[str, Any]) -> None:
+        path = Path(self.config.output_dir) / "summary.json"
+        if self.terminal.is_main_process():
+            with storage_errors(f"the summary {path}", path.parent):
+                path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
     def _earlier(self) -> dict[str, Any]:
         """Return the summary of the run that this one resumes; empty if there is none."""
@@ -184,7 +191,7 @@ class TrainingRun:
             return {}
         return summary if isinstance(summary, dict) else {}
 
-    def _show(self, summary: dict[str, Any]) -> None:
+    def _show(self, summary: dict[str, Any], doctor: list[str]) -> None:
         table = Table(title="held-out success, 95 % interval", title_justify="left")
         for column in ("", "before", "after"):
             table.add_column(column)
@@ -197,9 +204,13 @@ class TrainingRun:
             f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
             f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
         )
+        for line in doctor:
+            self.terminal.say(line)
         for name in ("model", "episodes", "log"):
             if summary[name]:
                 self.terminal.say(f"{name:<9} {summary[name]}")
+        if summary["episodes"] and self.terminal.is_main_process():
+            self.terminal.say(f"report    {report_line(Path(self.config.output_dir))}")
 
 
 class _FirstStep(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
@@ -218,6 +229,10 @@ def _measured_before(earlier: dict[str, Any], heldout: Dataset | None) -> dict[s
     shares = {name: Share(rate["rate"], rate["n"]) for name, rate in earlier.get("before", {}).items()}
     same = heldout is None or all(share.n == len(heldout) for share in shares.values())
     return shares if same else {}
+
+
+def _as_json(rates: dict[str, Share]) -> dict[str, Any]:
+    return {name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()}
 
 
 def _named(rates: dict[str, Share], when: str) -> dict[str, str]:

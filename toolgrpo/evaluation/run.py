@@ -26,6 +26,7 @@ from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
 from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.batch import Row
+from toolgrpo.startup import give_memory_back
 
 __all__ = ["Evaluation", "evaluate", "policy_of_model"]
 
@@ -84,6 +85,7 @@ def evaluate(
     asked = [evaluation.rows[question] for question in own for _ in range(evaluation.samples)]
     # 2. their episodes
     rollouts.load_weights(policy.weights())
+    give_memory_back()  # what the start and the weights' way have left
     batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
     # 3. what they are worth
     batch = grade(batch, evaluation.rewards, evaluation.weights, threshold=evaluation.threshold)

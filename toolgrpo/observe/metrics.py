@@ -26,10 +26,11 @@ from accelerate.utils import gather_object
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.signal.dead_groups import is_dead
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = [
     "Metric",
+    "Metrics",
     "MetricsLog",
     "batch_metrics",
     "groups_without_spread",
@@ -59,13 +60,19 @@ class MetricsLog(Observer):
     each of them must hear of it.
     """
 
-    def __init__(self, log: Callable[[Mapping[str, float]], None]) -> None:
+    def __init__(
+        self,
+        log: Callable[[Mapping[str, float]], None],
+        more: Callable[[Sequence[Trajectory]], Metrics] = lambda trajectories: {},
+    ) -> None:
         self._log = log
+        self._more = more  # what only a run that knows its tools and limits can say
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
             # A process may have had no group to draw.
-            parts = gather_object([_Part(batch_metrics(batch) if len(batch) else {}, batch.totals)])
+            own = {**batch_metrics(batch), **self._more(batch.trajectories)} if len(batch) else {}
+            parts = gather_object([_Part(own, batch.totals)])
             totals = [total for part in parts for total in part.totals]
             spread = groups_without_spread(totals, batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})

@@ -108,7 +108,7 @@ class Scheduler:
         """
         now = self._runner.clock() if self._stopped_s is None else self._stopped_s
         duration_s = now - self._started_s
-        return RolloutTimes(duration_s, max(0.0, duration_s - self._waiting.total_s))
+        return RolloutTimes(duration_s, max(0.0, duration_s - self._waiting.total_s), self._started_s)
 
     async def __aenter__(self) -> Scheduler:
         self._started_s = self._runner.clock()

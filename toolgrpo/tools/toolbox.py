@@ -195,7 +195,9 @@ class ToolboxSession:
 
 
 @overload
-def run_tool(toolbox: Toolbox, call: list[Any], *, row: Mapping[str, Any]) -> list[ToolResult]: ...
+def run_tool(  # type: ignore[overload-overlap]  # a list is an object too; with a row it means several calls
+    toolbox: Toolbox, call: list[Any], *, row: Mapping[str, Any]
+) -> list[ToolResult]: ...
 @overload
 def run_tool(toolbox: Toolbox, call: object, *, row: Mapping[str, Any] | None = None) -> ToolResult: ...
 def run_tool(toolbox: Toolbox, call: object, *, row: Mapping[str, Any] | None = None) -> ToolResult | list[ToolResult]:

@@ -47,6 +47,10 @@ torch.serialization.register_package(
 _NOT_FOR_THE_HUB = """\
 # Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
 episodes*.jsonl*
+tokens*.jsonl*
+vocabulary*.jsonl*
+steps.jsonl*
+report*.html
 *.log
 *.log.1
 .run*.lock

@@ -21,6 +21,8 @@ from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_seam import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.options import RecordingOptions
+from toolgrpo.observe.watch_options import WatchOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
@@ -39,7 +41,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 @dataclass
 class ToolGRPOConfig(  # type: ignore[misc]
-    TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
+    RecordingOptions, WatchOptions, TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
 ):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
@@ -133,9 +135,6 @@ class ToolGRPOConfig(  # type: ignore[misc]
     success_threshold: float = field(
         default=1.0, metadata={"help": "An episode counts as a success if its reward is at least this."}
     )
-    record_episodes: bool = field(
-        default=True, metadata={"help": "Write every trajectory to OUTPUT_DIR/episodes.jsonl."}
-    )
 
     def __post_init__(self) -> None:
         if trains_on_cpu(self.use_cpu):
@@ -160,10 +159,12 @@ class ToolGRPOConfig(  # type: ignore[misc]
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
+        self.check_recording()
         self.check_prompt_options()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
+        self.check_watch()
         self.check_group_drawing()
         self.check_training_rows()
 

@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 __all__ = ["close_when_nobody_has_it", "closed_if_it_fails"]
 
@@ -22,22 +22,21 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=Closable)
-P = ParamSpec("P")
+Init = TypeVar("Init", bound=Callable[..., None])
 
 
-def closed_if_it_fails(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[C, P], None]:
+def closed_if_it_fails(init: Init) -> Init:
     """Let a constructor close what it has made, before it raises."""
 
     @functools.wraps(init)
-    def construct(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def construct(trainer: Closable, *args: Any, **kwargs: Any) -> None:
         try:
-            init(self, *args, **kwargs)
+            init(trainer, *args, **kwargs)
         except BaseException:
-            self.close()
+            trainer.close()
             raise
 
-    return construct
+    return cast(Init, construct)
 
 
 def close_when_nobody_has_it(trainer: Closable) -> None:

@@ -5,8 +5,8 @@ What is private and used, beside what `trl_seam.py` lists:
 
 * `GRPOTrainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)` asks all
   reward functions, async ones at once, reward models with their tokenizers, and gives NaN for None.
-  It is called on a shallow copy of the trainer, which has some of the functions and collects what
-  they log by itself;
+  It is called on a bare `GRPOTrainer` with the trainer's attributes, which has some of the functions
+  and collects what they log by itself;
 * `trl.trainer.grpo_trainer.gather`, with which it ends: a collective call, left out there
   (`keep_gathers_apart`) and made once for the whole batch by `answers_of`;
 * `GRPOTrainer._pending_extra_logs` and `_pending_metrics` collect what rewards log until the batch
@@ -17,7 +17,6 @@ What is private and used, beside what `trl_seam.py` lists:
 from __future__ import annotations
 
 import contextvars
-import copy
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -97,8 +96,11 @@ def answers_of(trainer: Any, drawn: DrawnBatch) -> torch.Tensor:
         trainer._pending_extra_logs[name].extend(values)
     for name, numbers in drawn.logged.items():
         trainer._pending_metrics[name].extend(numbers)
-    values = torch.tensor(list(map(list, drawn.values)), dtype=torch.float32, device=trainer.accelerator.device)
-    return _gather(values)
+    device = trainer.accelerator.device
+    everything: torch.Tensor = _gather(
+        torch.tensor([list(of) for of in drawn.values], dtype=torch.float32, device=device)
+    )
+    return everything
 
 
 def log_drawn(trainer: Any, drawn: DrawnBatch) -> None:
@@ -154,7 +156,8 @@ def _ask(trainer: Any, numbers: Sequence[int], rows: Sequence[Row], trajectories
     """Ask some of the rewards through TRL's own method."""
     generated = GenerationOutput.from_trajectories(trajectories, trainer.processing_class.pad_token_id)
     inputs = [{**row, "trajectories": trajectory} for row, trajectory in zip(rows, trajectories, strict=True)]
-    view = copy.copy(trainer)
+    view = GRPOTrainer.__new__(GRPOTrainer)  # not a copy of ours, which gives its engine back when it goes
+    vars(view).update(vars(trainer))
     view.reward_funcs = [trainer.reward_funcs[number] for number in numbers]
     view.reward_processing_classes = [trainer.reward_processing_classes[number] for number in numbers]
     view.reward_func_names = [trainer.reward_func_names[number] for number in numbers]

@@ -9,6 +9,7 @@ losses, the reference model, importance sampling, logging and checkpoints stay T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -17,7 +18,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import torch
-from rich.console import Console
+from accelerate.utils import gather_object
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
@@ -32,11 +33,18 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.evaluation.grading import grade, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.named_models import folder_of
+from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import MetricsLog
-from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.own_display import library_bars_off, loaded_lines, take_display
+from toolgrpo.observe.progress import RunProgress, StepsCallback
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.rollout_lines import RolloutLines
+from toolgrpo.observe.steady_console import SteadyConsole
+from toolgrpo.observe.steps import StepLog
+from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers, installed_trackers
+from toolgrpo.observe.trouble_metrics import trouble_metrics
+from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rewards.named import named_rewards
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch, Rollouts
@@ -57,6 +65,7 @@ from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
 from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 from toolgrpo.trainer.stopping import GracefulStop
+from toolgrpo.trainer.token_tap import TokenTap
 
 __all__ = ["ToolGRPOTrainer", "load_tokenizer"]
 
@@ -79,6 +88,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     open: they belong to whoever loaded them.
     """
 
+    progress: RunProgress
+    train_dataset: Any
+    eval_dataset: Any
     _closed = False
     _claim: FolderClaim | None = None
 
@@ -168,14 +180,16 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
         self._shared_pass = args.shared_pass()
         self._rows: Sequence[Mapping[str, Any]] = []
-        self._batch: RolloutBatch | None = None  # from its generation until it is graded
+        self._batch: RolloutBatch | None = None  # from its generation until its advantages are known
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
         self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
         self._asked_rewards: Any = None  # from their asking until TRL wants them
         self._weights_of_step: int | None = None
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
-        self.progress = progress or RunProgress(Console(stderr=True, quiet=not self.is_world_process_zero()))
+        self.progress = progress or RunProgress(
+            SteadyConsole(stderr=True, quiet=args.quiet or not self.is_world_process_zero())
+        )
         recording = episodes_path(Path(args.output_dir), self.accelerator.process_index)
         window = PromptRoom(
             tokens=built.engine.max_model_len, chat=chat, tools=toolbox, enable_thinking=args.enable_thinking
@@ -185,19 +199,38 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
         self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
-        self.recorder = EpisodeRecorder(recording if args.record_episodes else None)
+        self.recorder = EpisodeRecorder(recording, share=args.record_episodes, token_text=token_texts(tokenizer))
+        self._token_tap = TokenTap(self.recorder, args.record_tokens)
+        self.step_log = StepLog(
+            recording.with_name("steps.jsonl") if self.is_world_process_zero() else None,
+            facts={"model": str(self.model.config._name_or_path), "tools": list(toolbox.names) if toolbox else []},
+            recorded_bytes=lambda: self.recorder.n_bytes,
+            say=lambda text: self.progress.say(text),
+        )
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         tables = self._rollout_tables()
-        # In this order: a stop saves, and a save logs.
-        for callback in (self._stop, self._checkpoints, tables, MemoryReturn()):
+        self.doctor = DoctorWatch(self.progress.say, every=args.doctor_every, record=self._record_finding)
+        # In this order: a stop saves, and a save logs; a log is shown before what is said of it.
+        for callback in (
+            self._stop,
+            self._checkpoints,
+            self.step_log,
+            tables,
+            MemoryReturn(),
+            StepsCallback(self.progress),
+            self.doctor,
+        ):
             self.add_callback(callback)
-        log = MetricsLog(lambda metrics: trl_seam.log_metrics(self, metrics))
+        tool_names = [] if toolbox is None else toolbox.names
+        log = MetricsLog(self._log_metrics, lambda done: trouble_metrics(done, tool_names, args.episode_limits()))
         lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
-        all_observers = Observers([log, self.recorder, tables, self.progress, *lines, *observers])
+        all_observers = Observers([self.step_log, log, self.recorder, tables, self.progress, *lines, *observers])
         self.rollouts = self._open_rollouts(
             built.engine, chat, toolbox, all_observers, closes_tools=toolbox is not tools
         )
+        if not self.progress.brings_own_log:
+            self._show_from_python(kwargs.get("callbacks") or ())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -213,11 +246,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             if folder is not None:
                 self.progress.say(f"resuming from {folder}")
             try:
-                output = super().train(resume_from_checkpoint=folder, **kwargs)
+                with nullcontext() if self.progress.brings_own_log else library_bars_off():
+                    output = super().train(resume_from_checkpoint=folder, **kwargs)
             except RunIsComplete:
                 self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
+        if self.args.load_best_model_at_end:
+            self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
             self.progress.say(
                 f"stopped by {self.stopped_by} after step {self.state.global_step}, which is saved in "
@@ -347,18 +383,23 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._checkpoints.save(lambda: write(model, trial))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-        draws = self.drawing is not None and trl_seam.mode_of(self) == "train"
-        self._drawn = drawn = self._draw(self.drawing, len(inputs)) if draws else None
+        drawing = self.drawing if trl_seam.mode_of(self) == "train" else None
+        self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
         self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
         output = super()._generate_and_score_completions(inputs)
         if drawn is not None:
             reward_seam.log_drawn(self, drawn)
         old_choice, self._row_choice = self._row_choice, None
         output = trl_batch.clear_dead_groups(output, self._in_dead_groups)
+        self._tell_of_batch(output)
         output, shares = trl_batch.settle_denominator(self, trl_batch.fill_old_logps(output, old_choice))
         if trl_seam.mode_of(self) == "train":
             trl_seam.log_metrics(self, shares)
         return output
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        with self._token_tap.reading(inputs):
+            return super()._compute_loss(model, inputs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self._row_choice = choice = trl_batch.choose_rows(self, inputs)
@@ -378,7 +419,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
             return padded(model, *args, **kwargs) if shared is None else shared
 
-        return score(*args, **kwargs) if self._row_choice is None else self._row_choice.score(score, *args, **kwargs)
+        choice = self._row_choice
+        scored = score(*args, **kwargs) if choice is None else choice.score(score, *args, **kwargs)
+        self._token_tap.hear(scored)
+        return scored
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         trl_jobs.refuse_rollout_func(self.rollout_func)  # set on a trainer that was made already
@@ -412,13 +456,29 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             rewards_per_func = reward_seam.answers_of(self, self._drawn)
         group_size = self._group_size(trl_seam.mode_of(self))
         self._in_dead_groups = trl_batch.in_dead_groups(self, rewards_per_func, len(prompts), group_size)
-        batch, self._batch = self._batch, None
-        if batch is not None and not batch.is_graded:
-            grades = trl_seam.own_grades(self, rewards_per_func, len(batch))
-            batch = batch.graded(grades, success_at(self.args.success_threshold))
-        if batch is not None:
-            self.rollouts.observers.batch_done(batch)
+        if self._batch is not None and not self._batch.is_graded:
+            grades = trl_seam.own_grades(self, rewards_per_func, len(self._batch))
+            self._batch = self._batch.graded(grades, success_at(self.args.success_threshold))
         return rewards_per_func
+
+    def _tell_of_batch(self, output: dict[str, Any]) -> None:
+        """Let observers hear of the batch, now that its advantages are known."""
+        batch, self._batch = self._batch, None
+        trl_seam.log_dropped(self, output)
+        if batch is None or not batch.is_graded:
+            return
+        if batch.mode == "train":
+            trained = batch.trajectories if self._drawn is None else self._drawn.trajectories
+            numbers = [int(trajectory.metadata["episode"]) for trajectory in trained]
+            # A group that was drawn may be trained on in another process than the one it ran in.
+            own = dict(zip(numbers, trl_seam.advantages_of(output), strict=True))
+            parts = [own] if self._drawn is None else gather_object([own])
+            advantages = {number: advantage for part in parts for number, advantage in part.items()}
+            batch = batch.with_advantages([advantages.get(int(t.metadata["episode"])) for t in batch.trajectories])
+            self.rollouts.observers.batch_done(batch)
+            self._token_tap.choose(batch, output, numbers)
+        else:
+            self.rollouts.observers.batch_done(batch)
 
     def _draw(self, drawing: DrawnBatches, n_rows: int) -> DrawnBatch:
         self._load_weights()
@@ -469,6 +529,28 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             max_concurrent=args.max_concurrent_episodes,
             enable_thinking=args.enable_thinking,
         )
+
+    def _log_metrics(self, metrics: Mapping[str, float]) -> None:
+        trl_seam.log_metrics(self, metrics)
+        stop_if_world_fails(metrics, self.args.max_world_failures)
+
+    def _record_finding(self, finding: Finding) -> None:
+        step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
+        self.step_log.event("finding", finding.sentence, step=step, rule=finding.rule, section=finding.section)
+
+    def _show_from_python(self, given: Sequence[Any]) -> None:
+        """Say what was loaded, as the commands do, and let nobody else show the steps."""
+        take_display(self, given)
+        lines = loaded_lines(
+            model=self.policy.get_model(),
+            n_rows=len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None,
+            tools=self.toolbox,
+            rewards=self.reward_func_names,
+            engine=f"{self.engine_choice.name} ({self.engine_choice.why})",
+            chat=self.chat.name,
+        )
+        for line in lines:
+            self.progress.say(line)
 
     def _suited(
         self, options: EngineOptions, chat: ChatFormat, toolbox: ToolProvider | None, heldout: Sequence[Any]

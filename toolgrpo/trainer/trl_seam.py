@@ -14,6 +14,9 @@ changes):
   and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
 * `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
   its arguments and gives its three results;
+* `GRPOTrainer._generate_and_score_completions` returns a dict of tensors, a row an episode in the
+  order of `_generate`: `advantages` is read, and `episode_numbers` is added (`add_numbers`), which
+  TRL shuffles and splits with the others; `_compute_loss(model, inputs)` gets a piece of it;
 * `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
   of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
   (`skip_epochs`);
@@ -57,13 +60,17 @@ __all__ = [
     "TESTED_VERSIONS",
     "GenerationOutput",
     "add_fused_head",
+    "add_numbers",
+    "advantages_of",
     "correct_for_engine",
     "count_tokens",
     "has_reward_model",
     "iter_named_params",
+    "log_dropped",
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
+    "numbers_of",
     "own_grades",
     "place_in_batch",
     "policy_of",
@@ -71,6 +78,7 @@ __all__ = [
     "restore_place_in_batch",
     "shared_logps",
     "skip_epochs",
+    "tokens_of_row",
     "tune_fused_head",
     "warn_if_untested",
 ]
@@ -239,6 +247,20 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
         collected[name].append(value)
 
 
+def log_dropped(trainer: Any, output: Mapping[str, Any]) -> None:
+    """Log the share of episodes of which the correction for the engine leaves no token."""
+    ratio = output.get("importance_sampling_ratio")
+    if ratio is None:
+        return
+    trained = output["completion_mask"].bool()
+    if output.get("tool_mask") is not None:
+        trained = trained & output["tool_mask"].bool()
+    left = (ratio.expand(trained.shape) != 0) & trained
+    dropped = trained.any(dim=1) & ~left.any(dim=1)
+    share = trainer.accelerator.gather(dropped.float()).mean().item()
+    log_metrics(trainer, {"sampling/dropped_episodes": share})
+
+
 def count_tokens(trainer: Any, n_tokens: int) -> None:
     """Add to TRL's running count of tokens, over all processes."""
     total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
@@ -273,6 +295,46 @@ def _is_wrapped(trainer: Any) -> bool:
     if not trainer._dist.is_fsdp:
         return True
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
+
+
+def advantages_of(output: Mapping[str, Any]) -> list[float]:
+    """Return the advantage of each episode; the mean over its sampled tokens where they have their own."""
+    advantages = output["advantages"]
+    if advantages.dim() > 1:
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return [float(value) for value in advantages.tolist()]
+
+
+def add_numbers(output: dict[str, Any], numbers: Sequence[int]) -> None:
+    """Let each row of TRL's batch bear the number of its episode."""
+    output["episode_numbers"] = torch.tensor(numbers, device=output["completion_ids"].device)
+
+
+def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
+    numbers = inputs.get("episode_numbers")
+    return [] if numbers is None else [int(number) for number in numbers.tolist()]
+
+
+def tokens_of_row(
+    inputs: Mapping[str, Any], row: int, logps: torch.Tensor, entropies: torch.Tensor | None, mask: Sequence[int]
+) -> dict[str, list[float | None] | None]:
+    """Return what a pass gave for the tokens of one episode; None for those that were not sampled."""
+
+    def own(values: torch.Tensor | None) -> list[float | None] | None:
+        if values is None:
+            return None
+        given = values[row].detach().float().expand(len(mask)) if values.shape[1] == 1 else values[row].detach().float()
+        return [round(value, 8) if m else None for value, m in zip(given[: len(mask)].tolist(), mask, strict=True)]
+
+    advantages = inputs["advantages"]
+    return {
+        "trainer_logprobs": own(logps),
+        "entropy": own(entropies),
+        "correction": own(inputs.get("importance_sampling_ratio")),
+        "advantage": own(advantages) if advantages.dim() > 1 else None,
+    }
 
 
 def place_in_batch(trainer: Any) -> dict[str, Any]:

@@ -1,0 +1,377 @@
+"""What TRL's own tests of its GRPO trainer ask for, and what becomes of each case here.
+
+`CASES` is the table: a case trains (in the run or the test that it names), is refused with a sentence, or looks at what is
+TRL's alone. TRL's tests themselves are not part of this repository.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from toolgrpo import ToolGRPOTrainer
+from toolgrpo.errors import ConfigError
+from toolgrpo.testing import ScriptedEngine, tiny_config, tiny_qwen3
+from toolgrpo.testing.chat_families import trl_tokenizer
+
+TOKENIZER = trl_tokenizer("qwen3")
+END = TOKENIZER.eos_token_id
+TEXTS = [{"prompt": text} for text in ("Beautiful is", "Explicit is", "Simple is", "Complex is")]
+QUESTIONS = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in TEXTS]
+
+# One run each: what TRL's cases change in the config, put together where it goes together.
+RUNS: dict[str, dict[str, Any]] = {
+    "bnpo": {"loss_type": "bnpo", "scale_rewards": "batch", "mask_truncated_completions": True},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "pad_to_multiple_of": 8},
+    "dapo": {
+        "loss_type": "dapo",
+        "scale_rewards": "group",
+        "top_entropy_quantile": 0.5,
+        "gradient_accumulation_steps": 2,
+    },
+    "cispo": {"loss_type": "cispo", "num_iterations": 2, "epsilon_high": 5.0},
+    "sapo": {"loss_type": "sapo", "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "vespo": {"loss_type": "vespo", "entropy_coef": 0.01},
+    "grpo": {"loss_type": "grpo", "delta": 2.0, "off_policy_mask_threshold": 0.5, "num_generations": 8},
+    "adaptive": {"use_adaptive_entropy": True, "entropy_target": 0.1, "dataloader_num_workers": 2},
+    "kl": {"beta": 0.1, "use_bias_correction_kl": True, "multi_objective_aggregation": "normalize_then_sum"},
+    "sampling": {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1, "engine": "transformers"},
+    "eval": {
+        "loss_type": "grpo",
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "eval_on_start": True,
+        "num_generations_eval": 2,
+    },
+}
+
+REFUSED = {
+    "num_beams": ({"generation_kwargs": {"do_sample": True, "num_beams": 2}}, {}, "generation_kwargs has num_beams"),
+    "rollout_func": ({}, {"rollout_func": print}, "write what it does as tools or as an environment"),
+    "several environments": (
+        {"max_steps": 1},
+        {"environment_factory": {"a": dict, "b": dict}},
+        r"here all rows have one\. Write a class whose reset",
+    ),
+    "no questions": ({"max_steps": -1}, {"environment_factory": dict, "train_dataset": None}, "set max_steps"),
+    "a method": ({}, {"environment_factory": "Silent"}, "has no public methods besides reset"),
+    "liger": ({"use_liger_kernel": True}, {}, "iger"),
+    "continuous batching": (
+        {"use_transformers_continuous_batching": True},
+        {},
+        "the transformers engine batches as it goes",
+    ),
+    "structured outputs": ({"vllm_structured_outputs_regex": "x"}, {}, "malformed calls are answered"),
+}
+
+# A case of TRL's tests: `run NAME` above, `test NAME` below, `refused NAME` above, or why it is TRL's alone.
+CASES: dict[str, str] = {
+    **{f"test_compute_entropy_{name}": "TRL's: a function that runs as it is" for name in ("mask_0", "mask_1")},
+    **{
+        f"test_compute_entropy_{name}": "TRL's: a function that runs as it is"
+        for name in ("threshold_0", "threshold_1")
+    },
+    "test_compute_entropy_mask_lower_threshold": "TRL's: a function that runs as it is",
+    "test_compute_entropy_all_masked": "TRL's: a function that runs as it is",
+    "test_generate_prefers_rollout_func": "refused rollout_func",
+    "test_generate_rollout_func_syncs_vllm_weights_when_needed": "refused rollout_func",
+    "test_generate_rollout_func_raises_when_required_keys_are_missing": "refused rollout_func",
+    "test_init_minimal": "test text_with_a_reward_model",
+    "test_train": "test text_with_a_reward_model",
+    "test_train_dataset_format[standard]": "test text_with_a_reward_model",
+    "test_train_dataset_format[conversational]": "test conversations_with_a_reward_model",
+    "test_trust_remote_code": "TRL's: loading a model, which runs as it is",
+    **{f"test_train_loss_types[{name}]": f"run {name}" for name in ("bnpo", "dr_grpo", "dapo", "cispo", "sapo")},
+    **{f"test_train_loss_types[{name}]": f"run {name}" for name in ("luspo", "vespo")},
+    **{f"test_train_{name}": "run eval" for name in ("with_eval", "with_num_generations_eval", "eval_on_start")},
+    "test_evaluate_with_eval_dataset": "run eval",
+    "test_train_with_iterable_dataset": "test rows_that_stream",
+    "test_train_multiple_iterations": "run cispo",
+    "test_train_different_reward_model": "test conversations_with_a_reward_model",
+    "test_train_reward_func_standard": "test raw_text_stays_text",
+    "test_train_reward_func_conversational": "test conversations_with_a_reward_model",
+    "test_train_multiple_reward_funcs": "test none_of_one_reward_leaves_the_others",
+    "test_train_sync_and_async_reward_funcs": "test none_of_one_reward_leaves_the_others",
+    "test_train_multiple_reward_funcs_with_None_output": "test none_of_one_reward_leaves_the_others",
+    "test_train_multiple_reward_funcs_with_weights": "test none_of_one_reward_leaves_the_others",
+    "test_reward_metric_reflects_reward_weights": "test none_of_one_reward_leaves_the_others",
+    "test_train_multiple_mixed_reward_funcs": "test text_with_a_reward_model",
+    "test_train_reward_func_additional_column": "test raw_text_stays_text",
+    "test_train_with_sync_ref_model": "run sapo",
+    "test_train_beta_non_zero": "run sapo",
+    "test_train_with_pad_to_multiple_of": "run dr_grpo",
+    "test_get_off_policy_mask": "TRL's: a function that runs as it is",
+    "test_get_off_policy_mask_padding": "TRL's: a function that runs as it is",
+    "test_train_with_off_policy_mask": "run grpo",
+    "test_train_with_bias_correction_kl": "run kl",
+    "test_train_with_static_entropy": "run vespo",
+    "test_train_with_adaptive_entropy": "run adaptive",
+    "test_train_with_entropy_filter": "run dapo",
+    "test_train_vllm_structured_outputs": "refused structured outputs",
+    "test_train_with_additional_generation_kwargs": "run sampling",
+    "test_train_normalize_then_sum_aggregation": "run kl",
+    **{f"test_train_scale_rewards[{name}]": f"run {run}" for name, run in (("False", "dr_grpo"), ("group", "dapo"))},
+    "test_train_scale_rewards[batch]": "run bnpo",
+    "test_train_with_mask_truncated_completions": "run bnpo",
+    "test_train_num_generations_larger_than_batch_size": "run grpo",
+    "test_train_delta_clipping": "run grpo",
+    "test_train_multiple_dataloader_workers": "run adaptive",
+    "test_train_with_generation_kwargs": "refused num_beams",
+    "test_train_with_reward_func_accessing_trainer_state": "test raw_text_stays_text",
+    "test_train_reward_func_with_log_extra": "test raw_text_stays_text",
+    "test_train_reward_func_with_log_metric": "test raw_text_stays_text",
+    "test_train_sequence_importance_sampling": "run luspo",
+    "test_train_with_chat_template_kwargs": "test template_arguments_reach_the_template",
+    "test_train_with_tools": "TRL's: it replaces model.generate; tests/trainer/test_trainer.py has ours",
+    "test_train_with_malformed_tool_calls": "TRL's: it replaces model.generate; tests/rollout has ours",
+    "test_train_with_environment_factory": "test an_environment_factory_is_an_environment",
+    "test_train_with_environment_owned_reward": "test an_environment_factory_is_an_environment",
+    "test_environment_owned_reward_coexists_with_reward_funcs": "test an_environment_factory_is_an_environment",
+    "test_train_with_environment_owned_data": "test an_environment_factory_is_an_environment",
+    "test_environment_owned_data_requires_max_steps": "refused no questions",
+    "test_train_with_multiple_environments": "refused several environments",
+    "test_train_with_unknown_environment_raises": "refused several environments",
+    "test_environment_owned_reward_mixed_environments": "refused several environments",
+    "test_multiple_environments_without_dataset_raises": "refused several environments",
+    "test_no_reward_source_raises": "test no_reward_is_refused",
+    "test_train_with_transformers_continuous_batching": "refused continuous batching",
+}
+
+
+def by_length(completions: Sequence[Any], **_: Any) -> list[float]:
+    return [float(len(completion) % 3) for completion in completions]
+
+
+def script(request: Any, number: int) -> list[int]:
+    return [*TOKENIZER("word " * (1 + number % 3))["input_ids"], END]
+
+
+def job(
+    folder: Path,
+    reward: Any,
+    rows: Sequence[Mapping[str, Any]] | None = TEXTS,
+    *,
+    parts: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> ToolGRPOTrainer:
+    """A job as for TRL: its names changed, its prompts, rewards and settings as they were."""
+    config = tiny_config(folder, **{"max_steps": 1, "logging_steps": 10, "learning_rate": 0.1, **changes})
+    given = {"train_dataset": None if rows is None else Dataset.from_list([dict(row) for row in rows]), **(parts or {})}
+    engine = None if config.engine == "transformers" else ScriptedEngine(script)
+    return ToolGRPOTrainer(tiny_qwen3(), reward, config, processing_class=TOKENIZER, engine=engine, **given)
+
+
+def trained(trainer: ToolGRPOTrainer) -> dict[str, Any]:
+    """Train; return TRL's closing line."""
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
+    closing: dict[str, Any] = trainer.state.log_history[-1]
+    assert closing["train_loss"] is not None and closing["step"] == trainer.state.global_step
+    return closing
+
+
+def reward_model() -> Any:
+    from transformers import Qwen3ForSequenceClassification
+
+    config = tiny_qwen3().config
+    config.num_labels, config.pad_token_id = 1, TOKENIZER("x")["input_ids"][0]
+    torch.manual_seed(1)
+    return Qwen3ForSequenceClassification(config).float()
+
+
+def test_every_case_leads_somewhere() -> None:
+    names = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    for case, becomes in CASES.items():
+        kind, _, name = becomes.partition(" ")
+        known: Any = {"run": RUNS, "test": names, "refused": REFUSED}.get(kind)
+        assert becomes.startswith("TRL's: ") or name in known, case
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_trains(name: str, tmp_path: Path) -> None:
+    parts = {"eval_dataset": Dataset.from_list(TEXTS[:2])} if name == "eval" else {}
+    trainer = job(tmp_path, by_length, text_prompts="raw", parts=parts, per_device_eval_batch_size=4, **RUNS[name])
+    closing = trained(trainer)
+    assert closing["reward"] is not None and "rewards/by_length/mean" in closing
+    if name == "eval":
+        assert len([line for line in trainer.state.log_history if "eval_reward" in line]) == 2
+    if name in ("vespo", "adaptive"):
+        assert {"entropy_coef", "policy_loss"} <= closing.keys(), "people's scripts read them in the closing line"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_names_the_alternative(name: str, tmp_path: Path) -> None:
+    class Silent:
+        def reset(self, **row: Any) -> str:
+            return "Guess."
+
+    changes, parts, says = REFUSED[name]
+    parts = {key: Silent if value == "Silent" else value for key, value in parts.items()}
+    with pytest.raises((ValueError, ImportError), match=says):
+        job(tmp_path, by_length, parts=parts, **changes).close()
+
+
+def test_raw_text_stays_text(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def reward(
+        prompts: list[Any], completions: list[Any], label: list[int], trainer_state: Any, log_metric: Any, **_: Any
+    ) -> list[float]:
+        seen.extend(zip(prompts, completions, label, strict=True))
+        log_metric("seen", float(trainer_state.global_step))
+        return [float(len(completion)) for completion in completions]
+
+    trainer = job(tmp_path, reward, [{**row, "label": i} for i, row in enumerate(TEXTS)], text_prompts="raw")
+    engine: Any = trainer.engine
+    assert "seen" in trained(trainer)
+    assert {text for text, _, _ in seen} <= {row["prompt"] for row in TEXTS}
+    assert {said for _, said, _ in seen} == {"word ", "word word ", "word word word "}
+    assert all(TEXTS[label]["prompt"] == text for text, _, label in seen)
+    for request in engine.requests:
+        assert TOKENIZER.decode(request.ids) in {row["prompt"] for row in TEXTS}, "no template around it"
+    (graded,) = trainer_measure(tmp_path / "again", reward)
+    assert graded == len("word ")
+
+
+def trainer_measure(folder: Path, reward: Any) -> list[float | None]:
+    trainer = job(folder, reward, [{**TEXTS[0], "label": 0}] * 4, text_prompts="raw")
+    try:
+        return [episode.total for episode in trainer.measure([{**TEXTS[0], "label": 0}]).episodes]
+    finally:
+        trainer.close()
+
+
+def test_raw_text_has_no_tools(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="raw text has no place for tools"):
+        job(tmp_path, by_length, text_prompts="raw", parts={"tools": [add]})
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+def test_a_reward_that_wants_strings_is_told_of_raw_text(tmp_path: Path) -> None:
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [float(len(completion.strip())) for completion in completions]
+
+    trainer = job(tmp_path, reward)
+    with pytest.raises(AttributeError) as caught:
+        trained(trainer)
+    assert "text_prompts='raw'" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("mode", ["raw", "chat"])
+def test_text_with_a_reward_model(tmp_path: Path, mode: str) -> None:
+    rewards = [by_length, reward_model()]
+    parts = {"reward_processing_classes": [None, TOKENIZER]}
+    closing = trained(job(tmp_path, rewards, text_prompts=mode, parts=parts))
+    means = [value for name, value in closing.items() if name.startswith("rewards/") and name.endswith("/mean")]
+    assert len(means) == 2 and all(map(math.isfinite, means))
+
+
+def test_conversations_with_a_reward_model(tmp_path: Path) -> None:
+    parts = {"reward_processing_classes": TOKENIZER}
+    assert math.isfinite(trained(job(tmp_path, reward_model(), QUESTIONS, parts=parts))["reward"])
+
+
+def test_none_of_one_reward_leaves_the_others(tmp_path: Path) -> None:
+    def silent(completions: list[Any], **_: Any) -> list[None]:
+        return [None] * len(completions)
+
+    async def later(completions: list[Any], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    closing = trained(job(tmp_path, [by_length, silent, later], text_prompts="raw", reward_weights=[0.7, 1.0, 0.3]))
+    assert closing["reward"] == pytest.approx(0.7 * closing["rewards/by_length/mean"] + 0.3)
+    assert closing["rewards/silent/mean"] is None
+
+
+def test_rows_that_stream(tmp_path: Path) -> None:
+    rows = Dataset.from_list(TEXTS).to_iterable_dataset()
+    closing = trained(job(tmp_path, by_length, None, text_prompts="raw", parts={"train_dataset": rows}))
+    assert closing["reward"] is not None
+
+
+def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
+    trainer = job(tmp_path, by_length, QUESTIONS, chat_template_kwargs={"enable_thinking": False})
+    assert trainer.args.enable_thinking is False
+    engine: Any = trainer.engine
+    trained(trainer)
+    assert all("<think>\n\n</think>" in TOKENIZER.decode(request.ids) for request in engine.requests)
+    with pytest.raises(ConfigError, match="keep one of them"):
+        tiny_config(tmp_path, chat_template_kwargs={"enable_thinking": False}, enable_thinking=True)
+    with pytest.raises(ConfigError, match="which each episode says itself"):
+        tiny_config(tmp_path, chat_template_kwargs={"tools": []})
+
+
+def test_generation_kwargs_are_our_fields(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, generation_kwargs={"do_sample": True, "top_k": 50, "temperature": 0.7})
+    assert (config.top_k, config.temperature) == (50, 0.7)
+    with pytest.raises(ConfigError, match="always sampled"):
+        tiny_config(tmp_path, generation_kwargs={"do_sample": False})
+
+
+class Counter:
+    """An environment as TRL's pages write them; it brings its own question."""
+
+    def reset(self, **row: Any) -> str:
+        self._counter = 0
+        return "Count to one."
+
+    def increment(self, step: int) -> int:
+        """Increment the counter.
+
+        Args:
+            step: By how much.
+        """
+        self._counter += step
+        return self._counter
+
+    def get_reward(self) -> float:
+        return float(self._counter)
+
+
+def test_an_environment_factory_is_an_environment(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "increment", "arguments": {"step": 1}}\n</tool_call>'
+
+    def counting(request: Any, number: int) -> list[int]:
+        asked = TOKENIZER.decode(request.ids)
+        assert "Count to one." in asked and "increment" in asked
+        answered = "<tool_response>" in asked.rpartition("Count to one.")[2]
+        return [*TOKENIZER("Done" if answered or number % 2 else call)["input_ids"], END]
+
+    config = tiny_config(tmp_path, max_steps=1, logging_steps=10, learning_rate=0.1, reward_weights=[0.5])
+    trainer = ToolGRPOTrainer(
+        tiny_qwen3(), by_length, config, processing_class=TOKENIZER, engine=ScriptedEngine(counting),
+        environment_factory=Counter,
+    )  # fmt: skip
+    assert trainer.reward_func_names == ["by_length", "Counter"]
+    assert trainer.reward_weights.tolist() == [0.5, 1.0]
+    assert trainer.toolbox is not None and trainer.toolbox.names == ["increment"]
+    closing = trained(trainer)
+    assert closing["rewards/Counter/mean"] == 0.5 and closing["tools/call_frequency"] == 0.5
+
+
+def test_a_reward_that_wants_the_instances_is_refused(tmp_path: Path) -> None:
+    def reward(completions: list[Any], environments: list[Any], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    with pytest.raises(ConfigError, match="live in the tool workers. Let the class have get_reward"):
+        job(tmp_path, reward, None, parts={"environment_factory": Counter})
+
+
+def test_no_reward_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No reward source provided"):
+        job(tmp_path, None)
