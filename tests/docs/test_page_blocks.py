@@ -19,9 +19,11 @@ import yaml
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.check import CheckArguments
 from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.commands.main import COMMANDS
+from toolgrpo.commands.replay import ReplayArguments
 from toolgrpo.commands.sft import SFTArguments
 from toolgrpo.testing.page_blocks import SHELL, Block, commands_of, page_blocks
 from toolgrpo.testing.page_rooms import PythonRoom, run_command
@@ -35,9 +37,11 @@ FLAGS = {
     "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)} | {*ALIASES, "config"},
     "sft": {field.name for field in dataclasses.fields(SFTArguments)} | {"config"},
 }
-FLAGS["evaluate"] = FLAGS["train"] | {field.name for field in dataclasses.fields(EvaluationArguments)}
-SCRIPTS = {"recipes/train.py": "train", "recipes/launch.sh": "train", "recipes/evaluate.py": "evaluate"}
-SCRIPTS |= {"recipes/sft.py": "sft"}
+OWN = {"evaluate": EvaluationArguments, "check": CheckArguments, "replay": ReplayArguments}
+FLAGS |= {name: FLAGS["train"] | {field.name for field in dataclasses.fields(kind)} for name, kind in OWN.items()}
+SCRIPTS = {f"recipes/{name}.py": name for name in ("train", "evaluate", "check", "sft")} | {
+    "recipes/launch.sh": "train"
+}
 
 
 def named(block: Block) -> str:
