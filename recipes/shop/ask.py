@@ -3,12 +3,13 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 from openai import OpenAI
 from shop_tools import TOOL_FUNCTIONS
 
 client = OpenAI(base_url=os.environ.get("SHOP_URL", "http://localhost:8000/v1"), api_key="none")
-tools = json.load(open("outputs/shop/tools.json"))
+tools = json.loads(Path("outputs/shop/tools.json").read_text())
 functions = {function.__name__: function for function in TOOL_FUNCTIONS}
 messages = [{"role": "user", "content": sys.argv[1]}]
 for _ in range(4):

@@ -14,7 +14,7 @@ def products(rng):
     """Every colour of every thing, with a number and a price."""
     names = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
     numbers = rng.sample(range(10, 100), len(names))
-    return [(number, name, rng.randint(2, 60)) for number, name in zip(numbers, names)]
+    return [(number, name, rng.randint(2, 60)) for number, name in zip(numbers, names, strict=True)]
 
 
 def questions(goods):

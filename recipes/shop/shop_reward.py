@@ -5,7 +5,7 @@ from toolgrpo.rewards import calls, final_answer
 
 def reward_func(completions, answer, expected_tools, trajectories, log_metric, **kwargs):
     scores, ordered = [], 0
-    for completion, right, tools, trajectory in zip(completions, answer, expected_tools, trajectories):
+    for completion, right, tools, trajectory in zip(completions, answer, expected_tools, trajectories, strict=True):
         made = calls(trajectory)
         said = final_answer(completion).strip() == right
         chosen = [call.name for call in made] == list(tools)

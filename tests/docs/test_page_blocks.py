@@ -19,9 +19,11 @@ import yaml
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.check import CheckArguments
 from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.commands.main import COMMANDS
+from toolgrpo.commands.replay import ReplayArguments
 from toolgrpo.commands.sft import SFTArguments
 from toolgrpo.testing.page_blocks import SHELL, Block, commands_of, page_blocks
 from toolgrpo.testing.page_rooms import PythonRoom, run_command
@@ -35,9 +37,11 @@ FLAGS = {
     "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)} | {*ALIASES, "config"},
     "sft": {field.name for field in dataclasses.fields(SFTArguments)} | {"config"},
 }
-FLAGS["evaluate"] = FLAGS["train"] | {field.name for field in dataclasses.fields(EvaluationArguments)}
-SCRIPTS = {"recipes/train.py": "train", "recipes/launch.sh": "train", "recipes/evaluate.py": "evaluate"}
-SCRIPTS |= {"recipes/sft.py": "sft"}
+OWN = {"evaluate": EvaluationArguments, "check": CheckArguments, "replay": ReplayArguments}
+FLAGS |= {name: FLAGS["train"] | {field.name for field in dataclasses.fields(kind)} for name, kind in OWN.items()}
+SCRIPTS = {f"recipes/{name}.py": name for name in ("train", "evaluate", "check", "sft")} | {
+    "recipes/launch.sh": "train"
+}
 
 
 def named(block: Block) -> str:
@@ -70,7 +74,7 @@ def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
 def check_flags(words: list[str], block: Block) -> None:
     """The flags behind `toolgrpo COMMAND`, or a recipe's script, are its own."""
     command = None
-    for before, word in zip(["", *words], words):
+    for before, word in zip(["", *words], words, strict=False):
         if before.endswith("toolgrpo") and re.fullmatch("[a-z]+", word):
             assert word in COMMANDS, f"{block.where}: there is no command {word}"
             command = word

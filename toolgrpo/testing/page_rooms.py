@@ -49,8 +49,6 @@ def _enter(folder: Path, output: Path) -> None:
     target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(target, descriptor)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)
 
 
 class PythonRoom:

@@ -1,0 +1,28 @@
+"""Links of README and docs lead to files and sections that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "recipes").glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def sections(page: Path) -> set[str]:
+    """Return the names by which a page's sections are linked to."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, section = target.partition("#")
+        led_to = (page.parent / file).resolve() if file else page
+        assert led_to.exists(), f"{page.name}: {target}"
+        assert not section or section in sections(led_to), f"{page.name}: {target}"
