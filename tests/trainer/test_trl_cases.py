@@ -368,7 +368,7 @@ def test_a_reward_that_wants_the_instances_is_refused(tmp_path: Path) -> None:
     def reward(completions: list[Any], environments: list[Any], **_: Any) -> list[float]:
         return [0.0] * len(completions)
 
-    with pytest.raises(ConfigError, match="live in the tool workers. Let the class have get_reward"):
+    with pytest.raises(ConfigError, match="live in the tool workers"):
         job(tmp_path, reward, None, parts={"environment_factory": Counter})
 
 
