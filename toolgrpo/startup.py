@@ -10,28 +10,42 @@ import ctypes
 import importlib.metadata
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["give_memory_back", "prepare"]
 
+_DRIVER = "/proc/driver/nvidia"
 
-def prepare() -> None:
+
+def prepare(arguments: Sequence[str] = ()) -> None:
     """Set environment defaults; on a CPU also use Intel's OpenMP and keep freed memory.
 
-    With that OpenMP vLLM generates about a third faster.
+    With that OpenMP vLLM generates about a third faster. `arguments` are those of the command,
+    which may ask for the CPU on a machine with a GPU.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
-    if sys.platform.startswith("linux") and not os.path.exists("/proc/driver/nvidia"):
+    if sys.platform.startswith("linux") and (not os.path.exists(_DRIVER) or _asks_for_cpu(arguments)):
         # oneDNN, which vLLM multiplies with, remembers how for each number of tokens: 250 KiB for
         # each, and 1024 of them. The sizes of decoding fit into fewer, and those of prompts seldom
         # come again.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
         _preload_openmp()
         _keep_memory()
+
+
+def _asks_for_cpu(arguments: Sequence[str]) -> bool:
+    """Return whether the launcher or the command line asks for the CPU; a YAML file is not read yet."""
+    values = [os.environ.get("ACCELERATE_USE_CPU", "false")]
+    for flag, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        name, _, value = flag.partition("=")
+        if name == "--use_cpu":
+            values.append(value or ("true" if following.startswith("--") or not following else following))
+    return values[-1].lower() in ("1", "true", "yes", "y", "on", "t")
 
 
 def give_memory_back() -> None:

@@ -16,7 +16,7 @@ This module imports nothing heavier than the standard library.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -125,6 +125,7 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     closed: bool = True  # False: cut by a limit before its end-of-turn token
     duration_s: float = 0.0  # of the sampling
+    started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.
@@ -224,8 +225,25 @@ class Trajectory:
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
 
     def to_record(self) -> dict[str, Any]:
-        """Return a JSON-ready dict; `from_record` gives back an equal trajectory."""
-        return asdict(self)
+        """Return a JSON-ready dict; `from_record` gives back an equal trajectory.
+
+        Not by `asdict`, which copies every token for itself: recording would cost ten times as
+        much. What can be changed is copied.
+        """
+        record = _fields(self)
+        record["messages"] = _copied(self.messages)
+        record["metadata"] = _copied(dict(self.metadata))
+        record["turns"] = tuple(
+            _fields(turn)
+            | {
+                "attempts": tuple(
+                    _fields(attempt) | {"arguments": _copied(attempt.arguments)} for attempt in turn.attempts
+                ),
+                "results": tuple(_fields(result) for result in turn.results),
+            }
+            for turn in self.turns
+        )
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
@@ -261,6 +279,19 @@ class Trajectory:
                 "stop_reason": StopReason(record["stop_reason"]),
             }
         )
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of what JSON can hold; anything else is shared."""
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_copied, value))
+    return value
+
+
+def _fields(value: Trajectory | Turn | CallAttempt | ToolResult) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _call(turn: int, attempt: CallAttempt, result: ToolResult | None) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from toolgrpo.commands.sft import SFTArguments, run_sft
+from toolgrpo.commands.sft import parse_sft_arguments, run_sft
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun, parse_arguments
 from toolgrpo.errors import ConfigError, EngineError, RewardError
@@ -159,7 +160,8 @@ def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(
     with pytest.raises(ConfigError, match=refused):
         train_tiny.run(train_tiny.Job(**job))
     with pytest.raises(ConfigError, match=refused):
-        run_sft(SFTArguments(str(mini), "rows.jsonl", str(out)), Console(file=io.StringIO()))
+        flags = ["--model_name_or_path", str(mini), "--dataset_id_or_path", "rows.jsonl", "--output_dir", str(out)]
+        run_sft(*parse_sft_arguments(flags), Console(file=io.StringIO()))
     run, _ = training(mini, tmp_path)
     with pytest.raises(ConfigError, match=refused):
         run.run()
@@ -168,3 +170,21 @@ def test_every_way_to_write_into_a_folder_is_refused_while_another_run_does(
     other.communicate(timeout=60)
     train_tiny.run(train_tiny.Job(**job))
     claim_folder(out, patience_s=0.0).release()
+
+
+def test_a_resumed_run_counts_its_own_steps_and_keeps_the_first_table(mini: Path, tmp_path: Path) -> None:
+    def run(*flags: str) -> tuple[dict[str, Any], str]:
+        shown = io.StringIO()
+        script, config, model = parse_arguments([*arguments(mini, tmp_path), "--save_strategy", "steps", *flags])
+        summary = TrainingRun(script, config, model, Terminal(None, shown, quiet=False), started=0.0).run()
+        assert summary is not None
+        (tmp_path / "out" / "summary.json").write_text(json.dumps(summary))
+        return summary, shown.getvalue()
+
+    first, _ = run("--save_steps", "1")
+    again, shown = run("--save_steps", "1", "--max_steps", "2", "--resume_from_checkpoint", "auto")
+    assert (first["steps"], again["steps"], again["steps_in_all"]) == (1, 1, 2)
+    assert again["before"] == first["before"] and "before    greedy" not in shown, "it was measured once, before step 1"
+    assert [run["after"] for run in again["earlier_runs"]] == [first["after"]] and first["earlier_runs"] == []
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "before (greedy)" in card and "after (sampled)" in card and f"`{mini}`" in card

@@ -20,7 +20,7 @@ print("a library prints")
 print("a library warns", file=sys.stderr)
 os.write(2, b"C++ code warns\\n")
 terminal.say("our own line")
-terminal.move_log(Path(sys.argv[1]) / "moved" / "train.log")
+terminal.move_log(Path(sys.argv[1]) / "moved" / "train.log", append=sys.argv[2] == "resumed")
 print("later")
 what = sys.argv[2]
 if what == "ours":
@@ -49,6 +49,16 @@ def test_only_our_own_lines_are_shown(tmp_path: Path) -> None:
     for line in ("a library prints", "a library warns", "C++ code warns", "our own line", "later"):
         assert line in log
     assert not (tmp_path / "first.log").exists()
+
+
+def test_the_log_of_a_resumed_run_goes_on_after_what_is_in_it(tmp_path: Path) -> None:
+    run(tmp_path, "well")
+    (tmp_path / "moved" / "train.log").open("a").write("the end of the first run\n")
+    _, log = run(tmp_path, "resumed")
+    first, _, second = log.partition("the end of the first run\n")
+    assert "our own line" in first and "our own line" in second
+    _, log = run(tmp_path, "well")
+    assert "the end of the first run" not in log
 
 
 def test_other_ranks_show_nothing(tmp_path: Path) -> None:

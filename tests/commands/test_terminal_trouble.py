@@ -156,21 +156,22 @@ with (folder / "weights").open("wb") as file:
 
 BARS = """
 from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.step_lines import StepTimes
 progress = RunProgress(terminal.console, say=terminal.say)
 progress.start_steps(3)
 print("a library prints")
 progress.say("above the bars")
 sys.stdout = None
-progress.show_step(1, 3, "reward 0.5")
+progress.show_step(1, {"reward": 0.5}, StepTimes(1.0, 0.4))
 progress.stop_steps()
 """
 
 
 def test_the_bars_show_nothing_of_libraries_and_need_no_standard_output(tmp_path: Path) -> None:
     shown = on_a_terminal(BARS, tmp_path)
-    assert shown.code == 0 and "above the bars" in shown.terminal and "reward 0.5" in shown.terminal
+    assert shown.code == 0 and "above the bars" in shown.terminal and " 1/3   0.50" in shown.terminal
     assert "a library prints" not in shown.terminal
-    assert (tmp_path / "train.log").read_text() == "a library prints\nabove the bars\n"
+    assert (tmp_path / "train.log").read_text().startswith("a library prints\nabove the bars\nstep reward ")
 
 
 HOSTILE = r"\x1b]0;owned\x07\x1b[2J\x9b2J \u202e \ud800"

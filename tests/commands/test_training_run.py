@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun, parse_arguments
-from toolgrpo.errors import ConfigError, DataError, RewardError
+from toolgrpo.errors import ConfigError, DataError, PluginError, RewardError
 
 TOOLS = "tools_funcs/arithmetic_tools.py"
 GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
@@ -119,3 +120,71 @@ def test_a_dry_run_checks_gold_answers_with_each_tasks_own_reward(tmp_path: Path
     flags = ("--dry_run", "--reward", "by_task", "--dataset_id_or_path")
     shown = load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "reward: tool_use"))
     assert "by_task: built in; the gold answers of 8 rows score full marks" in shown
+
+
+def run_parts(folder: Path, *flags: str) -> RunParts:
+    base = ["--model_name_or_path", "nano", "--reward", "exact_match", "--output_dir", str(folder / "out")]
+    script, config, model = parse_arguments([*base, *flags])
+    return RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=False))
+
+
+def test_one_file_of_rows_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(f'{{"prompt": "{i}+1?", "answer": {i + 1}}}\n' for i in range(40)))
+    parts = run_parts(tmp_path, "--dataset_id_or_path", str(file), "--eval_share", "0.1")
+    rows, heldout = parts.training_rows(), parts.heldout_rows()
+    assert heldout is not None and (len(rows), len(heldout)) == (36, 4)
+    assert not {str(p) for p in rows["prompt"]} & {str(p) for p in heldout["prompt"]}
+    other = run_parts(tmp_path, "--dataset_id_or_path", "arithmetic", "--eval_dataset_id_or_path", str(file))
+    assert other.heldout_rows(default=7) is not None, "without a split a file is taken whole"
+    with pytest.raises(DataError, match=r"--eval_share 0\.1"):
+        run_parts(tmp_path, "--dataset_id_or_path", str(file), "--eval_questions", "4").heldout_rows()
+    for flags in (("--eval_share", "1"), ("--eval_share", "0.1", "--eval_split", "test")):
+        with pytest.raises(ConfigError, match="eval_share"):
+            run_parts(tmp_path, "--dataset_id_or_path", str(file), *flags)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("def reward_func(completions, **kwargs): return [0.0]", "returned 1 rewards for 3 completions"),
+        ("def reward_func(completions, answers): return [0.0] * len(completions)", "asks for 'answers'"),
+        (
+            "def reward_func(completions, **kwargs): return [len(c[-1]['content']) / len(c[0]['content']) for c in completions]",
+            "ZeroDivisionError",
+        ),
+    ],
+)
+def test_a_dry_run_asks_each_reward_as_the_evaluation_will(tmp_path: Path, reward: str, said: str) -> None:
+    (tmp_path / "mine.py").write_text(reward + "\n")
+    with pytest.raises(RewardError, match=said):
+        load(tmp_path, "--dry_run", "--reward_fn", str(tmp_path / "mine.py"))
+
+
+def test_a_dry_run_gives_rewards_all_that_training_gives_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def reward_func(completions, prompts, prompt, completion_ids, answer, trajectories, trainer_state, log_metric, "
+        "log_extra):\n"
+        "    log_metric('mine/turns', sum(len(t.turns) for t in trajectories))\n"
+        "    assert trainer_state.global_step == 0 and prompt == prompts\n"
+        "    return [0.0] * len(completions)\n"
+    )
+    assert "reward    reward_func" in load(tmp_path, "--dry_run", "--reward_fn", str(tmp_path / "mine.py"))
+
+
+def test_a_dry_run_resets_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(
+        "class Env:\n    def reset(self, goal): pass\n    def look(self) -> int:\n        'Look.'\n        return 1\n\n"
+        "    def reward(self): return 0.5\n"
+    )
+    with pytest.raises(PluginError, match="environment Env: reset raised for a row with the columns"):
+        load(tmp_path, "--dry_run", "--environment", f"{tmp_path / 'env.py'}:Env", "--reward", "environment")
+
+
+def test_optional_parameters_are_shown_as_such(tmp_path: Path) -> None:
+    (tmp_path / "my_tools.py").write_text(
+        'def search(text: str, limit: int = 5) -> str:\n    """Search.\n\n    Args:\n        text: What.\n'
+        '        limit: How many.\n    """\n    return text\n\nTOOL_FUNCTIONS = [search]\n'
+    )
+    shown = load(tmp_path, "--tools_script", str(tmp_path / "my_tools.py"))
+    assert "search(text: string, limit: integer (optional))" in shown

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.data import BadRows, check_gold, load_tasks
+from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.errors import DataError, RewardError
-from toolgrpo.rewards import get_reward
+from toolgrpo.rewards import check_gold, get_reward
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHARED = REPOSITORY.parent / "shared" / "data"
@@ -197,7 +197,7 @@ def test_reasoning_gym_tasks_hold_out_other_questions() -> None:
 def test_an_answer_that_its_own_reward_refuses_is_found() -> None:
     rows = [{"prompt": "x", "answer": "2 or 3"}, {"prompt": "x", "answer": "2 or 3/0"}]
     assert check_gold(rows[:1], get_reward("gsm8k")) == 1
-    with pytest.raises(RewardError, match="holds no number: '2 or 3/0'"):
+    with pytest.raises(RewardError, match=r"row 1 of the data, scored alone: .*holds no number: '2 or 3/0'"):
         check_gold(rows, get_reward("gsm8k"))
     with pytest.raises(DataError, match=r"row 1: its own answer ' ' scores 0"):
         check_gold([*rows[:1], {"prompt": "x", "answer": " "}], get_reward("exact_match"))

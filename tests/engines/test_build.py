@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine, TransformersOptions
-from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.engines.vllm_seam import vllm_available, vllm_is_for_cpu
 from toolgrpo.errors import ConfigError
 
 
@@ -35,12 +36,12 @@ def test_what_was_asked_for_is_taken() -> None:
 ALONE = Backend("NO", 1)
 
 
-def policy(model: Any, *, backend: Backend = ALONE, process_index: int = 0) -> Policy:
+def policy(model: Any, *, backend: Backend = ALONE, process_index: int = 0, device: str = "cpu") -> Policy:
     return Policy(
         get_model=lambda: model,
         weights=model.named_parameters,
         dtype=torch.float32,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         backend=backend,
         process_index=process_index,
     )
@@ -81,3 +82,51 @@ def test_an_adapter_alone_is_only_sent_where_there_is_a_plain_one(tiny_qwen3: An
     odd = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], use_dora=True))
     with pytest.raises(ConfigError, match="use_dora=True"):
         adapter_saver(policy(odd))
+
+
+class Packed(torch.nn.Module):
+    """A model as bitsandbytes leaves it, as far as anybody asks."""
+
+    is_quantized = True
+
+
+def test_packed_weights_are_for_one_engine_and_the_others_say_so() -> None:
+    asked = policy(Packed())
+    urls = ["http://localhost:8000"]
+    assert choose_engine("auto", server_urls=urls, policy=asked).name == "transformers"
+    assert "packed" in choose_engine("auto", server_urls=None, policy=asked).why or not vllm_available()
+    assert choose_engine("transformers", server_urls=None, policy=asked).name == "transformers"
+    with pytest.raises(ConfigError, match=r"weights are packed.*--engine transformers with --load_in_4bit"):
+        choose_engine("vllm_server", server_urls=urls, policy=asked)
+    split = policy(Packed(), backend=Backend("FSDP", 2, fsdp_version=2))
+    with pytest.raises(ConfigError, match=r"FSDP2 on 2 processes splits the parameters.*packed"):
+        build_engine(split, EngineOptions(engine="transformers"))
+
+
+@pytest.mark.skipif(not vllm_available(), reason="vLLM is not installed")
+def test_a_vllm_for_other_devices_than_the_trainers_is_not_taken(tiny_qwen3: Any) -> None:
+    other = policy(tiny_qwen3(0), device="cuda" if vllm_is_for_cpu() else "cpu")
+    choice = choose_engine("auto", server_urls=None, policy=other)
+    assert choice.name == "transformers" and "this build of vLLM runs on" in choice.why
+    with pytest.raises(ConfigError, match=r"cannot run here: training is on .*Use --engine transformers"):
+        choose_engine("vllm_colocate", server_urls=None, policy=other)
+    with pytest.raises(ConfigError, match="packed"):
+        choose_engine("vllm_colocate", server_urls=None, policy=policy(Packed()))
+
+
+def test_an_adapter_is_saved_without_asking_a_hub(
+    tiny_qwen3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from peft.utils import save_and_load
+
+    def asked(*arguments: Any, **options: Any) -> None:
+        raise AssertionError(f"the hub was asked for {arguments}")
+
+    monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", asked)
+    plain = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"]))
+    plain.peft_config["default"].base_model_name_or_path = "owner/name"
+    with pytest.raises(AssertionError, match="the hub was asked for"):
+        plain.save_pretrained(str(tmp_path))  # what PEFT does by itself
+    adapter_saver(policy(plain))(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").is_file()

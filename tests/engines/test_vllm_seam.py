@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -187,6 +188,25 @@ def test_a_failing_step_reaches_every_request_and_the_next_one_works(
     assert [type(one) for one in lost] == [EngineError] * 2 and "out of memory" in str(lost[0])
     assert largest_difference(model, asked, samples) < 1e-4
     assert engine._vllm.has_work is False
+
+
+def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any, tiny_qwen3: Any) -> None:
+    """As when a notebook makes a trainer anew: vLLM would end the groups of both with either."""
+    engine, model, around = started
+    other = tiny_qwen3(3)
+    config = type(other.config).from_dict({**other.config.to_dict(), "architectures": [type(other).__name__]})
+    options = vllm_seam.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
+    second = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
+    second.load_weights(other.named_parameters())
+    asked = [request(n) for n in (3, 30)]
+    assert largest_difference(other, asked, ask(second, *asked)) < 1e-4
+    assert largest_difference(model, asked, ask(engine, *asked)) < 1e-4
+    second.shutdown()
+    second.shutdown()
+    assert largest_difference(model, asked, ask(engine, *asked)) < 1e-4
+    with pytest.raises(EngineError, match="this engine was given back"):
+        ask(second, *asked)
+    assert torch.get_num_threads() == around["threads"] and gc.get_freeze_count() == 0
 
 
 def test_another_version_of_vllm_is_said_in_one_sentence() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.errors import ModelError
-from toolgrpo.models.nano import NanoRecipe, ensure_nano, nano_path, resolve_model
+from toolgrpo.models.nano import NanoRecipe, ensure_nano, nano_path
 from toolgrpo.models.nano.recipe import Phase
 
 MINI = NanoRecipe(
@@ -118,7 +118,3 @@ def test_a_cache_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
         ensure_nano(MINI, console=QUIET)
-
-
-def test_other_names_are_left_as_they_are() -> None:
-    assert resolve_model("some/model") == "some/model"

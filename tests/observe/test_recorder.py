@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from toolgrpo.errors import StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, read_episodes
-from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, Scored
-from toolgrpo.trajectory import StopReason, Trajectory
+from toolgrpo.observe.records import prompt_id, read_vocabulary, row_of
+from toolgrpo.observe.token_texts import token_texts
+from toolgrpo.rollout import RolloutBegan
+from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
+from toolgrpo.testing import numbered_tokenizer
+from toolgrpo.trajectory import StopReason, ToolResult, Trajectory, Turn
 
 
 def episode(number: int) -> Trajectory:
@@ -136,10 +143,108 @@ def test_a_line_is_read_back_as_the_trajectory_it_was(tmp_path: Path) -> None:
     assert (line["step"], line["mode"], line["reward_given"], line["row"]) == (3, "train", 1.0, {"answer": "4"})
 
 
-def test_held_out_questions_of_a_training_are_not_recorded(tmp_path: Path) -> None:
+def test_held_out_questions_of_a_training_have_a_recording_of_their_own(tmp_path: Path) -> None:
+    path = episodes_path(tmp_path, 0)
+    for label, n in (("before (greedy)", 1), ("before (greedy)", 2)):  # two processes, one after the other
+        recorder = EpisodeRecorder(path)
+        recorder.rollout_began(RolloutBegan(n, 0, "heldout", label))
+        for number in range(n):
+            record(recorder, number, mode="heldout")
+        recorder.start_anew()  # the training begins: what was measured before it is of this run
+        record(recorder, 7, mode="eval")
+        recorder.close()
+    assert numbers(path) == [7]
+    held = read_episodes(tmp_path / "heldout.jsonl")
+    assert [(line["label"], line["mode"], line["metadata"]["episode"]) for line in held] == [
+        ("before (greedy)", "heldout", 0),
+        ("before (greedy)", "heldout", 1),
+    ]
+
+
+def test_a_share_of_the_groups_is_recorded_each_whole_and_the_same_in_every_run(tmp_path: Path) -> None:
+    recorded = []
+    for run in ("a", "b"):
+        recorder = EpisodeRecorder(tmp_path / run / "episodes.jsonl", share=0.3)
+        for step in range(50):
+            rows = [{"prompt": f"q{step}.{place // 4}", "answer": "4"} for place in range(8)]
+            batch = RolloutBatch(
+                episodes=tuple(Scored(row, episode(0)) for row in rows), step=step, group_size=4
+            ).numbered(8 * step)
+            recorder.batch_done(batch.graded([Grade({}, 1.0)] * 8, lambda one: True).with_advantages([0.5] * 8))
+        recorder.close()
+        recorded.append(read_episodes(tmp_path / run))
+    assert recorded[0] == recorded[1]
+    groups = Counter(line["group"] for line in recorded[0])
+    assert set(groups.values()) == {4} and 15 < len(groups) < 45
+    assert all(line["episode"] - line["group"] in range(4) and line["group"] % 4 == 0 for line in recorded[0])
+    assert EpisodeRecorder(tmp_path / "c" / "episodes.jsonl", share=0.0).path is None
+
+
+def test_a_record_says_who_where_and_how_long_for_people_first(tmp_path: Path) -> None:
     path = episodes_path(tmp_path, 0)
     recorder = EpisodeRecorder(path)
-    record(recorder, 0, mode="heldout")
-    record(recorder, 1, mode="eval")
+    turn = Turn(0, 2, "x", None, results=(ToolResult("4", "add", started_s=1.5, duration_s=0.25),), duration_s=1.0)
+    spoken = replace(episode(6), turns=(replace(turn, started_s=0.5),), started_s=103.0, duration_s=2.0)
+    batch = RolloutBatch(
+        episodes=(Scored({"prompt": "2+2?", "answer": "4"}, spoken),) * 2,
+        step=5,
+        times=RolloutTimes(6.0, 1.0, 100.0),
+        group_size=4,
+        offset=2,
+    )
+    recorder.batch_done(
+        batch.graded([Grade({"right": 1.0, "form": None}, 1.0)] * 2, lambda one: True).with_advantages([0.5, -0.5])
+    )
     recorder.close()
-    assert numbers(path) == [1]
+    first, second = read_episodes(path)
+    assert list(first)[:11] == [
+        *("schema", "step", "mode", "episode", "group", "prompt_id", "success", "reward_given", "rewards"),
+        *("advantage", "prompt"),
+    ]
+    assert list(first)[-4:] == ["prompt_ids", "ids", "mask", "logprobs"]
+    assert (first["group"], first["weight_version"], first["rewards"]) == (4, 5, {"right": 1.0, "form": None})
+    assert (first["advantage"], second["advantage"]) == (0.5, -0.5)
+    assert first["prompt"] == [{"role": "user", "content": "2+2?"}] and first["row"] == {"answer": "4"}
+    assert row_of(first) == {"prompt": first["prompt"], "answer": "4"}
+    assert first["timings"]["queued_s"] == 3.0
+    assert first["timings"]["segments"] == [
+        {"what": "queued", "start_s": 0.0, "s": 3.0},
+        {"what": "decoding", "turn": 0, "start_s": 3.5, "s": 1.0},
+        {"what": "tool", "turn": 0, "start_s": 4.5, "s": 0.25, "name": "add"},
+    ]
+    assert prompt_id("2+2?", {"answer": "4"}) == first["prompt_id"] != prompt_id("2+2?", {"answer": "5"})
+
+
+def test_the_vocabulary_has_each_token_once_and_is_of_one_tokenizer(tmp_path: Path) -> None:
+    for texts in ("first", "first", "second"):
+        recorder = EpisodeRecorder(
+            episodes_path(tmp_path, 0), token_text=lambda number, t=texts: {"text": f"{t}{number}"}
+        )
+        record(recorder, 0)
+        record(recorder, 1)
+        recorder.close()
+    assert read_vocabulary(tmp_path) == {number: {"id": number, "text": f"second{number}"} for number in (1, 2, 3)}
+    assert len((tmp_path / "vocabulary.jsonl.previous").read_text().splitlines()) == 3
+
+
+def test_half_a_character_is_known_by_its_bytes() -> None:
+    tokenizer = numbered_tokenizer()
+    described = token_texts(tokenizer)(65)
+    assert described["text"] == tokenizer.decode([65])
+
+    class Bytes:
+        all_special_ids: ClassVar[list[int]] = [3]
+
+        def decode(self, ids: list[int], **_: object) -> str:
+            return {0: "\ufffd", 1: "\ufffd", 2: "a", 3: "<end>"}[ids[0]]
+
+        def convert_ids_to_tokens(self, number: int) -> str:
+            return {0: "Ãī", 1: "<0xE2>", 2: "a", 3: "<end>"}[number]
+
+    texts = [token_texts(Bytes())(number) for number in range(4)]
+    assert texts == [
+        {"text": "\ufffd", "bytes": "c389"},
+        {"text": "\ufffd", "bytes": "e2"},
+        {"text": "a"},
+        {"text": "<end>", "special": True},
+    ]

@@ -45,6 +45,12 @@ def test_a_row_says_what_happened() -> None:
     assert (row.step, row.episode, row.reward, row.stop, row.turns, row.failed_calls) == (4, 17, 1.5, "finished", 2, 1)
     assert row.tools == "add(a=1, b=2) -> 3\ndivide(a=1, b=0) -> Error: by | zero\nagain"
     assert row.prompt.startswith("1 + 2?") and len(row.prompt) < 1100 and row.prompt.endswith(" ...")
+    assert row.success == "yes"
+    assert row.conversation.split("\n") == [
+        "turn 1",
+        *("calls: add(a=1, b=2)", "result: 3", "calls: divide(a=1, b=0)", "result (raised): Error: by | zero", "again"),
+        *("turn 2", "says: It is 3.", "ended: finished"),
+    ]
     assert row.answer == "It is 3." and row.rewards == "accuracy 1, format 0.5, style none"
 
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.lock
 
 PACKAGE = Path(__file__).parents[2] / "toolgrpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MAY_TAKE_A_TRAINER = {"trainer/trl_seam.py", "trainer/checkpointing.py"}
+MAY_TAKE_A_TRAINER = {f"trainer/{name}.py" for name in ("trl_seam", "trl_batch", "reward_seam", "checkpointing")}
 CONFIGS = {"args", "config", "script", "script_args", "model_config", "evaluation"}
 
 

@@ -14,7 +14,9 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.observe.metrics import batch_metrics
+from toolgrpo.observe.trouble_metrics import trouble_metrics
 from toolgrpo.rewards import get_reward
+from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import AttemptStatus as Status
@@ -61,6 +63,8 @@ def episode() -> Trajectory:
 def known_metrics() -> set[str]:
     found: set[str] = {"step_time", "success", "rewards/NAME/mean", "rewards/NAME/std", "reward_of_task/NAME"}
     batch = RolloutBatch(episodes=(Scored({"prompt": ""}, episode()),)).graded([Grade({}, 1.0)], lambda one: True)
+    found |= {"signal/rows_skipped", "signal/tokens_skipped", "sampling/dropped_episodes"}
+    found |= set(trouble_metrics([episode()], ["NAME"], EpisodeLimits(max_completion_length=9)))
     found |= set(batch_metrics(batch)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
     found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))
     parts: dict[str, float] = {}

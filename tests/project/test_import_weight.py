@@ -26,6 +26,7 @@ LIGHT = {
     "toolgrpo.sandbox": TRAINING,
     "toolgrpo.sandbox.host.host": TRAINING,
     "toolgrpo.rollout": TRAINING,
+    "toolgrpo.report.build": TRAINING,
     "toolgrpo.testing": TRAINING,
 }
 

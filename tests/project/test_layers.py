@@ -19,12 +19,12 @@ pytestmark = pytest.mark.lock
 ROOT = Path(toolgrpo.__file__).parent
 LAYERS = (
     {"errors", "trajectory", "plain_text", "regex_budget", "nearest", "plugin_files", "processes"}
-    | {"startup", "storage", "folder_claim", "trl_parts"},
+    | {"startup", "storage", "folder_claim", "named_models", "trl_parts"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},
     {"signal"},
-    {"evaluation", "observe", "trainer"},
+    {"evaluation", "observe", "trainer", "report"},
     {"sft", "models"},
     {"commands"},
     {"testing"},  # fakes of every layer and builders over them, so it may import all; nothing imports it

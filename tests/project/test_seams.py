@@ -14,7 +14,7 @@ import toolgrpo
 pytestmark = pytest.mark.lock
 
 PACKAGE = Path(toolgrpo.__file__).parent
-TRL = ("trl_parts.py", "trainer/trl_seam.py")
+TRL = ("trl_parts.py", "trainer/trl_seam.py", "trainer/trl_batch.py", "trainer/reward_seam.py")
 VLLM = ("engines/vllm_seam.py",)
 VLLM_HTTP = ("engines/vllm_http.py", "engines/server_weights.py", "engines/vllm_worker.py")
 TORCH = ("shared_pass/torch_seam.py",)

@@ -239,8 +239,8 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
 
 def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    from toolgrpo.data import check_gold, load_tasks
-    from toolgrpo.rewards import get_reward
+    from toolgrpo.data import load_tasks
+    from toolgrpo.rewards import check_gold, get_reward
 
     for spec, reward, n in (
         ("gsm8k:recipes/data/gsm8k_30.jsonl", "gsm8k", 30),

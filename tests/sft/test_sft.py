@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from toolgrpo.commands.sft import learning_rate_for
 from toolgrpo.models.nano.build import build_nano
 from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
 from toolgrpo.models.nano.recipe import NanoRecipe, Phase
@@ -58,6 +59,7 @@ def test_a_chat_model_learns_conversations_and_can_be_loaded(base: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert "24 conversations" in done.stderr and "step 12 of 12" in done.stderr
+    assert "building nano" not in done.stderr, "nothing is built where a model and rows are given"
     rows = [json.loads(line)["messages"] for line in (base / "rows.jsonl").read_text().splitlines()]
     losses = []
     for name in ("model", "out"):
@@ -79,3 +81,8 @@ def test_what_is_wrong_is_one_sentence(base: Path, flags: tuple[str, ...], messa
     done = _sft(*(flag.format(base=base) for flag in flags), "--output_dir", str(base / "bad"))
     assert done.returncode == 1
     assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_learning_rate_follows_the_size_of_the_model() -> None:
+    rates = [learning_rate_for(n) for n in (600_000, 135_000_000, 1_000_000_000, 7_000_000_000)]
+    assert rates[0] == 3e-3 and rates[2:] == [2e-5, 2e-5] and 2e-5 < rates[1] < 3e-4

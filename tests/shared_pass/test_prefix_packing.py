@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgrpo.shared_pass.group_order import keep_groups_together, order_by_group
-from toolgrpo.shared_pass.packing import Packing, Row, cut_into_passes, pack, rows_of_batch
+from toolgrpo.shared_pass.packing import Packing, Row, pack, pack_in_passes, rows_of_batch
 
 pytestmark = pytest.mark.property
 
@@ -84,15 +86,26 @@ def test_passes_hold_every_row_once_and_keep_to_the_budget(
     batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], max_tokens: int
 ) -> None:
     rows = rows_of_batch(*batch)
-    passes = cut_into_passes(rows, max_tokens, min_shared=2)
-    assert sorted(row.index for part in passes for row in part) == sorted(row.index for row in rows)
-    for part in passes:
-        assert len(part) == 1 or pack(part, min_shared=2).n_tokens <= max_tokens
+    passes = [set(packing.rows.tolist()) for packing in pack_in_passes(rows, max_tokens, min_shared=2)]
+    assert sorted(index for part in passes for index in part) == sorted(row.index for row in rows)
+    by_index = {row.index: row for row in rows}
+
+    def length(indexes: set[int]) -> int:
+        return pack([by_index[index] for index in indexes], min_shared=2).n_tokens
+
+    assert all(len(part) == 1 or length(part) <= max_tokens for part in passes)
+    in_order = sorted(rows, key=lambda row: (row.tokens.tolist(), row.index))
+    for part, following in itertools.pairwise(passes):
+        first = next(row.index for row in in_order if row.index in following)
+        assert length({*part, first}) > max_tokens, "a pass was closed before it was full"
 
 
 def test_a_common_beginning_is_laid_out_once() -> None:
     prompt = tuple(range(20))
-    rows = [Row(i, (*prompt, 50 + i), (*[-100] * 20, 7), tuple(range(1, 22))) for i in range(3)]
+    rows = [
+        Row(i, np.array([*prompt, 50 + i]), np.array([*[-100] * 20, 7]), np.arange(1, 22, dtype=np.int64))
+        for i in range(3)
+    ]
     packing = pack(rows)
     assert packing.n_tokens == 20 + 3
     assert [segment.ancestors for segment in packing.segments] == [(), *[((0, 20),)] * 3]

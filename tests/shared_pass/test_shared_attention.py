@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,8 @@ HEADS, KEY_VALUE_HEADS, WIDTH = 4, 2, 8
 
 
 def _row(index: int, tokens: list[int], prompt: int) -> Row:
-    labels = tuple(-100 if i < prompt - 1 else 1 for i in range(len(tokens)))
-    return Row(index, tuple(tokens), labels, tuple(range(len(tokens))))
+    places = np.arange(len(tokens))
+    return Row(index, np.array(tokens), np.where(places < prompt - 1, -100, 1), places)
 
 
 def _row_by_row(

@@ -13,7 +13,7 @@ from toolgrpo.signal.dead_groups import is_dead
     ("rewards", "dead"),
     [
         ([0.0, 0.0, 0.0], True),
-        ([1.0, 1.0 - 1e-6], True),
+        ([1.0, 1.0 - 9e-7], True),
         ([1.0, 1.0 - 2e-6], False),
         ([0.0, 1.0], False),
         ([None, 1.0, nan], True),

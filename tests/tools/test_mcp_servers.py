@@ -185,3 +185,20 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says:
     with pytest.raises(ConfigError) as caught:
         read_mcp_config(path)
     assert says in str(caught.value) and "mcp.json" in str(caught.value)
+
+
+def test_the_words_of_a_server_that_cannot_start_are_in_the_error_and_the_log(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("from mcp.server.fastmcp import FastMCP\n")  # as tutorials for mcp 1 have it
+    config = {"mcpServers": {"calc": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}}}
+    with pytest.raises(PluginError, match=r"'calc' cannot be reached(?s:.*)No module named 'mcp\.server\.fastmcp'"):
+        load_tools(mcp_config=config, log_path=tmp_path / "tools.log")
+    assert "mcp.server.fastmcp" in (tmp_path / "tools.log").read_text()
+
+
+def test_the_server_of_the_docs_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+    (source,) = [block for block in page.split("```python\n") if block.startswith("# prices_server.py")]
+    (tmp_path / "prices_server.py").write_text(source.partition("```")[0])
+    config = {"mcpServers": {"prices": {"command": sys.executable, "args": [str(tmp_path / "prices_server.py")]}}}
+    with load_tools(mcp_config=config) as box:
+        assert run_tool(box, {"name": "get_price", "arguments": {"product": "tea"}}).content == "4.5"

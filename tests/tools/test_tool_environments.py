@@ -11,7 +11,7 @@ import pytest
 
 from toolgrpo.errors import PluginError
 from toolgrpo.testing.tools import attempt
-from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.toolbox import ToolboxSession
 from toolgrpo.trajectory import CallAttempt, ToolErrorKind
 
@@ -45,6 +45,27 @@ def test_each_episode_has_an_instance_and_a_process_of_its_own(toolbox: Toolbox)
     assert one[:3] == ("count to 6", ["1", "3", "3 of 6"], 0.5)
     assert two[:3] == ("count to 12", ["1", "3", "3 of 12"], 0.25)
     assert one[3] != two[3]
+
+
+def test_it_can_be_tried_by_hand(toolbox: Toolbox) -> None:
+    bump, look = {"name": "bump", "arguments": {"by": 2}}, '{"name": "look"}'
+    assert [r.content for r in run_tool(toolbox, [bump, bump, look], row={"goal": 6})] == ["2", "4", "4 of 6"]
+    assert run_tool(toolbox, look, row={"goal": 6}).content == "0 of 6"
+    with toolbox.session({"goal": 9}) as session:
+        assert session.observation == "count to 9"
+        assert session.run(bump).content == "2" and session.run(look).content == "2 of 9"
+        assert session.run({"name": "jump"}).error is ToolErrorKind.UNKNOWN_TOOL
+
+
+def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "goal.py").write_text(
+        "class Goal:\n    def reset(self, goal: int, **row): self.goal = goal\n"
+        '    def look(self) -> int:\n        "Look."\n        return self.goal\n\nENVIRONMENT = Goal\n'
+    )
+    with load_tools(tmp_path / "goal.py", workers=1) as box:
+        with pytest.raises(PluginError, match=r"'goal'.*Give the row a column for it.*run_tool\(toolbox, calls, row="):
+            run_tool(box, {"name": "look"})
+        assert run_tool(box, {"name": "look"}, row={"goal": 3}).content == "3"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("hang", ToolErrorKind.TIMEOUT), ("die", ToolErrorKind.DIED)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from toolgrpo.errors import PluginError
+from toolgrpo.tools import load_tools, run_tool
+from toolgrpo.tools.plugin.heavy_modules import slow_import
 from toolgrpo.tools.plugin.loaded_plugin import load_plugin
 from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
@@ -178,3 +182,54 @@ def test_a_file_may_export_both(tmp_path: Path) -> None:
     clash = body.replace("def go", "def add") + "TOOL_FUNCTIONS = [add]"
     with pytest.raises(PluginError, match="one function and one method"):
         load_plugin(PluginSource(path=str(write(tmp_path, GOOD + clash, "clash.py"))), None)
+
+
+TRAINING_SCRIPT = '''
+import time
+import torch  # as a script that trains does; the tools need nothing of it
+
+FACTOR = 3
+HELD = torch.zeros(1)
+
+def triple(n: int) -> int:
+    """Triple a number.
+
+    Args:
+        n: The number.
+    """
+    return FACTOR * n
+
+def which_modules() -> list[str]:
+    """List what the worker imported."""
+    import sys
+
+    return sorted({"torch", "a_training_script"} & set(sys.modules))
+'''
+
+
+def test_functions_of_a_training_script_do_not_bring_it_into_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_training_script.py").write_text(TRAINING_SCRIPT)
+    monkeypatch.syspath_prepend(tmp_path)
+    script = importlib.import_module("a_training_script")
+    try:
+        with load_tools([script.triple, script.which_modules], workers=1) as box:
+            assert run_tool(box, {"name": "triple", "arguments": {"n": 4}}).content == "12"
+            assert run_tool(box, {"name": "which_modules"}).content == "[]"
+    finally:
+        sys.modules.pop("a_training_script")
+
+
+def test_an_import_that_takes_long_is_told_with_its_seconds_and_the_cure() -> None:
+    said = slow_import("tools.py", 32.4, ("trl", "torch"))
+    assert said is not None and said.startswith("the tool workers took 32 s to import tools.py (it imports torch, trl)")
+    assert slow_import("tools.py", 1.0, ("torch",)) is None
+
+
+def test_a_package_that_a_plugin_lacks_is_named_with_its_line_and_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(PluginError) as error:
+        load_tools(write(tmp_path, "import json\nimport no_such_package\n" + GOOD))
+    said = str(error.value)
+    assert f'File "{tmp_path / "my_tools.py"}", line 2' in said
+    assert f"no_such_package is a package, it belongs into the environment that this runs in: {sys.executable}" in said

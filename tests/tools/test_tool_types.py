@@ -67,3 +67,22 @@ def test_what_does_not_fit_is_answered_with_the_parameters_name(toolbox: Toolbox
 
 def test_a_default_need_not_be_given(toolbox: Toolbox) -> None:
     assert run_tool(toolbox, {"name": "a_default"}).content == "int 7"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("a_dataclass", {"x": 1, "z": 2}, "unknown parameter 'value.z'"),
+        ("a_nested_list", [{"x": 1}, {"x": 1, "xx": 2}], "unknown parameter 'value[1].xx', did you mean 'x'?"),
+        ("a_typeddict", {"loud": True, "colour": "red"}, "unknown parameter 'value.colour'"),
+        ("a_model", {"corners": [{"x": 1, "why": 0}]}, "unknown parameter 'value.corners[0].why'"),
+    ],
+)
+def test_a_key_that_no_field_takes_is_told_as_at_the_top(toolbox: Toolbox, name: str, value: Any, said: str) -> None:
+    result = run_tool(toolbox, {"name": name, "arguments": {"value": value}})
+    assert result.error is ToolErrorKind.BAD_ARGUMENTS and said in result.content, result.content
+
+
+def test_an_example_of_a_list_of_objects_is_one(toolbox: Toolbox) -> None:
+    said = run_tool(toolbox, {"name": "a_nested_list", "arguments": {"value": 3}}).content
+    assert 'must be a list like [{"x": 3}], got 3' in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from accelerate import Accelerator
 
@@ -27,6 +29,16 @@ def test_one_plain_process_is_what_it_is() -> None:
 def test_a_silent_fallback_is_an_error(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_backend(Accelerator(cpu=True), environment)
+
+
+def test_one_process_does_not_spread_the_model_over_several_gpus() -> None:
+    alone = SimpleNamespace(
+        state=SimpleNamespace(distributed_type="NO"), num_processes=1, device=SimpleNamespace(type="cuda")
+    )
+    assert check_backend(alone, {}, n_gpus=1).kind == "NO"
+    with pytest.raises(ConfigError, match=r"sees 4 GPUs and would spread.*CUDA_VISIBLE_DEVICES=0"):
+        check_backend(alone, {}, n_gpus=4)
+    assert check_backend(Accelerator(cpu=True), {}, n_gpus=4).kind == "NO", "the CPU trains, whatever there is"
 
 
 def test_backends_say_what_they_are() -> None:

@@ -67,6 +67,8 @@ SAVING = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
 JOBS: dict[str, dict[str, Any]] = {
     "padded": {"config": {"prefix_sharing": "off"}, "wait_for_peer": True},
     "shared": {"config": {"prefix_sharing": "on"}},
+    "every_row": {"alike_in": [0, 2], "config": {"skip_dead_rows": "off", "steps_per_generation": 2, "max_steps": 4}},
+    "live_rows": {"alike_in": [0, 2], "config": {"steps_per_generation": 2, "max_steps": 4}},
     "decoded": {"engine": "transformers"},
     "whole": {"config": SAVING},
     "stopped": {"config": SAVING, "stop_after": 3},
@@ -185,6 +187,16 @@ def test_shared_prompts_give_the_losses_and_gradients_of_the_padded_pass(backend
     assert max(abs(loss) for loss in padded["losses"]) > 1e-3
     assert shared["losses"] == pytest.approx(padded["losses"], rel=1e-3, abs=1e-6)
     assert shared["grad_norms"] == pytest.approx(padded["grad_norms"], rel=1e-3)
+
+
+def test_a_process_without_live_rows_keeps_step_with_the_others(backend: tuple[str, Launch]) -> None:
+    """The old policy's pass and the training pass, in two steps over one batch each."""
+    _, runs = backend
+    whole, live = runs.result("every_row"), runs.result("live_rows")
+    assert min(whole["skipped"]) == max(whole["skipped"]) == 0 and max(live["skipped"]) >= 0.5
+    assert live["losses"] == pytest.approx(whole["losses"], rel=1e-3, abs=1e-6)
+    assert live["grad_norms"] == pytest.approx(whole["grad_norms"], rel=1e-3) and min(live["grad_norms"]) > 0
+    assert live["weights"] == pytest.approx(whole["weights"], rel=1e-5)
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(backend: tuple[str, Launch]) -> None:

@@ -55,10 +55,14 @@ class ScriptArguments:
         default=None, metadata={"help": "Text of a system message for rows that have none."}
     )
     eval_dataset_id_or_path: str | None = field(
-        default=None, metadata={"help": "Held-out rows for the before/after table; default: the task set's own."}
+        default=None, metadata={"help": "Other rows to measure success on; default: the task set's own."}
     )
     eval_split: str | None = field(
-        default=None, metadata={"help": "Split of the held-out rows; default: the whole file, or the task set's own."}
+        default=None, metadata={"help": "Their split; default: heldout, test, eval or validation, or a whole file."}
+    )
+    eval_share: float = field(
+        default=0.0,
+        metadata={"help": "Hold this share of the rows out to measure success on, drawn by the seed; 0: none."},
     )
     eval_questions: int = field(default=0, metadata={"help": "Held-out rows to measure success on; 0: none."})
     skip_bad_rows: bool = field(
@@ -71,6 +75,13 @@ class ScriptArguments:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= self.eval_share < 1:
+            raise ConfigError(f"eval_share must be a share of the rows, at least 0 and below 1; got {self.eval_share}")
+        if self.eval_share and (self.eval_dataset_id_or_path or self.eval_split):
+            raise ConfigError(
+                "eval_share takes held-out rows from the training data, and eval_dataset_id_or_path or eval_split from "
+                "elsewhere; give one of them"
+            )
         self._choose_reward()
 
     def _choose_reward(self) -> None:

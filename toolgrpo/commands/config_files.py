@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import typing
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
@@ -37,7 +37,7 @@ from toolgrpo.commands.other_names import answer_to, meant_by
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.nearest import nearest
 
-__all__ = ["ALIASES", "HEADINGS", "given_names", "parse_args", "read_config"]
+__all__ = ["ALIASES", "HEADINGS", "given_names", "given_values", "parse_args", "read_config"]
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
@@ -104,6 +104,19 @@ def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> t
     if path is not None:
         parser.use_config(read_config(path, known.values()))
     return parser.instances(flags)
+
+
+def given_values(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> dict[str, Any]:
+    """Return what a config file and the flags say, without any default; `parse_args` reads it."""
+    known = _known_keys(dataclass_types)
+    parser = _Parser(dataclass_types, known)
+    path, flags = _take_config([_without_alias(argument) for argument in argv])
+    for action in parser._actions:
+        action.default = SUPPRESS
+        action.required = False
+    found = vars(parser.parse_known_args(flags)[0])
+    of_file = {} if path is None else read_config(path, known.values())
+    return {name: value for name, value in {**of_file, **found}.items() if name in known}
 
 
 def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:

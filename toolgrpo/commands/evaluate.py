@@ -11,41 +11,40 @@ into its base first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from accelerate import Accelerator, PartialState
 from datasets import Dataset
-from transformers import AutoModelForCausalLM
-from transformers.integrations import unset_hf_deepspeed_config
 from trl import ModelConfig
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import given_names, parse_args
+from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.engines.build import build_engine
-from toolgrpo.engines.policy import Policy
-from toolgrpo.errors import ConfigError, ModelError, ToolGRPOError
+from toolgrpo.engines.build import EngineOptions, build_engine
+from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.evaluation.report import Comparison, ModelReport
-from toolgrpo.evaluation.run import Evaluation, evaluate, policy_of_model
+from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_lines import RolloutLines
+from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.rollout import Rollouts
+from toolgrpo.rollout.demand import suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
-from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.trainer import load_tokenizer
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 __all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
 
 _DEFAULT_QUESTIONS = 100
+_AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
 
 
 @dataclass
@@ -79,10 +78,25 @@ class EvaluationArguments:
 class EvaluationConfig(ToolGRPOConfig):
     """What an evaluation reads of the file of a training.
 
-    Greedy episodes (temperature 0) are fine here.
+    Greedy episodes (temperature 0) are fine here. The engine is not bound to the training's batch,
+    never sleeps, and gets whole weights.
     """
 
     may_be_greedy = True
+
+    def engine_options(self) -> EngineOptions:
+        options = super().engine_options()
+        colocated, server = options.vllm_colocate, options.vllm_server
+        at_a_time = colocated.vllm.max_num_seqs
+        if self.max_concurrent_episodes is None:
+            at_a_time = max(at_a_time, _AT_A_TIME)
+        vllm = replace(colocated.vllm, enable_sleep_mode=False, max_num_seqs=at_a_time)
+        return replace(
+            options,
+            vllm_colocate=replace(colocated, vllm=vllm, lora_sync="merge"),
+            vllm_server=replace(server, lora_sync="merge"),
+            transformers=replace(options.transformers, max_rows=at_a_time),
+        )
 
 
 @dataclass(frozen=True)
@@ -126,8 +140,8 @@ class EvaluationRun:
         try:
             rewards = parts.rewards()
             parts.check(rows, tools, rewards)
-            loaded = _load(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
-            rollouts = self._rollouts(loaded, config, tools)
+            loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
+            rollouts = self._rollouts(loaded, config, tools, rows)
         except BaseException:
             if tools is not None:
                 tools.close()
@@ -135,6 +149,13 @@ class EvaluationRun:
         try:
             speaking = with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs)
             prove_rows(rollouts.chat, speaking, rows["prompt"])
+            window = PromptRoom(
+                tokens=rollouts.engine.max_model_len,
+                chat=rollouts.chat,
+                tools=tools,
+                enable_thinking=config.enable_thinking,
+            )
+            rows = rows_that_fit(rows, window, config.long_prompts, "the questions", self.terminal.say)
             if self.script.dry_run:
                 return None
             evaluation = Evaluation(
@@ -150,26 +171,44 @@ class EvaluationRun:
         finally:
             rollouts.close()
 
-    def _rollouts(self, loaded: _Loaded, config: EvaluationConfig, tools: Toolbox | None) -> Rollouts:
+    def _rollouts(
+        self, loaded: LoadedModel, config: EvaluationConfig, tools: Toolbox | None, rows: Dataset
+    ) -> Rollouts:
         chat = resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs))
         check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
         show_engine_lines(self.terminal.say)
         try:
-            built = build_engine(loaded.policy, config.engine_options())
+            demand = suit(
+                config.engine_options(),
+                loaded.policy,
+                (),
+                rows,
+                chat=chat,
+                tools=tools,
+                max_completion_length=config.episode_limits().max_completion_length,
+                enable_thinking=config.enable_thinking,
+                samples=self.evaluation.samples,
+                max_concurrent=config.max_concurrent_episodes,
+            )
+            built = build_engine(loaded.policy, demand.options)
         except ToolGRPOError:
             raise
         except (ValueError, ImportError, OSError) as error:  # what a library says against the settings
             raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
+        if demand.line is not None:
+            self.terminal.say(f"context   {demand.line}")
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
-        recorder = EpisodeRecorder(path if config.record_episodes else None)
+        recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
+        progress = RunProgress(self.terminal.console, say=self.terminal.say)
+        lines = [RolloutLines(self.terminal.say)] if progress.lines_only else []
         return Rollouts(
             engine=built.engine,
             chat=chat,
             limits=config.episode_limits(),
             tokenizer=loaded.tokenizer,
             tools=tools,
-            observers=Observers([recorder, RunProgress(self.terminal.console, say=self.terminal.say)]),
+            observers=Observers([recorder, progress, *lines]),
             engine_retries=config.engine_retries,
             unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,
@@ -213,41 +252,3 @@ def _check_report(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--report {path} cannot be written: {error.strerror}; choose another file") from error
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    policy: Policy
-    tokenizer: Any
-
-
-def _load(path: Path, init_kwargs: Mapping[str, Any], config: EvaluationConfig) -> _Loaded:
-    """Load the model of this folder or hub id, whole in each process.
-
-    An adapter's folder is loaded with its base model.
-    """
-    check_backend(Accelerator(cpu=config.use_cpu))
-    unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
-    is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()
-    kwargs = {"trust_remote_code": config.trust_remote_code, **init_kwargs}
-    try:
-        if is_adapter:
-            from peft import AutoPeftModelForCausalLM
-
-            model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()
-        else:
-            model = AutoModelForCausalLM.from_pretrained(path, **{"dtype": "float32", **kwargs})
-    except (OSError, ValueError, ImportError) as error:
-        what = (
-            f"the adapter in {path} cannot be loaded onto its base model"
-            if is_adapter
-            else f"the model {path} cannot be loaded"
-        )
-        raise ModelError(f"{what}: {error}") from error
-    state = PartialState()
-    model = model.to(state.device).eval()
-    policy = policy_of_model(model, state, bf16=config.bf16, fp16=config.fp16)
-    tokenizer = load_tokenizer(
-        str(path), revision=init_kwargs.get("revision"), trust_remote_code=config.trust_remote_code
-    )
-    return _Loaded(policy, tokenizer)

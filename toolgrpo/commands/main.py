@@ -7,13 +7,16 @@ The first line of a command stands on the terminal before PyTorch is imported, w
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
 from toolgrpo.startup import prepare
 
@@ -47,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    prepare()  # before anything imports PyTorch
+    theme = asked_for(arguments[1:])
+    if theme is not None and name in PAGES:
+        return _show_help(name, theme)
+    prepare(arguments[1:])  # before anything imports PyTorch
     return command.run(arguments[1:])
 
 
@@ -60,28 +66,35 @@ def _overview() -> str:
             "",
             *lines,
             "",
-            "`toolgrpo COMMAND --help` lists the flags of a command.",
+            "`toolgrpo COMMAND --help` shows the flags of a command by theme, `--help all` every one.",
             "`accelerate launch -m toolgrpo COMMAND ...` runs it in several processes.",
         ]
     )
 
 
-def _asks_for_help(arguments: Sequence[str]) -> bool:
-    return bool({"-h", "--help"} & set(arguments))
+def _show_help(command: str, theme: str) -> int:
+    try:
+        print(help_text(command, theme), flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except ConfigError as error:
+        print(f"toolgrpo: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _train(arguments: list[str]) -> int:
     started = time.monotonic()
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.train import parse_arguments
-
-        parse_arguments(arguments)
     terminal = Terminal.of_command("train")
+    from toolgrpo.commands.run_config import keep_run_config
     from toolgrpo.commands.train import TrainingRun, parse_arguments
     from toolgrpo.storage import storage_errors
 
     script, config, model = parse_arguments(arguments)
-    terminal.log_into(Path(config.output_dir))
+    terminal.console.quiet = terminal.console.quiet or config.quiet
+    terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
+    if terminal.is_main_process():
+        keep_run_config(arguments, Path(config.output_dir))
     summary = TrainingRun(script, config, model, terminal, started=started).run()
     if summary is not None and terminal.is_main_process():
         path = Path(config.output_dir) / "summary.json"
@@ -91,38 +104,70 @@ def _train(arguments: list[str]) -> int:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    if _asks_for_help(arguments):
-        from toolgrpo.commands.evaluate import parse_evaluation_arguments
-
-        parse_evaluation_arguments(arguments)
     terminal = Terminal.of_command("evaluate")
     from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 
     evaluation, script, config, model = parse_evaluation_arguments(arguments)
+    terminal.console.quiet = terminal.console.quiet or config.quiet
     terminal.log_into(Path(config.output_dir))
     EvaluationRun(evaluation, script, config, model, terminal).run()
     return 0
 
 
+def _check(arguments: list[str]) -> int:
+    terminal = Terminal.of_command("check", quiet="--json" in arguments)
+    from toolgrpo.commands.check import CheckRun, parse_check_arguments
+
+    check, script, config, model = parse_check_arguments(arguments)
+    report = CheckRun(check, script, config, model, terminal).run()
+    if check.json:
+        terminal.stream.write(report.as_json() + "\n")
+    terminal.say(f"{report.closing()} (log: {terminal.log_file})")
+    return report.exit_code
+
+
 def _sft(arguments: list[str]) -> int:
     from rich.console import Console
 
-    from toolgrpo.commands.config_files import parse_args
-    from toolgrpo.commands.sft import SFTArguments, run_sft
+    from toolgrpo.commands.sft import parse_sft_arguments, run_sft
     from toolgrpo.errors import ToolGRPOError
     from toolgrpo.plain_text import plain
 
     try:
-        (parsed,) = parse_args((SFTArguments,), arguments)
-        run_sft(parsed, Console(stderr=True, soft_wrap=True))
+        sft, config, model = parse_sft_arguments(arguments)
+        run_sft(sft, config, model, Console(stderr=True, soft_wrap=True))
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return 0
 
 
+def _show(arguments: list[str]) -> int:
+    from toolgrpo.commands.show import main as show
+
+    return show(arguments)
+
+
+def _replay(arguments: list[str]) -> int:
+    terminal = Terminal.of_command("replay")
+    from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
+
+    replay, script, config, model = parse_replay_arguments(arguments)
+    return int(ReplayRun(replay, script, config, model, terminal).run())
+
+
+def _report(arguments: list[str]) -> int:
+    from toolgrpo.commands.report import run_report
+
+    return run_report(arguments)
+
+
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
+    "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
+    "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
+    "show": Command("look at the episodes that a run recorded", _show),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
+    "report": Command("show what a run did, as one HTML file", _report),
 }

@@ -7,8 +7,9 @@ Each part says one line about what was loaded. Shared by training and evaluation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.rehearsal import rehearse
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.data import BadRows, check_gold, load_tasks
+from toolgrpo.data import BadRows, load_tasks
+from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.named_models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.rewards import Reward, get_reward, load_reward
+from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.tools.arguments import signature_text
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
@@ -57,7 +62,7 @@ class RunParts:
 
     def training_rows(self) -> Dataset:
         """Return the rows to train on; at least as many as one step takes."""
-        dataset = self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
+        dataset = self._all_rows if self._shares is None else self._all_rows.select(self._shares.train)
         group, batch = self.config.num_generations, self.config.generation_batch_size
         if len(dataset) < batch // group:
             raise DataError(
@@ -69,12 +74,27 @@ class RunParts:
 
     def heldout_rows(self, default: int = 0) -> Dataset | None:
         """Return the rows to measure success on, or None where none are asked for."""
+        if self._shares is not None:
+            heldout = self._all_rows.select(self._shares.heldout)
+            return heldout.select(range(min(len(heldout), self.script.eval_questions or len(heldout))))
         n_questions = self.script.eval_questions or default
         if n_questions < 1:
             return None
         given = self.script.eval_dataset_id_or_path
-        split = self.script.eval_split or ("train" if given else "heldout")
-        return self._rows(given or self.dataset_spec, split, n_questions)
+        spec = given or self.dataset_spec
+        split = self.script.eval_split or held_out_split(spec)
+        if split == "train" and not given and not self.script.eval_split:
+            split = "heldout"  # never the rows of the training; the source says what to give instead
+        return self._rows(spec, split, n_questions)
+
+    @cached_property
+    def _all_rows(self) -> Dataset:
+        return self._rows(self.dataset_spec, self.script.dataset_split, self.script.max_rows)
+
+    @cached_property
+    def _shares(self) -> HeldOut | None:
+        share = self.script.eval_share
+        return hold_out(self._all_rows["prompt"], share, self.config.seed) if share else None
 
     def toolbox(self) -> Toolbox | None:
         script = self.script
@@ -135,6 +155,9 @@ class RunParts:
                 _check_columns(heldout, tools, rewards)
             except ToolGRPOError as error:
                 raise type(error)(f"the held-out rows: {error}") from error
+        if self.script.dry_run:
+            for some in (rows, *([] if heldout is None else [heldout])):
+                rehearse(some, tools, rewards, self.config.reward_weights)
         if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
             self.terminal.say(
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
@@ -195,6 +218,8 @@ class RunParts:
                 )
         choice = trainer.engine_choice
         self.terminal.say(f"engine    {choice.name} ({choice.why}), {trainer.chat.name} chat format")
+        if trainer.demand.line is not None:
+            self.terminal.say(f"context   {trainer.demand.line}")
         return trainer
 
     def peft_config(self) -> Any:
@@ -215,9 +240,9 @@ class RunParts:
         return dataset
 
     def _place_of(self, name: str) -> str:
-        build = _NAMED_MODELS.get(name)
-        if build is not None:
-            return str(build(self.terminal))
+        if name in NAMED_MODELS:
+            shown = {"console": self.terminal.console} if name == "nano" else {"say": self.terminal.say}
+            return str(folder_of(name, **shown))
         path = Path(name).expanduser()
         if path.is_file():
             raise ModelError(
@@ -234,21 +259,6 @@ class RunParts:
         return str(path) if path.exists() else name
 
 
-def _nano(terminal: Terminal) -> Path:
-    from toolgrpo.models.nano import ensure_nano
-
-    return ensure_nano(console=terminal.console)
-
-
-def _smollm2(terminal: Terminal) -> Path:
-    from toolgrpo.models.smollm2 import ensure_smollm2
-
-    return ensure_smollm2(say=terminal.say)
-
-
-_NAMED_MODELS: dict[str, Callable[[Terminal], Path]] = {"nano": _nano, "smollm2": _smollm2}
-
-
 def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
     if "tools" in rows.column_names:
         for names in {tuple(names) for names in rows["tools"] if names is not None}:
@@ -261,9 +271,7 @@ def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Rewar
 
 def _signature(schema: Mapping[str, Any]) -> str:
     function = schema["function"]
-    properties = function.get("parameters", {}).get("properties", {})
-    parameters = ", ".join(f"{name}: {spec.get('type', 'any')}" for name, spec in properties.items())
-    return f"{function['name']}({parameters})"
+    return signature_text(function["name"], function.get("parameters", {}))
 
 
 def _count(n: int, noun: str) -> str:

@@ -57,18 +57,20 @@ class RunLog:
         """Append `text`; False if the disk did not take it."""
         return write_all(self._descriptor, text.encode("utf-8", "backslashreplace"))
 
-    def move(self, path: Path) -> None:
-        """Go on in another file, with what was logged so far at its head.
+    def move(self, path: Path, *, append: bool = False) -> None:
+        """Go on in another file, with what was logged so far at its head; `append`: after what is
+        in it.
 
         Raises OSError if it cannot be opened.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._moving:
             so_far = self.path
-            taken = self._go_on_in(path, head=so_far.read_bytes())
+            taken = self._go_on_in(path, head=so_far.read_bytes(), append=append)
             self.path = path
             with contextlib.suppress(OSError):
-                _set_aside(path).unlink(missing_ok=True)  # of a run before
+                if not append:
+                    _set_aside(path).unlink(missing_ok=True)  # of a run before
                 if taken:
                     so_far.unlink()
 
@@ -82,8 +84,8 @@ class RunLog:
             said = f"[the log reached {self._limit} bytes; what was before is in {aside.name}]\n"
             self._go_on_in(self.path, head=said.encode())
 
-    def _go_on_in(self, path: Path, head: bytes) -> bool:
-        opened = _open(path, os.O_TRUNC)
+    def _go_on_in(self, path: Path, head: bytes, *, append: bool = False) -> bool:
+        opened = _open(path, 0 if append else os.O_TRUNC)
         taken = write_all(opened, head)
         # A plugin may have closed 1 or 2, and another file may have the number now.
         still_ours = [number for number in (1, 2) if _same_file(number, self._descriptor)]

@@ -1,135 +1,298 @@
 """Supervised training of a chat model on conversations, from arguments to a saved model:
 what `recipes/sft.py` does.
 
-Not covered: several processes, LoRA, resuming. It is meant to teach a model the form of tool calls
-before reinforcement learning; for large supervised runs use TRL's SFTTrainer.
+TRL's `SFTTrainer` trains, on tokens and labels that are made here: the same rendering and the same
+mask as in reinforcement learning, so what it brings (bf16, LoRA, gradient checkpointing, several
+processes, DeepSpeed and FSDP, checkpoints) can be used. nano itself, which is made from nothing,
+has a loop of its own.
+
+Not covered: packing several conversations into one sequence, which TRL does with FlashAttention.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from datasets import Dataset
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
-from toolgrpo.errors import ConfigError, DataError, ModelError
+from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.parts import LORA_TARGETS
+from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models.nano import NanoRecipe, resolve_model
-from toolgrpo.sft.batches import Batch, Example, collate
+from toolgrpo.models.nano import NanoRecipe
+from toolgrpo.named_models import folder_of
+from toolgrpo.sft.batches import Example
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
-from toolgrpo.sft.loop import train, warmup_then_decay
 from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
+from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.trainer import load_tokenizer
 
-__all__ = ["SFTArguments", "SFTResult", "run_sft"]
+__all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "parse_sft_arguments", "run_sft"]
+
+_LINES = 20  # of a whole run, where there is no terminal
 
 
 @dataclass
 class SFTArguments:
-    """What is taught, to whom, and how."""
+    """What is taught."""
 
-    model_name_or_path: str = field(metadata={"help": "A chat model: a folder, a hub id, or `nano`."})
-    dataset_id_or_path: str = field(
-        metadata={"help": "A .jsonl file of conversations; `nano`: nano's demonstrations, from scratch."}
+    dataset_id_or_path: str | None = field(
+        default=None,
+        metadata={"help": "A .jsonl file of conversations; `nano`: nano's demonstrations, from scratch."},
     )
-    output_dir: str = field(metadata={"help": "Where the trained model is written."})
     tools_script: str | None = field(
         default=None, metadata={"help": "Tools that rows without a column `tools` are rendered with."}
     )
-    max_steps: int = field(default=0, metadata={"help": "Optimizer steps; 0: one pass over the conversations."})
-    batch_size: int = field(default=16, metadata={"help": "Conversations per optimizer step."})
-    micro_batch_size: int = field(default=8, metadata={"help": "Conversations whose activations are held at once."})
-    learning_rate: float = field(default=2e-5, metadata={"help": "Peak learning rate of AdamW."})
-    warmup_steps: int = field(default=10, metadata={"help": "Steps over which the learning rate rises."})
-    weight_decay: float = field(default=0.0, metadata={"help": "AdamW's weight decay."})
-    max_length: int | None = field(
-        default=None, metadata={"help": "Longer conversations are an error; default: the model's context window."}
+    batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Conversations per optimizer step, of all processes; sets gradient_accumulation_steps."},
     )
-    seed: int = field(default=42, metadata={"help": "Decides the order of the conversations."})
+    micro_batch_size: int | None = field(
+        default=None, metadata={"help": "Another name for per_device_train_batch_size."}
+    )
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "micro_batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.max_steps < 0:
-            raise ConfigError(f"max_steps must be at least 0 (one pass over the data), got {self.max_steps}")
-        if self.learning_rate <= 0:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass
+class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
+    """TRL's `SFTConfig`, with nothing cut off in silence and what a CPU wants."""
+
+    max_length: int | None = field(
+        default=None, metadata={"help": "Longer conversations are an error; default: the model's context window."}
+    )
+    learning_rate: float | None = field(
+        default=None,
+        metadata={"help": "Peak learning rate; default: by the model's size, 3e-3 for nano to 2e-5 from 1B on."},
+    )
+    logging_steps: float = field(default=1, metadata={"help": "Steps between two entries of the log."})
+
+    def __post_init__(self) -> None:
+        if trains_on_cpu(self.use_cpu) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+                self.ddp_backend = self.ddp_backend or "gloo"
+            else:
+                self.use_cpu = True  # gloo, or each process would train for itself
+        if trains_on_cpu(self.use_cpu):
+            self.dataloader_pin_memory = False
+        self.bf16 = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name} belongs to how TRL makes tokens itself, and has no effect here; leave it out"
+                )
+        if self.max_steps == 0:
+            self.max_steps = -1  # one pass over the conversations, or num_train_epochs
+        if self.learning_rate is not None and self.learning_rate <= 0:
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
+        super().__post_init__()
 
 
 @dataclass(frozen=True, slots=True)
 class SFTResult:
-    """The losses of all steps, and where the model is."""
+    """The losses that were logged, and where the model is."""
 
     losses: tuple[float, ...]
     folder: Path
 
 
-def run_sft(arguments: SFTArguments, console: Console) -> SFTResult:
+def parse_sft_arguments(argv: Sequence[str]) -> tuple[SFTArguments, ToolSFTConfig, ModelConfig]:
+    """Read the command line over the YAML file over the defaults."""
+    sft, config, model = parse_args((SFTArguments, ToolSFTConfig, ModelConfig), list(argv))
+    for name, value in (
+        ("model_name_or_path", model.model_name_or_path),
+        ("dataset_id_or_path", sft.dataset_id_or_path),
+        ("output_dir", config.output_dir),
+    ):
+        if not value:
+            raise ConfigError(f"--{name} is missing; an example is recipes/configs/sft/qwen3_1.7b.yaml")
+    if sft.tools_script is not None and not Path(sft.tools_script).is_file():
+        raise ConfigError(f"--tools_script {sft.tools_script} is no file")
+    return sft, _with_batch(sft, config), model
+
+
+def _with_batch(sft: SFTArguments, config: ToolSFTConfig) -> ToolSFTConfig:
+    """Return the config with our two names for the sizes of a batch read."""
+    if sft.micro_batch_size is not None:
+        config.per_device_train_batch_size = sft.micro_batch_size
+    if sft.batch_size is not None:
+        at_once = config.per_device_train_batch_size * config.world_size
+        if sft.batch_size < at_once and sft.micro_batch_size is None:
+            config.per_device_train_batch_size = max(1, sft.batch_size // config.world_size)
+            at_once = config.per_device_train_batch_size * config.world_size
+        if sft.batch_size % at_once:
+            raise ConfigError(
+                f"batch_size {sft.batch_size} is no multiple of the {at_once} conversations that "
+                f"{config.world_size} process{'' if config.world_size == 1 else 'es'} take at once; change it, or "
+                f"--micro_batch_size"
+            )
+        config.gradient_accumulation_steps = sft.batch_size // at_once
+    return config
+
+
+def run_sft(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
     """Load, train, save. Meanwhile no other run may write into the output folder."""
-    claim = claim_folder(Path(arguments.output_dir))
+    claim = claim_folder(Path(config.output_dir), config.process_index)
     if claim.warning is not None:
         console.print(claim.warning, markup=False)
     try:
-        return _run(arguments, console)
+        if sft.dataset_id_or_path == "nano":
+            return _build_nano(config, model, console)
+        return _run(sft, config, model, console)
     finally:
         claim.release()
 
 
-def _run(arguments: SFTArguments, console: Console) -> SFTResult:
-    if arguments.dataset_id_or_path == "nano":
-        return _build_nano(arguments, console)
-    tokenizer, model = _load(resolve_model(arguments.model_name_or_path))
-    examples = _examples(arguments, tokenizer, arguments.max_length or model.config.max_position_embeddings)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.to(device)
-    steps = arguments.max_steps or -(-len(examples) // arguments.batch_size)
+def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
+    path = str(folder_of(str(model.model_name_or_path)))
+    tokenizer = load_tokenizer(path, revision=model.model_revision, trust_remote_code=config.trust_remote_code)
+    shape = _shape_of(path, config, model)
+    longest = config.max_length or int(shape.config.get_text_config().max_position_embeddings)
+    if config.learning_rate is None:
+        config.learning_rate = learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
+    examples = _examples(sft, tokenizer, longest)
     n_tokens = sum(sum(example.mask) for example in examples)
-    console.print(
-        f"{len(examples)} conversations, {n_tokens} tokens to learn, {steps} steps on {device}", highlight=False
-    )
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=arguments.learning_rate, weight_decay=arguments.weight_decay, betas=(0.9, 0.98)
-    )
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    losses: list[float] = []
-    with StepProgress(console, "sft", steps) as progress:
-
-        def on_step(step: int, loss: float) -> None:
-            losses.append(loss)
-            progress.step(step, loss)
-
-        train(
-            model,
-            optimizer,
-            _steps(examples, arguments, steps, pad_id, device),
-            schedule=lambda step: warmup_then_decay(step, steps, warmup=arguments.warmup_steps, decay=0.5),
-            on_step=on_step,
+    config.disable_tqdm = True
+    config.max_length = None  # nothing is cut: what is too long was refused
+    config.model_init_kwargs = _init_kwargs(model)
+    progress = _Progress(console if config.process_index == 0 else Console(quiet=True))
+    folder = Path(config.output_dir)
+    if model.use_peft and not model.lora_target_modules:
+        model = replace(model, lora_target_modules=LORA_TARGETS)
+    try:
+        trainer = SFTTrainer(
+            model=path,
+            args=config,
+            train_dataset=_labelled(examples),
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model),
+            callbacks=[progress],
         )
-    folder = Path(arguments.output_dir)
+    except ToolGRPOError:
+        raise
+    except (ValueError, ImportError, OSError) as error:
+        raise ModelError(f"--model_name_or_path {model.model_name_or_path}: {error}") from error
+    trainer.remove_callback(PrinterCallback)
+    progress.say(
+        f"{len(examples)} conversations, {n_tokens} tokens to learn, {config.num_train_epochs:g} pass(es) or "
+        f"{config.max_steps} steps on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
+        f"precision, {config.world_size} process(es), learning rate {config.learning_rate:.2g}"
+    )
     with storage_errors("the trained model", folder):
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    console.print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}; the model is in {folder}", highlight=False)
-    return SFTResult(tuple(losses), folder)
+        resumed = _checkpoint(config)
+        if resumed is not None:
+            progress.say(f"resuming from {resumed}")
+        trainer.train(resume_from_checkpoint=resumed)
+        trainer.save_model(str(folder))
+    losses = tuple(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    change = f"loss {losses[0]:.3f} to {losses[-1]:.3f}; " if losses else ""
+    progress.say(f"{change}the {'adapter' if model.use_peft else 'model'} is in {folder}")
+    return SFTResult(losses, folder)
 
 
-def _build_nano(arguments: SFTArguments, console: Console) -> SFTResult:
+def _init_kwargs(model: ModelConfig) -> dict[str, Any]:
+    given = {
+        "revision": model.model_revision,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        "quantization_config": get_quantization_config(model),
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _shape_of(path: str, config: ToolSFTConfig, model: ModelConfig) -> Any:
+    """Return the model without its weights."""
+    origin = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(path, **origin), trust_remote_code=config.trust_remote_code
+            )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--model_name_or_path {path}: no model can be loaded from there: {error}") from error
+
+
+def learning_rate_for(n_parameters: int) -> float:
+    """Return a peak learning rate at which a model of this size learns a new form in some hundred steps."""
+    return float(min(3e-3, max(2e-5, 2e-5 * (1e9 / n_parameters) ** 0.7)))
+
+
+def _labelled(examples: Sequence[Example]) -> Dataset:
+    """Return tokens with labels, -100 where nothing is learnt; TRL takes such rows as they are."""
+    labels = [
+        [token if learnt else -100 for token, learnt in zip(example.ids, example.mask, strict=True)]
+        for example in examples
+    ]
+    return Dataset.from_dict({"input_ids": [list(example.ids) for example in examples], "labels": labels})
+
+
+def _checkpoint(config: ToolSFTConfig) -> str | None:
+    """Return the folder to go on from; `auto` is the last one that was written to its end, if any."""
+    asked = config.resume_from_checkpoint
+    if asked is None or asked == "false":
+        return None
+    if asked not in ("auto", "true", True):
+        if not (Path(asked) / "trainer_state.json").is_file():
+            raise ConfigError(f"--resume_from_checkpoint {asked} is no checkpoint of a training; give auto or a folder")
+        return cast("str", asked)
+    folders = [path for path in Path(config.output_dir).glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    return str(max(folders, key=lambda path: int(path.name.rpartition("-")[2]))) if folders else None
+
+
+class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """A line for about every twentieth of the steps."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        step, steps = state.global_step, state.max_steps
+        if logs and "loss" in logs and (step % max(1, steps // _LINES) == 0 or step == steps):
+            self.say(f"sft: step {step} of {steps}, loss {logs['loss']:.3f}")
+
+
+def _build_nano(config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
     """Build nano itself, from nothing but its demonstrations."""
-    if arguments.model_name_or_path != "nano":
+    if model.model_name_or_path != "nano":
         raise ConfigError(
             f"the data set `nano` teaches the model `nano` from scratch; got --model_name_or_path "
-            f"{arguments.model_name_or_path}. Give a .jsonl file of conversations to teach another model."
+            f"{model.model_name_or_path}. Give a .jsonl file of conversations to teach another model."
         )
     from toolgrpo.models.nano.build import build_nano
 
     recipe = NanoRecipe()
-    folder = Path(arguments.output_dir)
+    folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     losses: list[float] = []
     with StepProgress(console, "nano", recipe.steps) as progress:
@@ -142,47 +305,22 @@ def _build_nano(arguments: SFTArguments, console: Console) -> SFTResult:
     return SFTResult(tuple(losses), folder)
 
 
-def _load(path: str) -> tuple[Any, Any]:
-    try:
-        return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"--model_name_or_path {path}: no model can be loaded from there: {error}") from error
-
-
-def _examples(arguments: SFTArguments, tokenizer: Any, max_length: int) -> list[Example]:
+def _examples(sft: SFTArguments, tokenizer: Any, max_length: int) -> list[Example]:
     schemas = None
-    if arguments.tools_script is not None:
+    if sft.tools_script is not None:
         from toolgrpo.tools import load_tools
 
-        toolbox = load_tools(arguments.tools_script)
+        toolbox = load_tools(sft.tools_script)
         schemas = toolbox.schemas
         toolbox.close()
     encode = ConversationEncoder(tokenizer)
     examples = []
-    for index, row in enumerate(read_conversations(arguments.dataset_id_or_path)):
+    for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path))):
         example = encode(row["messages"], row["tools"] or schemas)
         if len(example.ids) > max_length:
             raise DataError(
-                f"{arguments.dataset_id_or_path}: conversation {index + 1} has {len(example.ids)} tokens, but max_length "
+                f"{sft.dataset_id_or_path}: conversation {index + 1} has {len(example.ids)} tokens, but max_length "
                 f"is {max_length}; shorten it, or raise --max_length if the model can take more"
             )
         examples.append(example)
     return examples
-
-
-def _steps(
-    examples: Sequence[Example], arguments: SFTArguments, steps: int, pad_id: int, device: str
-) -> Iterator[list[Batch]]:
-    """Yield the micro-batches of `steps` optimizer steps, in as many shuffled passes as that takes.
-
-    Conversations of similar length share a batch.
-    """
-    rng = random.Random(arguments.seed)
-    queue: list[Example] = []
-    for _ in range(steps):
-        while len(queue) < min(arguments.batch_size, len(examples)):
-            queue += rng.sample(list(examples), len(examples))
-        chosen, queue = queue[: arguments.batch_size], queue[arguments.batch_size :]
-        chosen.sort(key=lambda example: len(example.ids))
-        size = arguments.micro_batch_size
-        yield [collate(chosen[start : start + size], pad_id).to(device) for start in range(0, len(chosen), size)]

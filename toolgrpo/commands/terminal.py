@@ -26,12 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console
-
 from toolgrpo.commands.run_log import RunLog
 from toolgrpo.commands.streams import unfailing_stream
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
+from toolgrpo.observe.steady_console import SteadyConsole
 from toolgrpo.plain_text import plain
 
 __all__ = ["Terminal", "describe_error"]
@@ -53,7 +52,7 @@ class Terminal:
     def __init__(self, log: RunLog | None, stream: TextIO, *, quiet: bool) -> None:
         self._log = log
         self.stream = stream
-        self.console = Console(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = SteadyConsole(file=stream, quiet=quiet, highlight=False, soft_wrap=True)
 
     @classmethod
     def open(cls, log_file: Path, *, main_process: bool = True) -> Terminal:
@@ -68,13 +67,13 @@ class Terminal:
         return terminal
 
     @classmethod
-    def of_command(cls, name: str) -> Terminal:
-        """Open the terminal of the command `name`.
+    def of_command(cls, name: str, *, quiet: bool = False) -> Terminal:
+        """Open the terminal of the command `name`; a quiet one shows errors alone.
 
         It logs into a temporary file until `log_into` knows better.
         """
         folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
-        terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process())
+        terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process() and not quiet)
         terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
         return terminal
 
@@ -91,8 +90,9 @@ class Terminal:
     def is_main_process(cls) -> bool:
         return cls.rank() == 0
 
-    def log_into(self, output_dir: Path) -> None:
-        """Claim the output folder for this run, and go on logging there.
+    def log_into(self, output_dir: Path, *, append: bool = False) -> None:
+        """Claim the output folder for this run, and go on logging there (`append`: in the log that
+        is there, of the run that is resumed).
 
         Into `NAME.log`, and `NAME.rank1.log` and so on for the other processes. Raises ConfigError
         if another run has it.
@@ -105,7 +105,8 @@ class Terminal:
         try:
             self.move_log(
                 output_dir
-                / (f"{before.stem}.log" if self.is_main_process() else f"{before.stem}.rank{self.rank()}.log")
+                / (f"{before.stem}.log" if self.is_main_process() else f"{before.stem}.rank{self.rank()}.log"),
+                append=append,
             )
         except OSError as error:
             self.say(f"the log stays in {before}, because it cannot be in {output_dir}: {error.strerror or error}")
@@ -113,10 +114,10 @@ class Terminal:
         with contextlib.suppress(OSError):  # somebody else's files are in it
             before.parent.rmdir()
 
-    def move_log(self, log_file: Path) -> None:
+    def move_log(self, log_file: Path, *, append: bool = False) -> None:
         """Go on logging in another file, with what was logged so far at its head."""
         assert self._log is not None
-        self._log.move(log_file)
+        self._log.move(log_file, append=append)
 
     def say(self, text: str) -> None:
         """Print one line of our own, on the terminal and in the log."""
@@ -124,6 +125,10 @@ class Terminal:
         self.console.print(text, markup=False)
         if self._log is not None:
             self._log.write(f"{text}\n")
+
+    def in_log_only(self) -> Terminal:
+        """Return a terminal whose lines go to the log alone."""
+        return Terminal(self._log, self.stream, quiet=True)
 
     def _show_errors_on(self, errors: TextIO) -> None:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

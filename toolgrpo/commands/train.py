@@ -10,21 +10,24 @@ close            print the table; if measuring failed or was interrupted, withou
 
 from __future__ import annotations
 
-import os
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from rich.table import Table
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary
 from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.report import report_line
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
-from toolgrpo.observe.progress import StepsCallback
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -58,7 +61,20 @@ class TrainingRun:
             if self.script.dry_run:
                 self.terminal.say("dry run: everything was loaded and checked")
                 return None
-            before = self._success(trainer, heldout, "before")
+            (earlier,) = broadcast_object_list([self._earlier() if self.terminal.is_main_process() else None])
+            before = _measured_before(earlier, heldout)
+            if not before:
+                before = self._success(trainer, heldout, "before")
+                self._keep({"before": _as_json(before)})  # for the run that resumes this one, should it be killed
+            trainer.card = replace(
+                trainer.card,
+                base_model=str(self.parts.model.model_name_or_path),
+                data=self.parts.dataset_spec,
+                system_prompt=self.script.system_prompt,
+                success=_named(before, "before"),
+            )
+            first_step = _FirstStep()
+            trainer.add_callback(first_step)
             train_started = time.monotonic()
             output = trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
             train_s = time.monotonic() - train_started
@@ -67,19 +83,25 @@ class TrainingRun:
             try:
                 if not trainer.stopped_by:
                     after = self._success(trainer, heldout, "after")
+                    trainer.card = replace(trainer.card, success={**trainer.card.success, **_named(after, "after")})
+                    with storage_errors("the model card", Path(self.config.output_dir)):
+                        trainer.write_card()
             finally:
-                summary = self._summary(trainer, before, after, train_s, output.global_step)
-                self._show(summary)
+                steps = 0 if first_step.number is None else output.global_step - first_step.number
+                summary = self._summary(trainer, before, after, train_s, steps, earlier)
+                self._show(summary, doctor_lines(trainer.doctor))
             return summary
         finally:
             trainer.close()
+            if trainer.toolbox is not None:
+                trainer.toolbox.close()
 
     def _save(self, trainer: ToolGRPOTrainer) -> None:
         folder, say = self.config.output_dir, self.terminal.say
         with finish_before_stopping("the model is saved", say), storage_errors("the trained model", Path(folder)):
             trainer.save_model(folder)
             trainer.save_state()
-            say(f"saved     {os.path.abspath(folder)}")
+            say(f"saved     {folder}")
 
     def _load(self) -> tuple[ToolGRPOTrainer, Dataset | None]:
         parts, say = self.parts, self.terminal.say
@@ -95,6 +117,7 @@ class TrainingRun:
                 parts.model_path(str(parts.model.model_name_or_path)),
                 reward_funcs=rewards,
                 train_dataset=dataset,
+                heldout=heldout or (),
                 eval_dataset=None if self.config.eval_strategy == "no" else heldout,
                 tools=tools,
                 peft_config=parts.peft_config(),
@@ -103,17 +126,24 @@ class TrainingRun:
             if tools is not None:
                 tools.close()
             raise
-        trainer.add_callback(StepsCallback(trainer.progress))
-        return trainer, heldout
+        try:
+            return trainer, trainer.fitting(heldout, name="the held-out rows")
+        except BaseException:
+            trainer.close()
+            if tools is not None:
+                tools.close()
+            raise
 
     def _success(self, trainer: ToolGRPOTrainer, rows: Dataset | None, when: str) -> dict[str, Share]:
         if rows is None:
             return {}
-        rows = list(rows)
+        sharing = trainer.accelerator
+        own = list(rows)[sharing.process_index :: sharing.num_processes]
         sampled = self.config.sampling_options()
         rates = {}
         for name, options in (("greedy", replace(sampled, temperature=0.0)), ("sampled", sampled)):
-            rates[name] = Share.of(trainer.measure(rows, options, label=f"{when} ({name})").successes)
+            successes = trainer.measure(own, options, label=f"{when} ({name})").successes
+            rates[name] = Share.of(gather_object(list(successes)))
         self.terminal.say(f"{when:<9} " + ", ".join(f"{name} success {rate}" for name, rate in rates.items()))
         return rates
 
@@ -124,28 +154,44 @@ class TrainingRun:
         after: dict[str, Share],
         train_s: float,
         steps: int,
+        earlier: dict[str, Any],
     ) -> dict[str, Any]:
-        def as_json(rates: dict[str, Share]) -> dict[str, Any]:
-            return {
-                name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()
-            }
-
         return {
-            "before": as_json(before),
-            "after": as_json(after),
+            "before": _as_json(before),
+            "after": _as_json(after),
             "steps": steps,
+            "steps_in_all": trainer.state.global_step,
             "seconds_per_step": {
                 "all": train_s / max(1, steps),
                 "rollout": trainer.rollout_seconds / max(1, steps),
                 "training": (train_s - trainer.rollout_seconds) / max(1, steps),
             },
             "seconds_in_all": time.monotonic() - self.started,
-            "model": os.path.abspath(self.config.output_dir),
+            **doctor_summary(trainer.doctor),
+            "model": str(self.config.output_dir),
             "episodes": str(trainer.recorder.path) if trainer.recorder.path else None,
             "log": str(self.terminal.log_file),
+            "earlier_runs": [*earlier.pop("earlier_runs", []), earlier] if earlier else [],
         }
 
-    def _show(self, summary: dict[str, Any]) -> None:
+    def _keep(self, summary: dict[str, Any]) -> None:
+        path = Path(self.config.output_dir) / "summary.json"
+        if self.terminal.is_main_process():
+            with storage_errors(f"the summary {path}", path.parent):
+                path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+    def _earlier(self) -> dict[str, Any]:
+        """Return the summary of the run that this one resumes; empty if there is none."""
+        folder = Path(self.config.output_dir)
+        if not self.config.resume_from_checkpoint or not any(folder.glob("checkpoint-*")):
+            return {}
+        try:
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
+    def _show(self, summary: dict[str, Any], doctor: list[str]) -> None:
         table = Table(title="held-out success, 95 % interval", title_justify="left")
         for column in ("", "before", "after"):
             table.add_column(column)
@@ -158,9 +204,39 @@ class TrainingRun:
             f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "
             f"training {seconds['training']:.2f}); {summary['seconds_in_all']:.0f} s in all"
         )
+        for line in doctor:
+            self.terminal.say(line)
         for name in ("model", "episodes", "log"):
             if summary[name]:
                 self.terminal.say(f"{name:<9} {summary[name]}")
+        if summary["episodes"] and self.terminal.is_main_process():
+            self.terminal.say(f"report    {report_line(Path(self.config.output_dir))}")
+
+
+class _FirstStep(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """Remembers after how many steps a training began: some, where it was resumed; None if it did not begin."""
+
+    number: int | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.number = state.global_step
+
+
+def _measured_before(earlier: dict[str, Any], heldout: Dataset | None) -> dict[str, Share]:
+    """Return what the first run measured before it trained, if it asked as many questions."""
+    shares = {name: Share(rate["rate"], rate["n"]) for name, rate in earlier.get("before", {}).items()}
+    same = heldout is None or all(share.n == len(heldout) for share in shares.values())
+    return shares if same else {}
+
+
+def _as_json(rates: dict[str, Share]) -> dict[str, Any]:
+    return {name: {"rate": rate.value, "interval": list(rate.interval), "n": rate.n} for name, rate in rates.items()}
+
+
+def _named(rates: dict[str, Share], when: str) -> dict[str, str]:
+    return {f"{when} ({name})": str(rate) for name, rate in rates.items()}
 
 
 def _rate(value: dict[str, Any] | None) -> str:

@@ -40,8 +40,9 @@ class FileRows:
             raise DataError(f"the data file {self.path} does not exist (the working folder is {Path.cwd()})")
         if self.split not in ("train", "all"):
             raise DataError(
-                f"{self.path} is one file and has no split {self.split!r}. For held-out rows give another file: "
-                f"--eval_dataset_id_or_path FILE --eval_split train; or a folder that has a file for each split"
+                f"{self.path} is one file and has no split {self.split!r}. For held-out rows hold some of it out "
+                f"(--eval_share 0.1), give another file (--eval_dataset_id_or_path FILE), or a folder that has a file for "
+                f"each split"
             )
         yield from read_file(self.path)
 

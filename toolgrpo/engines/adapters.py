@@ -55,7 +55,8 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
             raise ConfigError(
                 f"vLLM serves plain LoRA adapters only, and this one has {name}={value!r}; set vllm_lora_sync to merge"
             )
-    return lambda folder: model.save_pretrained(str(folder))
+    # PEFT would ask the hub whether the vocabulary has grown; plain LoRA never holds embeddings.
+    return lambda folder: model.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 def base_weights(base: Any) -> dict[str, torch.Tensor]:

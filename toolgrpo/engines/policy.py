@@ -79,17 +79,21 @@ class Policy:
         return model.get_base_model() if hasattr(model, "peft_config") else model
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether weights are kept packed, in 4 or 8 bits, and computed with unpacked."""
+        return bool(getattr(self.base_model, "is_quantized", False))
+
+    @property
     def is_main_process(self) -> bool:
         return self.process_index == 0
 
 
-def compute_dtype(model: Any, *, bf16: bool | None, fp16: bool | None) -> torch.dtype:
-    """Return the dtype that a forward pass runs in: that of mixed precision,
+def compute_dtype(model: Any, mixed_precision: str) -> torch.dtype:
+    """Return the dtype that a forward pass runs in: that of mixed precision as accelerate names it,
     else that of the weights.
     """
-    if bf16:
-        return torch.bfloat16
-    if fp16:
-        return torch.float16
-    dtype: torch.dtype = next(model.parameters()).dtype
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision)
+    if mixed is not None:
+        return mixed
+    dtype: torch.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     return dtype

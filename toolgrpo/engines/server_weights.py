@@ -15,6 +15,7 @@ cannot. Each version has a name of its own, so an old one is never taken for a n
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,10 +33,11 @@ from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import EngineError
 from toolgrpo.trl_parts import nccl_client
 
-__all__ = ["DiskWeights", "LoraWeights", "NcclWeights", "ServerWeights", "choose_weight_route"]
+__all__ = ["DiskWeights", "LoraWeights", "NcclWeights", "ServerWeights", "choose_weight_route", "first_free_port"]
 
 _CHUNK_BYTES = 1 << 30
 _CACHE_RESET_TRIES = 50
+_PORTS_TRIED = 100
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -157,7 +159,8 @@ class NcclWeights:
 
     Thin on purpose: the rendezvous and the broadcast are TRL's. It needs a GPU for the trainer and
     one for each server, so it has not been run on the machines this project is tested on. Server
-    number n meets the trainer at port `group_port` + n (TRL's `vllm_group_port`).
+    number n meets the trainer at port `group_port` + n (TRL's `vllm_group_port`), or the next one
+    that is free.
     """
 
     def __init__(self, device: torch.device, *, group_port: int, run_id: str | None = None) -> None:
@@ -203,7 +206,7 @@ class NcclWeights:
 
     def _client(self, server: ServerControl, number: int) -> Any:
         if server.url not in self._clients:
-            client = nccl_client(server.url, group_port=self._group_port + number)
+            client = nccl_client(server.url, group_port=first_free_port(self._group_port + number))
             client.init_communicator(device=self._device)
             self._clients[server.url] = client
         return self._clients[server.url]
@@ -231,6 +234,18 @@ def choose_weight_route(
     if device.type == "cuda" and all(_takes_nccl(url, ready_timeout_s, timeout_s) for url in urls):
         return NcclWeights(device, group_port=group_port, run_id=run_id)
     return DiskWeights(folder, run_id)
+
+
+def first_free_port(first: int) -> int:
+    """Return the first port of this machine from `first` on that nobody listens at."""
+    for port in range(first, min(first + _PORTS_TRIED, 65536)):
+        with socket.socket() as tried:
+            try:
+                tried.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise EngineError(f"none of the ports {first} to {first + _PORTS_TRIED - 1} is free; set --vllm_group_port")
 
 
 def _takes_nccl(url: str, ready_timeout_s: float, timeout_s: float) -> bool:

@@ -79,6 +79,11 @@ class VLLMColocateEngine:
     def max_model_len(self) -> int:
         return self._vllm.max_model_len
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it slept and gave its weights up, so that they must be loaded before the next rollout."""
+        return self._vllm.needs_weights
+
     async def open(self) -> None:
         """Start the pump on the running event loop."""
         if self._pump is not None:

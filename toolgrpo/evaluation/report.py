@@ -41,6 +41,7 @@ class ModelReport:
     samples: int
     ks: tuple[int, ...]
     seconds: float
+    keys: tuple[str, ...] = ()  # of the questions, by their numbers
 
     @property
     def n_questions(self) -> int:
@@ -99,6 +100,14 @@ class ModelReport:
             "seconds": self.seconds,
         }
 
+    def by_question(self) -> list[dict[str, Any]]:
+        """Return how each question did, by the key of its row: what a training's `row_weights` reads."""
+        return [
+            {"key": self.keys[group[0].question], "successes": sum(e.success for e in group), "episodes": len(group)}
+            for group in self._by_question()
+            if self.keys
+        ]
+
     def _by_question(self) -> list[list[EpisodeFacts]]:
         questions: dict[int, list[EpisodeFacts]] = {}
         for episode in self.episodes:
@@ -130,6 +139,7 @@ class Comparison:
             "model": self.model.as_json(),
             "baseline": None if self.baseline is None else self.baseline.as_json(),
             "difference": {name: _with_interval(difference) for name, difference in self.differences().items()},
+            "by_question": self.model.by_question(),
         }
 
     def tables(self) -> list[Table]:

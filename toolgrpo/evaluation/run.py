@@ -10,13 +10,15 @@ training.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
+from toolgrpo.data.row_keys import row_key
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.evaluation.grading import Grader, grade
@@ -24,6 +26,7 @@ from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.evaluation.report import EpisodeFacts, ModelReport
 from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.batch import Row
+from toolgrpo.startup import give_memory_back
 
 __all__ = ["Evaluation", "evaluate", "policy_of_model"]
 
@@ -41,12 +44,22 @@ class Evaluation:
     ks: tuple[int, ...]  # of pass@k and maj@k
 
 
-def policy_of_model(model: Any, state: PartialState, *, bf16: bool | None = None, fp16: bool | None = None) -> Policy:
-    """Return a model that nobody trains, whole in each process, as engines need to know it."""
+def policy_of_model(
+    model: Any,
+    state: PartialState,
+    *,
+    mixed_precision: str = "no",
+    weights: Callable[[], Iterable[tuple[str, torch.Tensor]]] | None = None,
+) -> Policy:
+    """Return a model that nobody trains, whole in each process, as engines need to know it.
+
+    Its weights are its own, or come from elsewhere (and it has none).
+    """
+    own = lambda: ((name, parameter.data) for name, parameter in model.named_parameters())  # noqa: E731
     return Policy(
         get_model=lambda: model,
-        weights=lambda: ((name, parameter.data) for name, parameter in model.named_parameters()),
-        dtype=compute_dtype(model, bf16=bf16, fp16=fp16),
+        weights=weights or own,
+        dtype=compute_dtype(model, mixed_precision),
         device=state.device,
         backend=Backend(kind=state.distributed_type.value, n_processes=state.num_processes),
         process_index=state.process_index,
@@ -72,6 +85,7 @@ def evaluate(
     asked = [evaluation.rows[question] for question in own for _ in range(evaluation.samples)]
     # 2. their episodes
     rollouts.load_weights(policy.weights())
+    give_memory_back()  # what the start and the weights' way have left
     batch = rollouts.run(asked, evaluation.options, mode="eval", label=label, group_size=evaluation.samples)
     # 3. what they are worth
     batch = grade(batch, evaluation.rewards, evaluation.weights, threshold=evaluation.threshold)
@@ -87,6 +101,7 @@ def evaluate(
         samples=evaluation.samples,
         ks=evaluation.ks,
         seconds=clock() - started,
+        keys=tuple(row_key(row["prompt"]) for row in evaluation.rows),
     )
 
 

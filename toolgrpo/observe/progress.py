@@ -1,14 +1,16 @@
-"""One progress display: the training steps with reward, success and time left,
-and under it the current rollout.
+"""What a person sees of a training while it runs: one line for each log, and on a terminal one live
+bar under them.
 
-On a terminal it is a live bar. Elsewhere (a pipe, a CI log) it is one line for about every
-twentieth of the steps.
+The bar says how many steps are done, what runs at the moment, and how long it will take; outside of
+a training (held-out questions, an evaluation) it counts episodes, and goes away with them. In a pipe
+or a CI log the lines stand alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -23,23 +25,21 @@ from rich.progress import (
 )
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from toolgrpo.observe.step_lines import StepLines, StepTimes
 from toolgrpo.plain_text import plain
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
 
 __all__ = ["RunProgress", "StepsCallback"]
 
-_LINES_PER_RUN = 20
+_TITLES_EVERY = 25  # lines
 _ROLLOUT_SHOWN_AFTER_S = 2.0
 
 
 class RunProgress(Observer):
-    """The progress display of one process. A quiet console shows nothing.
+    """The display of one process. A quiet console shows nothing.
 
-    The bar over the episodes of a rollout appears only if the rollout takes a while, and goes away
-    with it.
-
-    With a `say` of its own (a `Terminal`'s), lines above the bars go there, and what libraries
-    print goes to the log.
+    With a `say` of its own (a `Terminal`'s), lines go there too, and what libraries print goes to
+    the log; else what is printed meanwhile stands above the bar.
     """
 
     def __init__(self, console: Console, say: Callable[[str], None] | None = None) -> None:
@@ -48,59 +48,88 @@ class RunProgress(Observer):
         self._live = console.is_terminal and not console.quiet
         self._progress: Progress | None = None
         self._steps: TaskID | None = None
-        self._next_line = 0
-        self._started = time.monotonic()
+        self._lines = StepLines(0)
+        self._lines_shown = 0
         self._episodes: TaskID | None = None
         self._episodes_done = 0
         self._rollout_began = 0.0
+        self.rollout_seconds = 0.0  # of rollouts to train on, so far
+        self.steps_done = 0  # by this process, not by the run that it resumed
+
+    @property
+    def brings_own_log(self) -> bool:
+        """Whether what libraries print goes elsewhere."""
+        return self._say is not None
+
+    @property
+    def lines_only(self) -> bool:
+        """Whether there is no terminal for bars: what is shown goes into a pipe or a file."""
+        return not self._console.is_terminal and not self._console.quiet
 
     def start_steps(self, total: int, done: int = 0) -> None:
-        self._started = time.monotonic()
+        self._lines = StepLines(total, self._console.width if self._live else None)
+        self._lines_shown = 0
         self._steps = self._display().add_task("training", total=total, completed=done, note="")
-        self._next_line = done
 
-    def show_step(self, done: int, total: int, note: str) -> None:
-        if self._live and self._steps is not None:
-            self._display().update(self._steps, completed=done, note=note)
-        elif done >= self._next_line or done == total:
-            self._next_line = done + max(1, total // _LINES_PER_RUN)
-            seconds = time.monotonic() - self._started
-            self._console.print(f"step {done}/{total}  {note}  {seconds:.0f} s", markup=False)
+    def step_done(self, done: int) -> None:
+        self.steps_done += 1
+        if self._steps is not None:
+            self._display().update(self._steps, completed=done, note="")
+
+    def show_step(self, step: int, log: Mapping[str, Any], times: StepTimes) -> None:
+        """Print the line of a step, under titles where they are far up."""
+        if self._lines_shown % _TITLES_EVERY == 0:
+            self.say(self._lines.titles())
+        self._lines_shown += 1
+        self.say(self._lines.line(step, log, times))
 
     def say(self, text: str) -> None:
-        """Print one line above the bars."""
+        """Print one line above the bar."""
         if self._say is not None:
             self._say(text)
         else:
-            self._console.print(plain(text), markup=False)
+            self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
     def stop_steps(self) -> None:
-        self._steps = None
+        self._steps = self._episodes = None
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def rollout_began(self, event: RolloutBegan) -> None:
         self._rollout_began, self._episodes_done = time.monotonic(), 0
+        self._note(f"episodes 0/{event.n_episodes}")
 
     def episode_done(self, event: EpisodeDone) -> None:
         self._episodes_done += 1
+        rollout = event.rollout
+        if self._steps is not None:
+            self._note(f"episodes {self._episodes_done}/{rollout.n_episodes}")
+            return
         if not self._live or time.monotonic() - self._rollout_began < _ROLLOUT_SHOWN_AFTER_S:
             return
         if self._episodes is None:
-            rollout = event.rollout
             self._episodes = self._display().add_task(rollout.label, total=rollout.n_episodes, note="")
-        self._display().update(self._episodes, completed=self._episodes_done)
+        total = max(event.rollout.n_episodes, self._episodes_done)  # more may be drawn than it began with
+        self._display().update(self._episodes, completed=self._episodes_done, total=total)
 
     def rollout_ended(self, event: RolloutEnded) -> None:
+        if event.rollout.mode == "train":
+            self.rollout_seconds += time.monotonic() - self._rollout_began
         if self._episodes is not None:
             self._display().remove_task(self._episodes)
-            self._episodes = None
         if self._steps is None:
             self.stop_steps()
+        else:
+            self._note("training pass" if event.rollout.mode == "train" else "")
 
     def close(self) -> None:
         self.stop_steps()
+
+    def _note(self, text: str) -> None:
+        """Say beside the bar of the steps what runs."""
+        if self._live and self._steps is not None:
+            self._display().update(self._steps, note=text)
 
     def _display(self) -> Progress:
         if self._progress is None:
@@ -108,12 +137,12 @@ class RunProgress(Observer):
                 TextColumn("{task.description:>9}"),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
             ]
-            others_above = self._say is None
+            others_above = not self.brings_own_log
             self._progress = Progress(
                 *columns,
                 console=self._console,
@@ -130,11 +159,26 @@ class StepsCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
+        self._step_began = self._seconds = self._rollout_before = 0.0
+        self._n_steps = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._progress.start_steps(state.max_steps, state.global_step)
+        self._begin_times()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._step_began = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._seconds += time.monotonic() - self._step_began
+        self._n_steps += 1
+        self._progress.step_done(state.global_step)
 
     def on_log(
         self,
@@ -145,11 +189,24 @@ class StepsCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         **kwargs: object,
     ) -> None:
         logs = logs or {}
-        shown = [f"{name} {logs[name]:.2f}" for name in ("reward", "success") if logs.get(name) is not None]
-        if shown:
-            self._progress.show_step(state.global_step, state.max_steps, "  ".join(shown))
+        if "reward" in logs and self._n_steps:
+            rollout = self._progress.rollout_seconds - self._rollout_before
+            times = StepTimes(self._seconds / self._n_steps, rollout / self._n_steps)
+            self._progress.show_step(state.global_step, logs, times)
+            self._begin_times()
+        elif "eval_reward" in logs:
+            shown = [
+                f"{name} {logs[key]:.2f}"
+                for name, key in (("reward", "eval_reward"), ("success", "eval_success"))
+                if logs.get(key) is not None
+            ]
+            self._progress.say(f"evaluated after step {state.global_step}: {', '.join(shown)}")
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self._progress.stop_steps()
+
+    def _begin_times(self) -> None:
+        self._seconds, self._n_steps = 0.0, 0
+        self._rollout_before = self._progress.rollout_seconds

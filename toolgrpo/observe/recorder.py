@@ -1,165 +1,176 @@
 """Write every trajectory as one JSON line, as it was trained on.
 
-A line is `Trajectory.to_record()` plus `step`, `mode`, `reward_given` and the row's own columns, so
-that a run can be read, searched and replayed without the trainer: `Trajectory.from_record` takes
-what `read_episodes` gives. Each process writes its own file (`episodes_path`). A checkpoint
-remembers how long the file was, and a resumed run cuts it there, so no episode stands in it twice;
-a run that starts from the beginning sets an older recording aside.
+A line is what `episode_record` makes of an episode; docs/episodes.md describes every field. Each
+process writes its own file (`episodes_path`), which `line_file` keeps whole, sets aside past a size
+and gzips. A checkpoint remembers how long the recording was, and a resumed run cuts it there, so no
+episode stands in it twice; a run that starts from the beginning sets an older recording aside.
+Beside it stand the texts of the tokens (`vocabulary.jsonl`), so that a reader needs no tokenizer,
+and the episodes of held-out rows before and after a training (`heldout.jsonl`): always those of the
+process that measured last.
 
 A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
 stand there as escapes.
-
-Not covered: rotation; a long run writes a large file, and `record_episodes: false` turns it off.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from toolgrpo.errors import StorageError
+from toolgrpo.observe.episode_record import batch_records, group_number
+from toolgrpo.observe.line_file import LIMIT, LineFile
+from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, read_episodes, read_vocabulary
 from toolgrpo.plain_text import plain_json
 from toolgrpo.rollout.batch import RolloutBatch
-from toolgrpo.rollout.observers import Observer
+from toolgrpo.rollout.observers import Observer, RolloutBegan
 
-__all__ = ["EpisodeRecorder", "episodes_path", "read_episodes"]
+__all__ = ["EpisodeRecorder", "TokensSeen", "episodes_path", "read_episodes", "recorded_group"]
+
+_REMEDY = (
+    "Free some space and go on with resume_from_checkpoint auto, or turn the recording off with record_episodes false."
+)
+
+_COMPARED = 256  # ids that tell one tokenizer from another
+
+TokenText = Callable[[int], Mapping[str, Any]]
+"""Gives of a token id its `text`, and where that does not say all, `bytes` and `special`."""
+
+TokensSeen = Mapping[str, Any]
+"""What the training pass saw of one episode: the fields of a line of `tokens.jsonl`."""
 
 
 def episodes_path(output_dir: Path, process_index: int) -> Path:
     """Return the recording of one process: `episodes.jsonl`, `episodes.rank1.jsonl` and so on."""
-    return output_dir / ("episodes.jsonl" if process_index == 0 else f"episodes.rank{process_index}.jsonl")
+    return output_dir / own_name("episodes", process_index)
+
+
+def recorded_group(group: int, share: float) -> bool:
+    """Return whether a group is among the recorded share: the same ones in every run."""
+    return share >= 1 or zlib.crc32(f"group {group}".encode()) < share * 2**32
 
 
 class EpisodeRecorder(Observer):
-    """Appends to one file what is trained on or evaluated; with no path it writes nothing."""
+    """Appends to one file what is trained on or evaluated; with no path it writes nothing.
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._file: IO[str] | None = None
+    `share` of the groups are recorded, each whole. With `token_text` it also keeps the vocabulary.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        share: float = 1.0,
+        token_text: TokenText | None = None,
+        limit: int = LIMIT,
+    ) -> None:
+        self.path = path if share > 0 else None
+        self.n_bytes = 0  # of episodes and tokens, since this process began
+        self._share = share
+        self._token_text = token_text
+        self._known_ids: set[int] | None = None
+        self._first_number = {"heldout": 0, "others": 0}  # of episodes that have none of their own
+        self._label = ""
+        self._episodes, self._tokens, self._vocabulary, self._heldout = (
+            None if self.path is None else LineFile(_beside(self.path, kind), what=what, remedy=_REMEDY, limit=limit)
+            for kind, what in (
+                ("episodes", "the episodes"),
+                ("tokens", "the tokens of episodes"),
+                ("vocabulary", "the texts of tokens"),
+                ("heldout", "the held-out episodes"),
+            )
+        )
+
+    def records(self, batch: RolloutBatch, place: int) -> bool:
+        """Return whether the episode at this place of a numbered batch is recorded."""
+        return self.path is not None and recorded_group(group_number(batch, place), self._share)
+
+    def rollout_began(self, event: RolloutBegan) -> None:
+        self._label = event.label
 
     def batch_done(self, batch: RolloutBatch) -> None:
         """Append one line per trajectory and flush, so that a killed run keeps what it did."""
-        if self.path is None or batch.mode == "heldout":
+        if self._episodes is None or self._heldout is None or not len(batch):
             return
-        lines = []
-        for episode in batch.episodes:
-            line = {
-                "step": batch.step,
-                "mode": batch.mode,
-                "reward_given": episode.total,
-                "row": dict(episode.row),
-                **episode.trajectory.to_record(),
-            }
-            lines.append(plain_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n")
-        try:
-            file = self._opened(self.path)
-            file.writelines(lines)
-            file.flush()
-        except OSError as error:
-            self._drop()
-            raise _not_written(self.path, error) from error
+        kind, file = ("heldout", self._heldout) if batch.mode == "heldout" else ("others", self._episodes)
+        records = batch_records(batch, self._first_number[kind])
+        if kind == "heldout":
+            self._heldout.start_anew()  # before its first line; what an earlier process measured is old
+            records = [{**record, "label": self._label} for record in records]
+        self._first_number[kind] += len(batch)
+        wanted = [record for record in records if recorded_group(record["group"], self._share)]
+        self._keep_texts(wanted)
+        self.n_bytes += file.write([_line(record) for record in wanted])
+
+    def tokens_seen(self, seen: TokensSeen, ids: list[int]) -> None:
+        """Append what the training pass saw of one episode, whose tokens after the prompt are `ids`."""
+        if self._tokens is not None:
+            line = {"schema": SCHEMA, **seen, "ids_crc32": ids_checksum(ids)}
+            self.n_bytes += self._tokens.write([_line(line)])
 
     def sync(self) -> int:
-        """Bring everything to the disk, and return how many bytes the recording has."""
-        if self.path is None or self._file is None:
-            return self.path.stat().st_size if self.path is not None and self.path.exists() else 0
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._drop()
-            raise _not_written(self.path, error) from error
-        return os.fstat(self._file.fileno()).st_size
+        """Bring everything to the disk, and return how many bytes the recording of episodes has."""
+        for file in (self._tokens, self._vocabulary, self._heldout):
+            if file is not None:
+                file.sync()
+        return 0 if self._episodes is None else self._episodes.sync()
 
     def start_anew(self) -> None:
         """Set aside, as `<name>.previous`, what an earlier run recorded under this name."""
-        if self.path is None or self._file is not None or not self.path.is_file():
-            return
-        try:
-            self.path.replace(self.path.with_name(f"{self.path.name}.previous"))
-        except OSError as error:
-            raise _not_written(self.path, error) from error
+        if self._episodes is not None and not self._episodes.is_open:
+            for file in (self._episodes, self._tokens, self._heldout):
+                if file is not None:
+                    file.start_anew()
 
     def cut(self, n_bytes: int) -> str | None:
         """Forget what was recorded after the first `n_bytes`:
         the resumed run records those episodes again.
 
         Returns what is wrong with the recording up to there, or None. A line that was torn there is
-        given up.
+        given up. What was seen of tokens stays: its readers take the last line of an episode, and
+        only if it is about the same tokens.
         """
-        self.close()
-        if self.path is None:
-            return None
-        try:
-            return _cut(self.path, n_bytes)
-        except OSError as error:
-            raise _not_written(self.path, error) from error
+        return None if self._episodes is None else self._episodes.cut(n_bytes)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for file in (self._episodes, self._tokens, self._vocabulary, self._heldout):
+            if file is not None:
+                file.close()
 
-    def _opened(self, path: Path) -> IO[str]:
-        if self._file is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _cut_torn_line(path)
-            self._file = path.open("a", encoding="utf-8")
-        return self._file
+    def _keep_texts(self, records: list[dict[str, Any]]) -> None:
+        """Write the text of each token that is new, once in a recording."""
+        if self._vocabulary is None or self._token_text is None or self.path is None:
+            return
+        if self._known_ids is None:
+            self._known_ids = self._ids_of_before(self._vocabulary, self._token_text)
+        new: set[int] = set()
+        for record in records:
+            new.update(record["prompt_ids"])
+            new.update(record["ids"])
+        new -= self._known_ids
+        if new:
+            self._vocabulary.write([_line({"id": number, **self._token_text(number)}) for number in sorted(new)])
+            self._known_ids |= new
 
-    def _drop(self) -> None:
-        """Forget the file after a failure; closing it would write the rest and fail again."""
-        with contextlib.suppress(OSError):
-            self.close()
-        self._file = None
-
-
-def _cut(path: Path, n_bytes: int) -> str | None:
-    if not path.is_file():
-        return f"{path} is missing; it had {n_bytes} bytes" if n_bytes else None
-    size = path.stat().st_size
-    if size < n_bytes:
-        return f"{path} has {size} of {n_bytes} bytes, so episodes are missing at its end"
-    with path.open("rb+") as file:
-        file.truncate(n_bytes)
-        file.seek(max(0, n_bytes - 1))
-        whole = file.read(1) in (b"", b"\n")
-    return None if whole else f"{path} was changed: a line ends after {n_bytes} bytes no more"
+    def _ids_of_before(self, file: LineFile, token_text: TokenText) -> set[int]:
+        """Return the ids that are written already; a vocabulary of another tokenizer is set aside."""
+        written = read_vocabulary(file.path.parent) if file.path.exists() else {}
+        for number in sorted(written)[:_COMPARED]:
+            if {name: value for name, value in written[number].items() if name != "id"} != token_text(number):
+                file.start_anew()
+                return set()
+        return set(written)
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Cut off the half line that a killed run may have left: nothing may be appended to it."""
-    if not path.is_file():
-        return
-    with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                break
-            end = start
-        whole = start + newline + 1 if end > 0 else 0
-        file.truncate(whole)
+def _beside(path: Path, kind: str) -> Path:
+    """Return the file of this kind that belongs to a recording of episodes."""
+    if kind == "episodes":
+        return path
+    stem = path.name.removesuffix(".jsonl")
+    return path.with_name(f"{kind}{stem.removeprefix('episodes')}.jsonl")
 
 
-def _not_written(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"the episodes could not be recorded in {path}: {error.strerror or error}. Free some space and go on with "
-        f"resume_from_checkpoint auto, or turn the recording off with record_episodes false."
-    )
-
-
-def read_episodes(path: Path) -> list[dict[str, Any]]:
-    """Read all complete lines of a recording; a last line that was torn by a kill is left out."""
-    records: list[dict[str, Any]] = []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if not line.endswith("\n"):
-                break
-            records.append(json.loads(line))
-    return records
+def _line(record: Mapping[str, Any]) -> str:
+    return plain_json(json.dumps(record, ensure_ascii=False, default=str)) + "\n"

@@ -8,7 +8,7 @@ Not covered: tokens and log-probabilities, which the recording has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -18,6 +18,7 @@ from toolgrpo.trajectory import Trajectory
 __all__ = ["COLUMNS", "EpisodeRow", "as_markdown", "episode_rows"]
 
 _LONGEST_TEXT = 1000
+_LONGEST_CONVERSATION = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class EpisodeRow:
     step: int
     episode: int
     reward: float
+    success: str  # yes, no, or ? where nobody asked
     stop: str
     turns: int
     tools: str  # each call with its arguments and result, in order
@@ -34,6 +36,7 @@ class EpisodeRow:
     prompt: str  # its last message
     answer: str  # the last thing the model said
     rewards: str  # of each reward function
+    conversation: str  # turn by turn: thought, said, called, answered
 
     def values(self) -> list[Any]:
         return list(asdict(self).values())
@@ -53,6 +56,7 @@ def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
                 step=batch.step,
                 episode=int(trajectory.metadata.get("episode", i)),
                 reward=total,
+                success={True: "yes", False: "no"}.get(episode.success, "?"),  # type: ignore[arg-type]
                 stop=str(trajectory.stop_reason),
                 turns=len(trajectory.turns),
                 tools=_short("\n".join(_calls(trajectory))),
@@ -60,6 +64,7 @@ def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
                 prompt=_short(_last_text(episode.row["prompt"])),
                 answer=_short(str(said[-1].get("content") or "")) if said else "",
                 rewards=", ".join(f"{name} {_number(value)}" for name, value in episode.rewards.items()),
+                conversation=_short("\n".join(_conversation(trajectory)), _LONGEST_CONVERSATION),
             )
         )
     return table
@@ -80,6 +85,23 @@ def _calls(trajectory: Trajectory) -> list[str]:
     ]
 
 
+def _conversation(trajectory: Trajectory) -> Iterator[str]:
+    """Yield the lines of an episode, a heading for each turn."""
+    for number, turn in enumerate(trajectory.turns, start=1):
+        yield f"turn {number}" + ("" if turn.closed else ", cut by a limit")
+        if turn.reasoning:
+            yield f"thinks: {turn.reasoning}"
+        if turn.content:
+            yield f"says: {turn.content}"
+        for place, attempt in enumerate(turn.attempts):
+            arguments = ", ".join(f"{name}={value!r}" for name, value in (attempt.arguments or {}).items())
+            yield "calls: " + (f"{attempt.name}({arguments})" if attempt.arguments is not None else attempt.raw)
+            if place < len(turn.results):
+                result = turn.results[place]
+                yield f"result{'' if result.error is None else f' ({result.error})'}: {result.content}"
+    yield f"ended: {trajectory.stop_reason}"
+
+
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:g}"
 
@@ -90,8 +112,8 @@ def _last_text(prompt: Any) -> str:
     return str(prompt[-1].get("content") or "") if prompt else ""
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."
+def _short(text: str, longest: int = _LONGEST_TEXT) -> str:
+    return text if len(text) <= longest else f"{text[:longest]} ..."
 
 
 def _cell(value: Any) -> str:

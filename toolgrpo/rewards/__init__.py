@@ -5,6 +5,8 @@ Knows no torch, TRL or vLLM.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
@@ -13,6 +15,14 @@ from toolgrpo.rewards.code_exec import code_exec
 from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.episode_reading import Call, calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.rewards.exact_match import exact_match
+from toolgrpo.rewards.gold import (
+    GoldEpisode,
+    as_answer,
+    as_boxed_answer,
+    as_program,
+    as_result_and_answer,
+    check_gold,
+)
 from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
 from toolgrpo.rewards.math import math
@@ -24,6 +34,7 @@ __all__ = [
     "Call",
     "Reward",
     "calls",
+    "check_gold",
     "final_answer",
     "get_reward",
     "last_tool_response",
@@ -31,15 +42,24 @@ __all__ = [
     "tool_counts",
 ]
 
-BUILT_IN: dict[str, RewardFunction] = {
-    "accuracy": accuracy,
-    "code_exec": code_exec,
-    "environment": environment,
-    "exact_match": exact_match,
-    "gsm8k": gsm8k,
-    "math": math,
-    "reasoning_gym": reasoning_gym,
-    "tool_use": tool_use,
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A built-in reward, and how an episode is written down that earns full marks by its answer."""
+
+    function: RewardFunction
+    gold: GoldEpisode | None = None
+
+
+BUILT_IN: dict[str, BuiltIn] = {
+    "accuracy": BuiltIn(accuracy, as_result_and_answer),
+    "code_exec": BuiltIn(code_exec, as_program),
+    "environment": BuiltIn(environment),
+    "exact_match": BuiltIn(exact_match, as_answer),
+    "gsm8k": BuiltIn(gsm8k, as_answer),
+    "math": BuiltIn(math, as_boxed_answer),
+    "reasoning_gym": BuiltIn(reasoning_gym, as_boxed_answer),
+    "tool_use": BuiltIn(tool_use),
 }
 _BY_TASK = "by_task"
 
@@ -53,7 +73,7 @@ def get_reward(name: str) -> Reward:
             f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, _BY_TASK))}. A reward of your own is "
             f"given as a file: --reward_fn FILE.py"
         )
-    return Reward(BUILT_IN[name], name=name, source="built in")
+    return Reward(BUILT_IN[name].function, name=name, source="built in", gold=BUILT_IN[name].gold)
 
 
 def _named_or_file(name: str) -> Reward:

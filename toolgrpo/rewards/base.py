@@ -29,6 +29,7 @@ from typing import Any
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
 from toolgrpo.rewards.running import Oversight, line_of
+from toolgrpo.rewards.withdrawal import RewardWithdrawn
 from toolgrpo.trajectory import Message
 
 __all__ = ["Reward", "RewardFunction"]
@@ -50,6 +51,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 class Reward:
     """A checked reward function. `source` says where it is from, for logs and errors.
 
+    `gold(row)` gives the messages of an episode that earns full marks, where an answer alone can.
+
     A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of
     with `say`.
     """
@@ -59,6 +62,7 @@ class Reward:
     source: str
     timeout_s: float | None = None
     say: Callable[[str], None] = field(default=logger.warning, repr=False, compare=False)
+    gold: Callable[[Mapping[str, Any]], list[Message]] | None = field(default=None, repr=False, compare=False)
     _signature: inspect.Signature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +92,7 @@ class Reward:
         oversight = Oversight(self._where(), self.source, self.timeout_s, self.say)
         try:
             returned = oversight.run(lambda: self.function(**given))
-        except (WorldError, RewardError, KeyboardInterrupt):
+        except (WorldError, RewardError, KeyboardInterrupt, RewardWithdrawn):
             raise
         except BaseException as error:  # a plugin may raise anything; it must not look like ours
             raise self._failure(error, oversight, given, available) from error
@@ -100,6 +104,11 @@ class Reward:
             raise RewardError(
                 f"{self._where()} returned {_short(returned)}, which cannot be read as numbers: {_described(error)}"
             ) from error
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function only waits, so that others can be asked meanwhile."""
+        return inspect.iscoroutinefunction(self.function)
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardError if the function needs an argument that nobody will give.

@@ -29,6 +29,7 @@ from typing import Any
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.process_state import THREADS, caller_of_torch, real_exit, restored_state
+from toolgrpo.rewards.withdrawal import RewardWithdrawn, cancelled_by_withdrawal
 
 __all__ = ["Oversight", "line_of"]
 
@@ -187,10 +188,13 @@ def _wait_for(awaitable: Awaitable[Any]) -> Any:
             return None, error
 
     future = asyncio.run_coroutine_threadsafe(run(), _RewardLoop.get())
+    withdrawal = cancelled_by_withdrawal(future.cancel)
     try:
         value, error = future.result()
-    except BaseException:  # Ctrl-C here; nobody waits for it any more
+    except BaseException as stopped:  # Ctrl-C here, or taken back; nobody waits for it any more
         future.cancel()
+        if withdrawal is not None and withdrawal.withdrawn:
+            raise RewardWithdrawn from stopped
         raise
     if error is not None:
         raise error

@@ -16,6 +16,7 @@ from typing import Any
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.running import Oversight
+from toolgrpo.rewards.withdrawal import cancelled_by_withdrawal
 
 __all__ = ["watched"]
 
@@ -59,6 +60,9 @@ def _watched_plain(function: Callable[..., Any], oversight: Oversight) -> Callab
 def _watched_async(function: Callable[..., Any], oversight: Oversight) -> Callable[..., Any]:
     @functools.wraps(function)
     async def call(**arguments: Any) -> Any:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        if task is not None:
+            cancelled_by_withdrawal(functools.partial(loop.call_soon_threadsafe, task.cancel))
         try:
             async with asyncio.timeout(oversight.timeout_s) as deadline:
                 return await function(**arguments)

@@ -1,10 +1,11 @@
 """`RolloutBatch`: the episodes of one rollout, in groups, each with what it was worth.
 
 This is the value that everything after a rollout takes: grading, metrics, the recording, tables,
-evaluation. It is made by `Rollouts.run` without rewards and completed once, by `graded`.
+evaluation. It is made by `Rollouts.run` without rewards and completed by `graded`, and in training by
+`with_advantages`.
 
 Invariants: episodes stand in the order of the rows that were asked; those of one question stand
-together; a batch never changes: `numbered` and `graded` give new ones.
+together; a batch never changes: `numbered`, `graded` and `with_advantages` give new ones.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class RolloutTimes:
 
     duration_s: float = 0.0
     engine_idle_s: float = 0.0  # time in which no episode was waiting for the engine
+    started_s: float = 0.0  # on the clock of the trajectories' own `started_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Scored:
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     total: float | None = None
     success: bool | None = None
+    advantage: float | None = None  # None: nothing is trained on it, or not known yet
+    trained: bool = True  # or it was drawn, and left out of the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,15 @@ class RolloutBatch:
             self,
             episodes=tuple(
                 _with_grade(one, grade, succeeded) for one, grade in zip(self.episodes, grades, strict=True)
+            ),
+        )
+
+    def with_advantages(self, advantages: Sequence[float | None]) -> RolloutBatch:
+        """Return the batch with the advantage of each episode; None: it is not trained on."""
+        return replace(
+            self,
+            episodes=tuple(
+                replace(one, advantage=advantage) for one, advantage in zip(self.episodes, advantages, strict=True)
             ),
         )
 

@@ -182,6 +182,7 @@ class _EpisodeRun:
                 attempts=() if session is None else parsed.attempts,
                 closed=not cut,
                 duration_s=self._now() - started,
+                started_s=started,
             )
             # 3., 4. and 5. ends without calls
             reason = self._reason_to_stop(ledger, turn, room)

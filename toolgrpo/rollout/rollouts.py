@@ -9,7 +9,8 @@ no trainer, no files. Each process has its own and waits for no other inside `ru
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,18 +28,19 @@ from toolgrpo.trajectory import Message, Trajectory, Turn
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Rollouts"]
+__all__ = ["Rollouts", "as_messages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """What all rollouts of a run share. It owns the engine and the tools, and closes them."""
+    """What all rollouts of a run share. It closes the engine, and tools that are nobody else's."""
 
     engine: Engine
     chat: ChatFormat
     limits: EpisodeLimits
     tokenizer: TextTokenizer  # long tool results are cut in its tokens
     tools: ToolProvider | None = None
+    closes_tools: bool = True  # False: they belong to somebody who goes on with them
     observers: Observers = field(default_factory=Observers)
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
@@ -59,14 +61,9 @@ class Rollouts:
     ) -> RolloutBatch:
         """Run one episode per row and return them in the order of the rows, not graded yet."""
         began = RolloutBegan(len(rows), step, mode, label)
-        self.observers.rollout_began(began)
-        try:
+        with self.telling(began):
             episodes = [self.episode(row, number) for number, row in enumerate(rows)]
             result = run_blocking(lambda: run_all(episodes, self.scheduler(options, began)))
-        except BaseException as error:
-            self.observers.rollout_ended(RolloutEnded(began, f"{type(error).__name__}: {error}"))
-            raise
-        self.observers.rollout_ended(RolloutEnded(began))
         return RolloutBatch(
             episodes=tuple(Scored(row, t) for row, t in zip(rows, result.trajectories, strict=True)),
             step=step,
@@ -75,6 +72,17 @@ class Rollouts:
             group_size=group_size,
             offset=offset,
         )
+
+    @contextmanager
+    def telling(self, began: RolloutBegan) -> Iterator[None]:
+        """Tell the observers that the rollout in the block begins, and how it ended."""
+        self.observers.rollout_began(began)
+        try:
+            yield
+        except BaseException as error:
+            self.observers.rollout_ended(RolloutEnded(began, f"{type(error).__name__}: {error}"))
+            raise
+        self.observers.rollout_ended(RolloutEnded(began))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Let the next episodes be drawn from these weights."""
@@ -86,14 +94,14 @@ class Rollouts:
             self.engine.shutdown()
         finally:
             try:
-                if self.tools is not None:
+                if self.tools is not None and self.closes_tools:
                     self.tools.close()
             finally:
                 self.observers.close()
 
     def scheduler(self, options: SamplingOptions, began: RolloutBegan) -> Scheduler:
-        """Return a scheduler for `episode`s: `run` is a loop around one,
-        and one that draws more rows as it goes another.
+        """Return a scheduler for `episode`s: `run` is a loop around one, `sources.draw_groups`
+        another, which draws more rows as it goes.
         """
         runner = EpisodeRunner(
             engine=self.engine,
@@ -117,7 +125,7 @@ class Rollouts:
         """Return what an episode of this row starts from; `number` is its place in the rollout."""
         own = row.get("enable_thinking")
         return Episode(
-            messages=_as_messages(row["prompt"]),
+            messages=as_messages(row["prompt"]),
             row=row,
             enable_thinking=self.enable_thinking if own is None else bool(own),
             number=number,
@@ -130,7 +138,8 @@ class Rollouts:
         return on_turn
 
 
-def _as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
+def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
+    """Return the conversation that an episode of this prompt starts from."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
     return tuple(dict(message) for message in prompt)

@@ -24,7 +24,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -108,7 +108,7 @@ class Scheduler:
         """
         now = self._runner.clock() if self._stopped_s is None else self._stopped_s
         duration_s = now - self._started_s
-        return RolloutTimes(duration_s, max(0.0, duration_s - self._waiting.total_s))
+        return RolloutTimes(duration_s, max(0.0, duration_s - self._waiting.total_s), self._started_s)
 
     async def __aenter__(self) -> Scheduler:
         self._started_s = self._runner.clock()
@@ -183,30 +183,47 @@ def run_rollout(
     return run_blocking(lambda: run_episodes(episodes, runner, max_concurrent=max_concurrent, on_done=on_done))
 
 
-def run_blocking(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_blocking(
+    start: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> T:
     """Run a coroutine on an event loop of its own,
     in another thread where this one already has a loop.
     """
 
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
+
     def run() -> T:
-        # The main task returns nothing: asyncio.run makes a repr of it when it ends (through
+        # The main task returns nothing: asyncio makes a repr of it when it ends (through
         # signal.getsignal), and the repr of a whole rollout takes longer than scheduling it.
         outcome: list[T] = []
 
         async def main() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            running.append((asyncio.get_running_loop(), task))
             outcome.append(await start())
 
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(main())
         return outcome[0]
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return run()
-    return _in_thread(run)
+
+    def cancel() -> None:
+        for loop, task in running:
+            with suppress(RuntimeError):  # it came to its end meanwhile
+                loop.call_soon_threadsafe(task.cancel)
+
+    return _in_thread(run, cancel)
 
 
-def _in_thread(function: Callable[[], T]) -> T:
+def _in_thread(function: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """Run a function in a thread; where the wait is interrupted, `cancel` it and see it end."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 
@@ -218,7 +235,12 @@ def _in_thread(function: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=target, name="toolgrpo-rollout")
     thread.start()
-    thread.join()
+    try:
+        thread.join()
+    except BaseException:  # KeyboardInterrupt, of a notebook
+        cancel()
+        thread.join()
+        raise
     if failure:
         raise failure[0]
     return outcome[0]

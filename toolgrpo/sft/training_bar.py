@@ -28,9 +28,6 @@ class StepProgress:
             self._task = self._bar.add_task(label, total=steps)
 
     def __enter__(self) -> StepProgress:
-        self._console.print(
-            "building nano, once: teaching a tiny model to call tools (about a minute)", highlight=False
-        )
         if self._bar is not None:
             self._bar.start()
         return self

@@ -4,7 +4,9 @@ those of one group, where the sizes allow.
 TRL shuffles the samples of a generation batch and cuts it into micro-batches,
 `gradient_accumulation_steps` of which make one optimizer step. `keep_groups_together` moves samples
 between micro-batches of one and the same optimizer step only, so every optimizer step still takes
-exactly the samples that TRL's shuffle gave it.
+exactly the samples that TRL's shuffle gave it. `put_live_first` does the same with the samples that
+are trained at all: where they fill the first micro-batches of every process, no process waits with
+an empty one for a full one of another.
 
 Not covered: losses that TRL normalises per micro-batch (`bnpo`, and the entropy bonus) depend on
 which samples stand together, under TRL's shuffle as under this order. The others sum to the same
@@ -14,12 +16,12 @@ gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["keep_groups_together", "order_by_group"]
+__all__ = ["keep_groups_together", "order_by_group", "put_live_first"]
 
 MicroBatch = dict[str, Any]
 """What TRL's `split_tensor_dict` gives:
@@ -27,26 +29,40 @@ tensors and lists with a first dimension of samples, scalars, None.
 """
 
 
-def keep_groups_together(micro_batches: Sequence[MicroBatch], accumulation_steps: int) -> list[MicroBatch]:
-    """Bring the samples of one prompt into one micro-batch of their optimizer step, if they fit."""
-    n_together = math.gcd(len(micro_batches), accumulation_steps)
-    ordered = []
-    for start in range(0, len(micro_batches), n_together):
-        ordered.extend(_reorder(micro_batches[start : start + n_together]))
-    return ordered
+IsLive = Callable[[MicroBatch], Sequence[bool]]
+"""Says of each sample whether it is trained at all."""
 
 
-def order_by_group(groups: Sequence[Hashable], micro_batch_size: int) -> list[int]:
+def keep_groups_together(
+    micro_batches: Sequence[MicroBatch], accumulation_steps: int, is_live: IsLive | None = None
+) -> list[MicroBatch]:
+    """Bring the samples of one prompt into one micro-batch of their optimizer step, if they fit.
+
+    Groups with a live sample come first, if it is said which are live.
+    """
+    return _reordered(micro_batches, accumulation_steps, _prompts, is_live)
+
+
+def put_live_first(micro_batches: Sequence[MicroBatch], accumulation_steps: int, is_live: IsLive) -> list[MicroBatch]:
+    """Bring live samples into the first micro-batches of their optimizer step."""
+    return _reordered(micro_batches, accumulation_steps, lambda block: range(_n_samples(block)), is_live)
+
+
+def order_by_group(groups: Sequence[Hashable], micro_batch_size: int, live: Sequence[bool] | None = None) -> list[int]:
     """Return an order of the samples that keeps groups whole in micro-batches of this size.
 
-    It splits as few groups as a greedy filling can.
+    It splits as few groups as a greedy filling can, and fills in groups with a live sample first.
     """
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
+
+    def urgency(rows: list[int]) -> tuple[bool, int]:
+        return live is None or any(live[row] for row in rows), len(rows)
+
     bins: list[list[int]] = [[] for _ in range(len(groups) // micro_batch_size)]
     leftover: list[int] = []
-    for rows in sorted(members.values(), key=len, reverse=True):
+    for rows in sorted(members.values(), key=urgency, reverse=True):
         rest = rows
         while rest:
             piece, rest = rest[:micro_batch_size], rest[micro_batch_size:]
@@ -62,19 +78,45 @@ def order_by_group(groups: Sequence[Hashable], micro_batch_size: int) -> list[in
     return [index for box in bins for index in box]
 
 
-def _reorder(block: Sequence[MicroBatch]) -> list[MicroBatch]:
+def _reordered(
+    micro_batches: Sequence[MicroBatch],
+    accumulation_steps: int,
+    groups_of: Callable[[Sequence[MicroBatch]], Sequence[Hashable]],
+    is_live: IsLive | None,
+) -> list[MicroBatch]:
+    n_together = math.gcd(len(micro_batches), accumulation_steps)
+    ordered = []
+    for start in range(0, len(micro_batches), n_together):
+        block = micro_batches[start : start + n_together]
+        live = None if is_live is None else [live for micro_batch in block for live in is_live(micro_batch)]
+        ordered.extend(_reorder(block, groups_of, live))
+    return ordered
+
+
+def _reorder(
+    block: Sequence[MicroBatch],
+    groups_of: Callable[[Sequence[MicroBatch]], Sequence[Hashable]],
+    live: Sequence[bool] | None,
+) -> list[MicroBatch]:
     sizes = [len(micro_batch["prompt_ids"]) for micro_batch in block]
     if len(block) == 1 or len(set(sizes)) > 1:
         return list(block)
-    ids = torch.cat([micro_batch["prompt_ids"] for micro_batch in block])
-    mask = torch.cat([micro_batch["prompt_mask"] for micro_batch in block]).bool()
-    groups = [tuple(row[real].tolist()) for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
-    order = order_by_group(groups, sizes[0])
+    order = order_by_group(groups_of(block), sizes[0], live)
     joined = {key: _permuted([micro_batch[key] for micro_batch in block], order) for key in block[0]}
     return [
         {key: _piece(value, start, sizes[0]) for key, value in joined.items()}
         for start in range(0, sum(sizes), sizes[0])
     ]
+
+
+def _n_samples(block: Sequence[MicroBatch]) -> int:
+    return sum(len(micro_batch["prompt_ids"]) for micro_batch in block)
+
+
+def _prompts(block: Sequence[MicroBatch]) -> list[Hashable]:
+    ids = torch.cat([micro_batch["prompt_ids"] for micro_batch in block])
+    mask = torch.cat([micro_batch["prompt_mask"] for micro_batch in block]).bool()
+    return [row[real].numpy().tobytes() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
 def _per_sample(value: Any) -> bool:

@@ -22,15 +22,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-__all__ = ["MIN_SHARED", "Packing", "Row", "Segment", "cut_into_passes", "pack", "rows_of_batch"]
+__all__ = ["MIN_SHARED", "Numbers", "Packing", "Row", "Segment", "pack", "pack_in_passes", "rows_of_batch"]
 
 MIN_SHARED = 16
 """Shorter common beginnings are not worth a segment of their own."""
 
+Numbers = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """What the model must read of one row of a batch:
     `tokens[i]` predicts `labels[i]`, -100 where nobody asks.
@@ -39,17 +43,23 @@ class Row:
     """
 
     index: int
-    tokens: tuple[int, ...]
-    labels: tuple[int, ...]
-    columns: tuple[int, ...]
+    tokens: Numbers
+    labels: Numbers
+    columns: Numbers
 
     @property
     def shareable(self) -> int:
         """How many leading tokens may be shared:
         those that are scored for nobody, and never the whole row.
         """
-        first_scored = next((i for i, label in enumerate(self.labels) if label != -100), len(self.labels))
+        is_scored = self.labels != -100
+        first_scored = int(is_scored.argmax()) if is_scored.any() else len(self.labels)
         return min(first_scored, len(self.tokens) - 1)
+
+    @property
+    def order(self) -> bytes:
+        """What rows are sorted by: bytes in the order that their tokens have."""
+        return self.tokens.astype(">u8").tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +78,17 @@ class Segment:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Packing:
     """One packed sequence of `n_tokens`, ready for one forward pass."""
 
-    tokens: tuple[int, ...]
-    positions: tuple[int, ...]
-    labels: tuple[int, ...]  # already shifted: what the token at this place predicts
+    tokens: Numbers
+    positions: Numbers
+    labels: Numbers  # already shifted: what the token at this place predicts
     segments: tuple[Segment, ...]
-    scored: tuple[int, ...]  # packed places with a label
-    rows: tuple[int, ...]  # of each scored place: the row of the batch
-    columns: tuple[int, ...]  # of each scored place: the column of the result
+    scored: Numbers  # packed places with a label
+    rows: Numbers  # of each scored place: the row of the batch
+    columns: Numbers  # of each scored place: the column of the result
 
     @property
     def n_tokens(self) -> int:
@@ -93,22 +103,16 @@ def rows_of_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor, scored_
     """
     rows = []
     real = attention_mask.bool()
-    batch = zip(input_ids.cpu(), real.cpu(), (scored_mask.bool() & real).cpu(), strict=True)
-    for index, (ids, is_real, is_scored) in enumerate(batch):
-        places = is_real.nonzero()[:, 0]
-        tokens, scored = ids[places], is_scored[places]
-        last = int(scored.nonzero()[-1]) if scored.any() else 0
+    scored = scored_mask.bool() & real
+    labels = torch.where(scored, input_ids, -100)
+    batch = zip(*(part.cpu().numpy() for part in (input_ids, labels, real, scored)), strict=True)
+    for index, (row_ids, row_labels, is_real, is_scored) in enumerate(batch):
+        places = is_real.nonzero()[0]
+        last = int(is_scored[places].nonzero()[0].max(initial=0))
         if last == 0:
             continue
-        labels = torch.where(scored, tokens, -100)[1 : last + 1]
-        rows.append(
-            Row(
-                index,
-                tuple(tokens[:last].tolist()),
-                tuple(labels.tolist()),
-                tuple(places[1 : last + 1].tolist()),
-            )
-        )
+        after = places[1 : last + 1]
+        rows.append(Row(index, row_ids[places[:last]], row_labels[after], after))
     return rows
 
 
@@ -116,90 +120,130 @@ def pack(rows: Sequence[Row], *, min_shared: int = MIN_SHARED) -> Packing:
     """Lay the prefix tree of these rows out in one sequence."""
     if not rows:
         raise ValueError("nothing to pack: got no rows")
-    ordered = sorted(rows, key=lambda row: row.tokens)
-    builder = _Builder(ordered, _common_lengths(ordered), min_shared)
-    builder.add(0, len(ordered), 0, ())
-    return builder.packing()
+    (packing,) = pack_in_passes(rows, None, min_shared=min_shared)
+    return packing
 
 
-def cut_into_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: int = MIN_SHARED) -> list[list[Row]]:
-    """Cut the prefix tree into runs of consecutive rows, as many in a pass as fit.
+def pack_in_passes(rows: Sequence[Row], max_tokens: int | None, *, min_shared: int = MIN_SHARED) -> list[Packing]:
+    """Cut the prefix tree into runs of consecutive rows, as many in a pass as fit,
+    and lay each of them out.
 
     A row that is too long alone gets its own pass.
     """
-    ordered = sorted(rows, key=lambda row: row.tokens)
-    if max_tokens is None or not ordered:
-        return [ordered] if ordered else []
-    passes: list[list[Row]] = []
-    for row in ordered:
-        if passes and pack([*passes[-1], row], min_shared=min_shared).n_tokens <= max_tokens:
-            passes[-1].append(row)
-        else:
-            passes.append([row])
-    return passes
+    ordered = sorted(rows, key=lambda row: row.order)
+    common, min_shared = _common_lengths(ordered), max(1, min_shared)
+    packings = []
+    for start, end in itertools.pairwise(_cuts(ordered, common, max_tokens, min_shared)):
+        builder = _Builder(ordered, common, min_shared)
+        builder.add(start, end, 0, ())
+        packings.append(builder.packing())
+    return packings
+
+
+def _cuts(ordered: Sequence[Row], common: Sequence[int], max_tokens: int | None, min_shared: int) -> list[int]:
+    """Return the first row of each pass, and the number of rows.
+
+    The length of a pass is known within a few tokens from sums alone; only where they leave it open
+    is the tree walked.
+    """
+    cuts = [0]
+    fewest = 0  # tokens of the pass that is being filled, if all that is common were shared
+    for i, row in enumerate(ordered if max_tokens is not None else ()):
+        assert max_tokens is not None
+        fewest += len(row.tokens) - (common[i] if i > cuts[-1] else 0)
+        too_short_to_share = (i - cuts[-1]) * (min_shared - 1)
+        if i == cuts[-1] or fewest + too_short_to_share <= max_tokens:
+            continue
+        if fewest > max_tokens or _length(ordered, common, cuts[-1], i + 1, min_shared) > max_tokens:
+            cuts.append(i)
+            fewest = len(row.tokens)
+    return [*cuts, len(ordered)] if ordered else []
 
 
 def _common_lengths(ordered: Sequence[Row]) -> list[int]:
     """Return how many leading tokens each row may share with the one before it."""
     lengths = [0]
-    for before, row in itertools.pairwise(ordered):
-        limit = min(before.shareable, row.shareable)
-        if before.tokens[:limit] != row.tokens[:limit]:
-            limit = next(i for i in range(limit) if before.tokens[i] != row.tokens[i])
-        lengths.append(limit)
+    shareable = [row.shareable for row in ordered]
+    for (before, row), limit in zip(itertools.pairwise(ordered), map(min, itertools.pairwise(shareable)), strict=True):
+        unlike = before.tokens[:limit] != row.tokens[:limit]
+        lengths.append(int(unlike.argmax()) if unlike.any() else limit)
     return lengths
+
+
+def _length(ordered: Sequence[Row], common: Sequence[int], first: int, end: int, min_shared: int) -> int:
+    """Return how many tokens the packing of rows[first:end] has, without laying it out."""
+    length = sum(len(row.tokens) for row in ordered[first:end])
+    parts = [(first, end, 0)]
+    while parts:
+        low, high, depth = parts.pop()
+        if high - low > 1:
+            depth, starts = _branches(common, low, high, depth, min_shared)
+            length -= depth * (len(starts) - 1)
+            parts += [(start, end, depth) for start, end in itertools.pairwise((*starts, high))]
+    return length
+
+
+def _branches(common: Sequence[int], low: int, high: int, depth: int, min_shared: int) -> tuple[int, list[int]]:
+    """Return where rows[low:high], alike up to `depth`, stop sharing,
+    and the first rows of the branches from there.
+    """
+    shared = min(common[low + 1 : high])
+    if shared - depth >= min_shared:
+        depth = shared
+    return depth, [low, *(i for i in range(low + 1, high) if common[i] - depth < min_shared)]
 
 
 class _Builder:
     """Walks the prefix tree of sorted rows depth first."""
 
     def __init__(self, ordered: Sequence[Row], common: Sequence[int], min_shared: int) -> None:
-        self.ordered, self.common, self.min_shared = ordered, common, max(1, min_shared)
-        self.tokens: list[int] = []
-        self.positions: list[int] = []
-        self.labels: list[int] = []
+        self.ordered, self.common, self.min_shared = ordered, common, min_shared
+        self.n_tokens = 0
+        self.tokens: list[Numbers] = []
+        self.positions: list[Numbers] = []
+        self.labels: list[Numbers] = []
         self.segments: list[Segment] = []
-        self.scored: list[int] = []
-        self.rows: list[int] = []
-        self.columns: list[int] = []
+        self.scored: list[Numbers] = []
+        self.rows: list[Numbers] = []
+        self.columns: list[Numbers] = []
 
     def add(self, low: int, high: int, depth: int, ancestors: tuple[tuple[int, int], ...]) -> None:
         """Lay out rows[low:high], whose first `depth` tokens are laid out in `ancestors`."""
         if high - low == 1:
             self._leaf(self.ordered[low], depth, ancestors)
             return
-        shared = min(self.common[low + 1 : high])
-        if shared - depth >= self.min_shared:
+        shared, starts = _branches(self.common, low, high, depth, self.min_shared)
+        if shared > depth:
             span = self._segment(self.ordered[low], depth, shared, ancestors)
-            self.labels.extend([-100] * (shared - depth))
-            depth, ancestors = shared, (*ancestors, span)
-        cuts = [i for i in range(low + 1, high) if self.common[i] - depth < self.min_shared]
-        for start, end in zip([low, *cuts], [*cuts, high], strict=True):
-            self.add(start, end, depth, ancestors)
+            self.labels.append(np.full(shared - depth, -100))
+            ancestors = (*ancestors, span)
+        for start, end in itertools.pairwise((*starts, high)):
+            self.add(start, end, shared, ancestors)
 
     def _leaf(self, row: Row, depth: int, ancestors: tuple[tuple[int, int], ...]) -> None:
         start, _ = self._segment(row, depth, len(row.tokens), ancestors)
         labels = row.labels[depth:]
-        self.labels.extend(labels)
-        own = [i for i, label in enumerate(labels) if label != -100]
-        self.scored.extend(start + i for i in own)
-        self.rows.extend([row.index] * len(own))
-        self.columns.extend(row.columns[depth + i] for i in own)
+        own = (labels != -100).nonzero()[0]
+        self.labels.append(labels)
+        self.scored.append(start + own)
+        self.rows.append(np.full(len(own), row.index))
+        self.columns.append(row.columns[depth:][own])
 
     def _segment(self, row: Row, depth: int, end: int, ancestors: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-        start = len(self.tokens)
-        self.tokens.extend(row.tokens[depth:end])
-        self.positions.extend(range(depth, end))
-        self.segments.append(Segment(start, len(self.tokens), depth, ancestors))
-        return start, len(self.tokens)
+        start = self.n_tokens
+        self.n_tokens += end - depth
+        self.tokens.append(row.tokens[depth:end])
+        self.positions.append(np.arange(depth, end))
+        self.segments.append(Segment(start, self.n_tokens, depth, ancestors))
+        return start, self.n_tokens
 
     def packing(self) -> Packing:
         return Packing(
-            tuple(self.tokens),
-            tuple(self.positions),
-            tuple(self.labels),
+            np.concatenate(self.tokens),
+            np.concatenate(self.positions),
+            np.concatenate(self.labels),
             tuple(self.segments),
-            tuple(self.scored),
-            tuple(self.rows),
-            tuple(self.columns),
+            np.concatenate(self.scored),
+            np.concatenate(self.rows),
+            np.concatenate(self.columns),
         )

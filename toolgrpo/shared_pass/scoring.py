@@ -23,13 +23,14 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.shared_pass.attention import PrefixLayout, keep_for_backward, shared_attention
-from toolgrpo.shared_pass.packing import Packing, Segment, cut_into_passes, pack, rows_of_batch
+from toolgrpo.shared_pass.packing import Packing, Segment, pack_in_passes, rows_of_batch
 
 __all__ = ["MODES", "ScoredTokens", "SharedPass", "unsupported"]
 
@@ -158,7 +159,7 @@ class SharedPass:
         n_rows, width = input_ids.shape
         at_a_time = min(batch_size or n_rows, n_rows)
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
-        packings = [pack(part) for part in cut_into_passes(rows, budget)]
+        packings = pack_in_passes(rows, budget)
         plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
         if self.mode == "auto" and fits and plan.packed_tokens > WORTH_IT * plan.padded_tokens:
@@ -206,7 +207,9 @@ def _several_processes() -> bool:
 
 def _idle_pass() -> Packing:
     """Return a pass that scores nothing, for a process that has fewer passes than another."""
-    return Packing((0,), (0,), (-100,), (Segment(0, 1, 0, ()),), (), (), ())
+    nothing = np.zeros(0, np.int64)
+    token = np.zeros(1, np.int64)
+    return Packing(token, token, token - 100, (Segment(0, 1, 0, ()),), nothing, nothing, nothing)
 
 
 def _score(
@@ -230,15 +233,8 @@ def _score(
                 outputs.append(checkpoint(_forward, model, config, packing, input_ids.device, use_reentrant=False))
             else:
                 outputs.append(_forward(model, config, packing, input_ids.device))
-    places = torch.tensor(
-        [
-            row * width + column
-            for packing in packings
-            for row, column in zip(packing.rows, packing.columns, strict=True)
-        ],
-        dtype=torch.long,
-        device=input_ids.device,
-    )
+    of_passes = [packing.rows * width + packing.columns for packing in packings]
+    places = torch.from_numpy(np.concatenate(of_passes)).to(input_ids.device)
 
     def scatter(parts: list[torch.Tensor]) -> torch.Tensor:
         values = torch.cat(parts)
@@ -256,14 +252,14 @@ def _forward(
     """Run one forward pass; return log-probabilities and entropies of the scored places."""
     with shared_attention(config):
         output = model(
-            input_ids=torch.tensor([packing.tokens], device=device),
-            position_ids=torch.tensor([packing.positions], device=device),
+            input_ids=torch.from_numpy(packing.tokens[None]).to(device),
+            position_ids=torch.from_numpy(packing.positions[None]).to(device),
             attention_mask=None,
-            shift_labels=torch.tensor([packing.labels], device=device),
+            shift_labels=torch.from_numpy(packing.labels[None]).to(device),
             fused_lm_head=True,
             prefix_layout=PrefixLayout(packing.segments),
         )
-    scored = torch.tensor(packing.scored, dtype=torch.long, device=output.log_probs.device)
+    scored = torch.from_numpy(packing.scored).to(output.log_probs.device)
     logps = output.log_probs[0, scored]
     entropies = None if output.entropy is None else output.entropy[0, scored]
     for value in (logps, entropies):

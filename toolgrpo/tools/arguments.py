@@ -89,13 +89,18 @@ def names_near(word: str, known: Iterable[str]) -> str:
 
 
 def signature_text(name: str, parameters: Mapping[str, Any]) -> str:
-    """Return how to call a tool, as in `add(a: integer, b: integer (optional))`."""
+    """Return how to call a tool, as in `add(a: integer, b: integer (optional), base: integer = 10)`."""
     required = set(parameters.get("required", ()))
     parts = [
-        f"{key}: {_type_text(sub)}" + ("" if key in required else " (optional)")
+        f"{key}: {_type_text(sub)}" + ("" if key in required else _or_without(sub))
         for key, sub in parameters.get("properties", {}).items()
     ]
     return short(f"{name}({', '.join(parts)})", _MAX_USAGE_CHARS, quote=False)
+
+
+def _or_without(schema: Any) -> str:
+    default = schema.get("default") if isinstance(schema, Mapping) else None
+    return " (optional)" if default is None else f" = {short(default, 30)}"
 
 
 def _type_text(schema: Any) -> str:

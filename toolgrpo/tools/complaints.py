@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jsonschema import ValidationError
@@ -27,7 +27,8 @@ _RULES = {
     "multipleOf": "be a multiple of",
     "pattern": "match the pattern",
 }
-_EXAMPLES = {"integer": " like 3", "number": " like 2.5", "array": " like [1, 2]", "object": ' like {"key": "value"}'}
+_EXAMPLES: dict[str, Any] = {"integer": 3, "number": 2.5, "string": "text", "boolean": True, "null": None}
+_MAX_EXAMPLE_KEYS, _MAX_EXAMPLE_DEPTH, _MAX_EXAMPLE_CHARS = 4, 4, 120
 
 
 def complaint_of(error: ValidationError, kinds_of: Callable[[Any], Sequence[str]]) -> str:
@@ -51,9 +52,39 @@ def complaint_of(error: ValidationError, kinds_of: Callable[[Any], Sequence[str]
         return complaint_of(inner, kinds_of)
     if error.validator in ("type", "anyOf") and kinds:
         wanted = " or ".join(dict.fromkeys(_ARTICLES.get(kind, kind) for kind in kinds))
-        example = _EXAMPLES.get(kinds[0], "") if len(set(kinds)) == 1 else ""
+        example = _like(error.schema, kinds[0]) if len(set(kinds)) == 1 else ""
         return f"{where} must be {wanted}{example}, {got}"
     return f"{where}: {short(error.message, quote=False)}"
+
+
+def _like(schema: Any, kind: str) -> str:
+    """Return an example of what was wanted; none where the word for it says enough."""
+    if kind not in ("integer", "number", "array", "object"):
+        return ""
+    text = json.dumps(_example({**schema, "type": kind}), ensure_ascii=False, default=str)
+    return f" like {text}" if len(text) <= _MAX_EXAMPLE_CHARS else ""
+
+
+def _example(schema: Any, depth: int = 0) -> Any:
+    if not isinstance(schema, Mapping) or depth > _MAX_EXAMPLE_DEPTH:
+        return "value"
+    for key in ("enum", "examples"):
+        if schema.get(key):
+            return schema[key][0]
+    if schema.get("anyOf"):
+        return _example(schema["anyOf"][0], depth + 1)
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "array":
+        member = schema.get("items")
+        if not isinstance(member, Mapping) or member.get("type") == "integer":
+            return [1, 2]
+        return [_example(member, depth + 1)]
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        wanted = list(schema.get("required") or properties)[:_MAX_EXAMPLE_KEYS]
+        return {key: _example(properties.get(key), depth + 1) for key in wanted} or {"key": "value"}
+    return _EXAMPLES.get(str(kind), "value")
 
 
 def _inside_the_fitting_branch(error: ValidationError) -> ValidationError | None:

@@ -77,7 +77,7 @@ class EnvironmentSession:
             if reply.error not in _GONE:
                 raise PluginError(
                     f"environment {self._spec.name}: reset raised for a row with the columns {sorted(self._row)}: "
-                    f"{reply.text}. Let reset accept every column of the dataset, for instance with **row."
+                    f"{reply.text}. {_advice(reply.text)}"
                 )
             _logger.warning("environment %s: reset failed (%s), attempt %d", self._spec.name, reply.text, attempt)
         raise ToolExecutorError(
@@ -124,6 +124,17 @@ class EnvironmentSession:
         if self._worker is not None:
             self._pool.release(self._worker)
             self._worker = None
+
+
+def _advice(problem: str) -> str:
+    if "unexpected keyword argument" in problem:
+        return "Let reset accept every column of the dataset, for instance with **row."
+    if "required positional argument" in problem or "required keyword-only argument" in problem:
+        return (
+            "Give the row a column for it; to try the tools by hand: run_tool(toolbox, calls, row={...}) or "
+            "toolbox.session({...})."
+        )
+    return "Mend reset, or the row."
 
 
 def _as_reward(text: str, name: str) -> float | None:

@@ -17,6 +17,7 @@ from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.in_process import InProcessBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
 from toolgrpo.tools.plugin.decorator import options_of
+from toolgrpo.tools.plugin.heavy_modules import slow_import
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
@@ -27,6 +28,7 @@ from toolgrpo.tools.workers.pool_records import PoolOptions
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
 __all__ = ["load_tools"]
+
 
 ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
 
@@ -74,6 +76,7 @@ def load_tools(
         order: list[str] = chosen.order
         held = chosen.held
         of_functions: list[ToolSpec] = []
+        slow: str | None = None
         if chosen.source is not None or environment is not None:
             source = None if environment is None else environment_source(environment)
             hello = {"tools": chosen.source and asdict(chosen.source), "environment": source and asdict(source)}
@@ -81,6 +84,8 @@ def load_tools(
             options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
             pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
             undo.callback(pool.close)
+            label = ", ".join(one.label for one in (chosen.source, source) if one is not None)
+            slow = slow_import(label, pool.spec.import_s, pool.spec.heavy_imports)
             order = order or [known.name for known in pool.spec.functions]
             held = held or _held_here(chosen.source, pool)
             of_functions += [*pool.spec.functions, *(pool.spec.environment.tools if pool.spec.environment else ())]
@@ -94,7 +99,8 @@ def load_tools(
             servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars, log_path)
             undo.callback(servers.close)
             backends.append(servers)
-        toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s, notices=_undescribed(of_functions))
+        notices = [*_undescribed(of_functions), *([slow] if slow is not None else ())]
+        toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s, notices=notices)
         undo.pop_all()
     for notice in toolbox.notices:
         warnings.warn(notice, stacklevel=2)

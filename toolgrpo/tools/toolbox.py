@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, names_near
@@ -28,6 +28,7 @@ from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolR
 __all__ = ["Toolbox", "ToolboxSession", "run_tool"]
 
 _MAX_ERROR_CHARS = 1000
+T = TypeVar("T")
 
 
 class Toolbox:
@@ -68,17 +69,17 @@ class Toolbox:
         return [dict(spec.schema) for spec in self._specs.values()]
 
     def session(self, row: Mapping[str, Any]) -> ToolboxSession:
-        """Return the tools as one episode sees them.
+        """Return the tools as one episode sees them: `async with`, or `with` to try them by hand.
 
         `row` goes to the environment's reset, if there is one.
         """
         return ToolboxSession(self, [backend.session(row) for backend in self._backends])
 
-    def run(self, call: object) -> ToolResult:
-        """Run one call outside any episode; see `run_tool`."""
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on a loop of this toolbox's own, for whoever has none."""
         if self._loop is None:
             self._loop = LoopThread("toolgrpo-run-tool")
-        return self._loop.submit(self._run(call)).result()
+        return self._loop.submit(work).result()
 
     def close(self) -> None:
         """End every process. Safe to call twice."""
@@ -96,11 +97,6 @@ class Toolbox:
     ) -> None:
         self.close()
 
-    async def _run(self, call: object) -> ToolResult:
-        async with self.session({}) as session:
-            (result,) = await session.call([parse_call(call)])
-            return result
-
     def find(self, name: str) -> tuple[ToolSpec, ArgumentChecker, int] | None:
         """Find a tool's spec, its checker, and the index of its backend."""
         spec = self._specs.get(name)
@@ -108,7 +104,11 @@ class Toolbox:
 
 
 class ToolboxSession:
-    """The tools as one episode sees them: an async context manager."""
+    """The tools as one episode sees them: an async context manager.
+
+    With a plain `with` it can be tried by hand: `run` answers one call, and state is kept from one
+    to the next.
+    """
 
     def __init__(self, toolbox: Toolbox, parts: Sequence[BackendSession]) -> None:
         self._toolbox = toolbox
@@ -134,6 +134,18 @@ class ToolboxSession:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self._open.aclose()
+
+    def __enter__(self) -> ToolboxSession:
+        return self._toolbox.wait_for(self.__aenter__())
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._toolbox.wait_for(self.__aexit__(exc_type, exc, tb))
+
+    def run(self, call: object) -> ToolResult:
+        """Answer one call, written as in `run_tool`: `content` is what the model would read."""
+        return self._toolbox.wait_for(self.call([parse_call(call)]))[0]
 
     async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]:
         """Answer all attempts at the same time, in their order."""
@@ -182,12 +194,22 @@ class ToolboxSession:
         return ToolResult(shown.text, attempt.name, kind, started_s=started_s, left_out=shown.left_out)
 
 
-def run_tool(toolbox: Toolbox, call: object) -> ToolResult:
+@overload
+def run_tool(  # type: ignore[overload-overlap]  # a list is an object too; with a row it means several calls
+    toolbox: Toolbox, call: list[Any], *, row: Mapping[str, Any]
+) -> list[ToolResult]: ...
+@overload
+def run_tool(toolbox: Toolbox, call: object, *, row: Mapping[str, Any] | None = None) -> ToolResult: ...
+def run_tool(toolbox: Toolbox, call: object, *, row: Mapping[str, Any] | None = None) -> ToolResult | list[ToolResult]:
     """Run one call, given as `{"name": ..., "arguments": {...}}`, text or object.
 
-    Never raises for what a model can write.
+    With a `row` it runs in an episode of that row, which an environment's reset gets, and a list of
+    calls runs one after the other in the same episode. Never raises for what a model can write.
     """
-    return toolbox.run(call)
+    with toolbox.session(row or {}) as session:
+        if row is not None and isinstance(call, list):
+            return [session.run(one) for one in call]
+        return session.run(call)
 
 
 def _kind_of(status: AttemptStatus) -> str:

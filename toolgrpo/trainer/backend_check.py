@@ -20,9 +20,17 @@ from toolgrpo.errors import ConfigError
 __all__ = ["check_backend"]
 
 
-def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ) -> Backend:
-    """Return the backend that was set up; `ConfigError` if another one was asked for."""
+def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ, *, n_gpus: int = 1) -> Backend:
+    """Return the backend that was set up; `ConfigError` if another one was asked for.
+
+    `n_gpus` is how many this process can see.
+    """
     backend = Backend.of(accelerator)
+    if n_gpus > 1 and backend.kind == "NO" and accelerator.device.type == "cuda":
+        raise ConfigError(
+            f"this one process sees {n_gpus} GPUs and would spread the model over them. Start one process for each with "
+            f"recipes/launch.sh or `accelerate launch --multi_gpu`, or show it one: CUDA_VISIBLE_DEVICES=0"
+        )
     started = int(environment.get("WORLD_SIZE", "1"))
     if started != backend.n_processes:
         raise ConfigError(

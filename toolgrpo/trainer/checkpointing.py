@@ -2,8 +2,9 @@
 
 Transformers saves the model, the optimizer, the scheduler, the generators of random numbers of
 every process and the step. `Checkpoints` adds what it does not know: each process's place inside a
-generation batch, the engine's own random numbers, how many episodes there were, and how long the
-log of episodes was. `checkpoint_files` says what is complete.
+generation batch, the engine's own random numbers, how many episodes there were, how long the log of
+episodes was, and, where steps choose their own prompts, the place in their order and what is known
+of the rows. `checkpoint_files` says what is complete.
 
 Invariants: a resumed run has the losses of one that never stopped, if its engine draws the same
 tokens for the same state (ScriptedEngine and the transformers engine do, on the CPU; vLLM promises
@@ -46,6 +47,10 @@ torch.serialization.register_package(
 _NOT_FOR_THE_HUB = """\
 # Written by toolgrpo: files of the run that --push_to_hub leaves at home. Change it as you like; it is never overwritten.
 episodes*.jsonl*
+tokens*.jsonl*
+vocabulary*.jsonl*
+steps.jsonl*
+report*.html
 *.log
 *.log.1
 .run*.lock
@@ -226,6 +231,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": self._trainer.n_episodes,
             "episode_log_bytes": self._trainer.recorder.sync(),
+            "row_order": None if self._trainer.drawing is None else self._trainer.drawing.order.state(),
         }
         torch.save(place, self._place_file(folder))
 
@@ -235,6 +241,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if place["engine"] is not None and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         trainer.n_episodes = place["n_episodes"]
+        if trainer.drawing is not None and place.get("row_order") is not None:
+            trainer.drawing.order.restore(place["row_order"])
         lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
         return lost
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
 from trl import GRPOConfig
 
 from toolgrpo.chat.unmarked import POLICIES
@@ -22,9 +21,15 @@ from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_seam import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.options import RecordingOptions
+from toolgrpo.observe.watch_options import WatchOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
+from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import TRLJobOptions
 
@@ -35,7 +40,9 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(TRLJobOptions, GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+class ToolGRPOConfig(  # type: ignore[misc]
+    RecordingOptions, WatchOptions, TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
+):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
@@ -128,16 +135,11 @@ class ToolGRPOConfig(TRLJobOptions, GRPOConfig):  # type: ignore[misc]  # TRL sh
     success_threshold: float = field(
         default=1.0, metadata={"help": "An episode counts as a success if its reward is at least this."}
     )
-    record_episodes: bool = field(
-        default=True, metadata={"help": "Write every trajectory to OUTPUT_DIR/episodes.jsonl."}
-    )
 
     def __post_init__(self) -> None:
-        if not torch.cuda.is_available():
-            # TRL's default is bf16 mixed precision, which is slower than fp32 on most CPUs and
-            # never exact.
-            self.bf16: bool | None = bool(self.bf16)
+        if trains_on_cpu(self.use_cpu):
             self._use_gloo()
+        self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
         self.take_trl_arguments()
         self._check_fields_of_trl()
         super().__post_init__()
@@ -157,9 +159,14 @@ class ToolGRPOConfig(TRLJobOptions, GRPOConfig):  # type: ignore[misc]  # TRL sh
         if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
             raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
         self.shared_pass()
+        self.check_recording()
+        self.check_prompt_options()
         if self.engine_retries < 0:
             raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
+        self.check_watch()
+        self.check_group_drawing()
+        self.check_training_rows()
 
     def _use_gloo(self) -> None:
         """Choose gloo for several processes without a GPU; else each would train for itself."""

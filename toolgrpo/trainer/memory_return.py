@@ -10,7 +10,6 @@ Not covered: memory of accelerators, which PyTorch's own allocator keeps.
 
 from __future__ import annotations
 
-import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.startup import give_memory_back
@@ -26,5 +25,5 @@ class MemoryReturn(TrainerCallback):  # type: ignore[misc]  # transformers ships
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        if state.global_step % _EVERY_STEPS == 0 and not torch.cuda.is_available():
+        if state.global_step % _EVERY_STEPS == 0 and args.device.type == "cpu":
             give_memory_back()

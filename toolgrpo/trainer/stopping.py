@@ -5,7 +5,8 @@ The first signal only sets a flag. The processes of a run agree on it at the end
 number is gathered), so all of them stop after the same step, whichever was signalled. A signal in
 the last step is remembered too: whoever called `train` knows that nothing long is to follow. After
 the first signal the system's own handling is put back, so that a second signal ends the process at
-once, even inside a native call.
+once, even inside a native call. In a notebook or at Python's prompt a second Ctrl-C is a
+`KeyboardInterrupt` instead: it ends the cell, and what the session holds is kept.
 
 Not covered: a launcher that kills what it started (torchrun forwards a signal, and kills after 30
 s: docs/scaling.md).
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,8 +44,7 @@ def finish_before_stopping(what: str, say: Callable[[str], None]) -> Iterator[No
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for one in _SIGNALS:
-            signal.signal(one, signal.SIG_DFL)
+        _let_the_next_end_it()
         say(f"{signal.Signals(number).name}: {what} first; a second signal ends the run at once")
 
     handlers = {number: signal.signal(number, receive) for number in _SIGNALS}
@@ -54,6 +55,16 @@ def finish_before_stopping(what: str, say: Callable[[str], None]) -> Iterator[No
             signal.signal(number, handler)
         if received:
             os.kill(os.getpid(), received[0])
+
+
+def _let_the_next_end_it() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler if _in_a_session() else signal.SIG_DFL)
+
+
+def _in_a_session() -> bool:
+    """Return whether somebody types here, at a prompt or in a notebook, rather than runs a script."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
@@ -94,8 +105,7 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received = signal.Signals(number)
-        for one in self._handlers:
-            signal.signal(one, signal.SIG_DFL)
+        _let_the_next_end_it()
         self._say(
             f"{self._received.name}: the current step is finished and saved first; a second signal ends the run at once"
         )

@@ -1,4 +1,4 @@
-"""The one file that touches what is private in TRL. Tested with TRL 1.16.0.
+"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`). Tested with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
@@ -14,6 +14,9 @@ changes):
   and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
 * `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
   its arguments and gives its three results;
+* `GRPOTrainer._generate_and_score_completions` returns a dict of tensors, a row an episode in the
+  order of `_generate`: `advantages` is read, and `episode_numbers` is added (`add_numbers`), which
+  TRL shuffles and splits with the others; `_compute_loss(model, inputs)` gets a piece of it;
 * `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
   of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
   (`skip_epochs`);
@@ -48,21 +51,26 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.rollout.batch import Grade, Mode
-from toolgrpo.shared_pass.group_order import keep_groups_together
+from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.trainer.trl_batch import live_flags
 from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [
     "TESTED_VERSIONS",
     "GenerationOutput",
     "add_fused_head",
+    "add_numbers",
+    "advantages_of",
     "correct_for_engine",
     "count_tokens",
     "has_reward_model",
     "iter_named_params",
+    "log_dropped",
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
+    "numbers_of",
     "own_grades",
     "place_in_batch",
     "policy_of",
@@ -70,6 +78,7 @@ __all__ = [
     "restore_place_in_batch",
     "shared_logps",
     "skip_epochs",
+    "tokens_of_row",
     "tune_fused_head",
     "warn_if_untested",
 ]
@@ -191,11 +200,11 @@ def _leaves_out_unlabelled(device: torch.device) -> bool:
 
 def policy_of(trainer: Any, backend: Backend) -> Policy:
     """Return the trainer's model as engines need to know it."""
-    accelerator, args = trainer.accelerator, trainer.args
+    accelerator = trainer.accelerator
     return Policy(
         get_model=lambda: accelerator.unwrap_model(trainer.model),
         weights=lambda: iter_named_params(trainer),
-        dtype=compute_dtype(trainer.model, bf16=args.bf16, fp16=args.fp16),
+        dtype=compute_dtype(trainer.model, accelerator.mixed_precision),
         device=accelerator.device,
         backend=backend,
         process_index=accelerator.process_index,
@@ -238,6 +247,20 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
         collected[name].append(value)
 
 
+def log_dropped(trainer: Any, output: Mapping[str, Any]) -> None:
+    """Log the share of episodes of which the correction for the engine leaves no token."""
+    ratio = output.get("importance_sampling_ratio")
+    if ratio is None:
+        return
+    trained = output["completion_mask"].bool()
+    if output.get("tool_mask") is not None:
+        trained = trained & output["tool_mask"].bool()
+    left = (ratio.expand(trained.shape) != 0) & trained
+    dropped = trained.any(dim=1) & ~left.any(dim=1)
+    share = trainer.accelerator.gather(dropped.float()).mean().item()
+    log_metrics(trainer, {"sampling/dropped_episodes": share})
+
+
 def count_tokens(trainer: Any, n_tokens: int) -> None:
     """Add to TRL's running count of tokens, over all processes."""
     total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
@@ -274,6 +297,46 @@ def _is_wrapped(trainer: Any) -> bool:
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
 
 
+def advantages_of(output: Mapping[str, Any]) -> list[float]:
+    """Return the advantage of each episode; the mean over its sampled tokens where they have their own."""
+    advantages = output["advantages"]
+    if advantages.dim() > 1:
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return [float(value) for value in advantages.tolist()]
+
+
+def add_numbers(output: dict[str, Any], numbers: Sequence[int]) -> None:
+    """Let each row of TRL's batch bear the number of its episode."""
+    output["episode_numbers"] = torch.tensor(numbers, device=output["completion_ids"].device)
+
+
+def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
+    numbers = inputs.get("episode_numbers")
+    return [] if numbers is None else [int(number) for number in numbers.tolist()]
+
+
+def tokens_of_row(
+    inputs: Mapping[str, Any], row: int, logps: torch.Tensor, entropies: torch.Tensor | None, mask: Sequence[int]
+) -> dict[str, list[float | None] | None]:
+    """Return what a pass gave for the tokens of one episode; None for those that were not sampled."""
+
+    def own(values: torch.Tensor | None) -> list[float | None] | None:
+        if values is None:
+            return None
+        given = values[row].detach().float().expand(len(mask)) if values.shape[1] == 1 else values[row].detach().float()
+        return [round(value, 8) if m else None for value, m in zip(given[: len(mask)].tolist(), mask, strict=True)]
+
+    advantages = inputs["advantages"]
+    return {
+        "trainer_logprobs": own(logps),
+        "entropy": own(entropies),
+        "correction": own(inputs.get("importance_sampling_ratio")),
+        "advantage": own(advantages) if advantages.dim() > 1 else None,
+    }
+
+
 def place_in_batch(trainer: Any) -> dict[str, Any]:
     """Return where this process is in its generation batch, with what is left of it."""
     per_batch = trainer.args.steps_per_generation * trainer.num_iterations
@@ -299,13 +362,19 @@ def skip_epochs(trainer: Any, n_epochs: int) -> None:
 
 
 def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
-    """Return TRL's current micro-batch, its groups together where prompts may be shared."""
+    """Return TRL's current micro-batch, its groups together where prompts may be shared, and what is
+    trained in the first micro-batches where the rest is skipped.
+    """
     before = trainer._buffered_inputs
     inputs = prepare(generation_batch)
-    buffered = trainer._buffered_inputs
-    if mode_of(trainer) != "train" or buffered is before or trainer.args.prefix_sharing == "off":
+    buffered, args = trainer._buffered_inputs, trainer.args
+    if mode_of(trainer) != "train" or buffered is before:
         return inputs
-    trainer._buffered_inputs = keep_groups_together(buffered, trainer.args.gradient_accumulation_steps)
+    is_live = live_flags(trainer)
+    if args.prefix_sharing != "off":
+        trainer._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
+    elif is_live is not None:
+        trainer._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
     return trainer._buffered_inputs[trainer._step % len(buffered)]
 
 

@@ -8,9 +8,4 @@ shell.
 from toolgrpo.models.nano.cache import cache_folder, ensure_nano, nano_path
 from toolgrpo.models.nano.recipe import NanoRecipe
 
-__all__ = ["NanoRecipe", "cache_folder", "ensure_nano", "nano_path", "resolve_model"]
-
-
-def resolve_model(name_or_path: str) -> str:
-    """Return the folder of the built model for `nano`, and every other name as it is."""
-    return str(ensure_nano()) if name_or_path == "nano" else name_or_path
+__all__ = ["NanoRecipe", "cache_folder", "ensure_nano", "nano_path"]

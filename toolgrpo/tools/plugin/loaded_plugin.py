@@ -53,6 +53,8 @@ class PluginSpec:
 
     functions: tuple[ToolSpec, ...] = ()
     environment: EnvironmentSpec | None = None
+    import_s: float = 0.0  # how long loading took
+    heavy_imports: tuple[str, ...] = ()  # packages that training needs and tools seldom do, if it imported any
 
     def to_json(self) -> dict[str, Any]:
         environment = self.environment
@@ -64,6 +66,8 @@ class PluginSpec:
                 "tools": [spec.to_json() for spec in environment.tools],
                 "gives_reward": environment.gives_reward,
             },
+            "import_s": self.import_s,
+            "heavy_imports": list(self.heavy_imports),
         }
 
     @classmethod
@@ -77,6 +81,8 @@ class PluginSpec:
                 tools=tuple(ToolSpec.from_json(item) for item in environment["tools"]),
                 gives_reward=environment["gives_reward"],
             ),
+            import_s=record["import_s"],
+            heavy_imports=tuple(record["heavy_imports"]),
         )
 
 

@@ -1,7 +1,8 @@
 """Where tools come from, as something a worker can load by itself.
 
 A file and a module are loaded again in the workers. Callables travel by cloudpickle: those of
-importable modules by name, those of scripts, notebooks and closures by value.
+importable modules by name, those of scripts, notebooks and closures by value, and so those of
+modules that import PyTorch and the like, as training scripts do, where they can be.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import PluginError
+from toolgrpo.tools.plugin.heavy_modules import holds_heavy_modules
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import names_beside
 
 __all__ = ["callables_source", "environment_source", "source_of"]
+
+_MAX_BY_VALUE = 10 << 20
 
 
 def source_of(spec: str | Path | ModuleType | Sequence[Callable[..., Any]]) -> PluginSource:
@@ -73,6 +77,10 @@ def callables_source(functions: Sequence[Callable[..., Any]]) -> PluginSource:
             "tools given as functions need the package cloudpickle to reach the tool workers: install it, "
             "or put the functions into a file and give its path"
         ) from error
+    with suppress(Exception), _by_value(functions, cloudpickle, heavy=True):
+        blob = cloudpickle.dumps(list(functions))
+        if len(blob) <= _MAX_BY_VALUE:  # not with all the data that a script holds
+            return _packed(blob, functions)
     with _by_value(functions, cloudpickle):
         try:
             blob = cloudpickle.dumps(list(functions))
@@ -83,6 +91,10 @@ def callables_source(functions: Sequence[Callable[..., Any]]) -> PluginSource:
                 "Put them into a file and give its path, or mark the one that holds live objects with "
                 "@tool(in_process=True)."
             ) from error
+    return _packed(blob, functions)
+
+
+def _packed(blob: bytes, functions: Sequence[Callable[..., Any]]) -> PluginSource:
     return PluginSource(callables=base64.b64encode(blob).decode("ascii"), secrets=names_beside(functions))
 
 
@@ -114,10 +126,13 @@ def _importable(name: str) -> bool:
 
 
 @contextmanager
-def _by_value(functions: Sequence[Any], cloudpickle: Any) -> Iterator[None]:
-    """Let cloudpickle send by value what lives in modules that a worker could not import."""
+def _by_value(functions: Sequence[Any], cloudpickle: Any, *, heavy: bool = False) -> Iterator[None]:
+    """Let cloudpickle send by value what lives in modules that a worker could not import, or
+    (`heavy`) would take long to import.
+    """
     names = {getattr(member, "__module__", None) for function in functions for member in (function, type(function))}
-    modules = [sys.modules[n] for n in names if n and n in sys.modules and n != "__main__" and not _importable(n)]
+    known = [sys.modules[n] for n in names if n and n in sys.modules and n != "__main__"]
+    modules = [m for m in known if not _importable(m.__name__) or (heavy and holds_heavy_modules(m))]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:

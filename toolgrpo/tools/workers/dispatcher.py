@@ -120,8 +120,9 @@ class Dispatcher:
         self._log.close()
 
     def _break(self, reason: str) -> None:
-        printed = self._log.tail.decode("utf-8", "replace")
-        self.broken = ToolExecutorError(f"{reason}. The last that was printed there:\n{printed}")
+        printed = self._log.tail.decode("utf-8", "replace").strip()
+        last_words = f"The last that was printed there:\n{printed}" if printed else "Nothing was printed there."
+        self.broken = ToolExecutorError(f"{reason}. {last_words}")
         _logger.error("%s", self.broken)
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
         for job in (*self._queue, *never_begin):

@@ -32,12 +32,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from toolgrpo.errors import UserError
 from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, outlive_parent, watch_process
 from toolgrpo.processes.wire import FrameReader, pack, receive
+from toolgrpo.tools.plugin.heavy_modules import HEAVY
 from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import asked_for
@@ -100,7 +103,9 @@ class Supervisor:
         before = own_process.open_descriptors()
         try:
             self._ask_for_secrets()
+            started = time.monotonic()
             self._plugin = _load(self._hello)
+            import_s = time.monotonic() - started
         except UserError as error:
             self._send({"op": "failed", "message": str(error)})
             return
@@ -113,7 +118,8 @@ class Supervisor:
         self._listen_for_ended_children()
         gc.collect()
         gc.freeze()
-        self._send({"op": "loaded", "plugin": self._plugin.spec.to_json(), "forkable": self._forkable})
+        spec = replace(self._plugin.spec, import_s=import_s, heavy_imports=tuple(HEAVY & sys.modules.keys()))
+        self._send({"op": "loaded", "plugin": spec.to_json(), "forkable": self._forkable})
         try:
             self._serve()
         finally:

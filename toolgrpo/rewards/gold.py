@@ -1,7 +1,7 @@
-"""A check of the data: does the gold answer score full marks?
+"""A check of the data: does the gold answer of a row score full marks with its reward?
 
-For each reward that can be earned by an answer alone, an episode is written down that gives the
-gold answer, and the reward itself scores it. What comes out below full marks is a row that no model
+A built-in reward that can be earned by an answer alone says in `BUILT_IN` how a gold episode is
+written down; the reward itself scores it. What comes out below full marks is a row that no model
 could do well on.
 """
 
@@ -10,42 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from toolgrpo.errors import DataError
-from toolgrpo.rewards import Reward
+from toolgrpo.errors import DataError, RewardError
+from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.trajectory import Message
 
-__all__ = ["GOLD", "check_gold"]
+__all__ = ["GoldEpisode", "as_answer", "as_boxed_answer", "as_program", "as_result_and_answer", "check_gold"]
+
+GoldEpisode = Callable[[Mapping[str, Any]], list[Message]]
+"""`gold(row)`: the messages of an episode that gives the row's own answer."""
 
 
-def _answer(row: Mapping[str, Any]) -> list[Message]:
+def as_answer(row: Mapping[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": str(row["answer"])}]
 
 
-def _tool_then_answer(row: Mapping[str, Any]) -> list[Message]:
+def as_result_and_answer(row: Mapping[str, Any]) -> list[Message]:
     return [
         {"role": "assistant", "content": ""},
         {"role": "tool", "name": "gold", "content": str(row["answer"])},
-        *_answer(row),
+        *as_answer(row),
     ]
 
 
-def _boxed_answer(row: Mapping[str, Any]) -> list[Message]:
+def as_boxed_answer(row: Mapping[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": rf"\boxed{{{row['answer']}}}"}]
 
 
-def _program_as_answer(row: Mapping[str, Any]) -> list[Message]:
+def as_program(row: Mapping[str, Any]) -> list[Message]:
     return [{"role": "assistant", "content": f"```python\n{row['answer']}\n```"}]
-
-
-GOLD: dict[str, Callable[[Mapping[str, Any]], list[Message]]] = {
-    "accuracy": _tool_then_answer,
-    "code_exec": _program_as_answer,
-    "exact_match": _answer,
-    "gsm8k": _answer,
-    "math": _boxed_answer,
-    "reasoning_gym": _boxed_answer,
-}
 
 
 def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
@@ -57,17 +50,20 @@ def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
     checked = 0
     for number, row in enumerate(rows):
         of_row = reward.function.reward(row["reward"]) if isinstance(reward.function, ByTask) else reward
-        if of_row.source == "built in" and of_row.name in GOLD:
-            _check_row(number, row, of_row)
+        if of_row.gold is not None:
+            _check_row(number, row, of_row, of_row.gold)
             checked += 1
         elif of_row is reward:
             return None
     return checked or None
 
 
-def _check_row(number: int, row: Mapping[str, Any], reward: Reward) -> None:
+def _check_row(number: int, row: Mapping[str, Any], reward: Reward, gold: GoldEpisode) -> None:
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
-    (score,) = reward(prompts=[row["prompt"]], completions=[GOLD[reward.name](row)], **columns)
+    try:
+        (score,) = reward(prompts=[row["prompt"]], completions=[gold(row)], **columns)
+    except RewardError as error:  # it was asked for one row alone, and counts from 0
+        raise RewardError(f"row {number} of the data, scored alone: {error}") from error
     if score < 1.0:
         raise DataError(
             f"row {number}: its own answer {str(row['answer'])[:60]!r} scores {score:g} with the reward "

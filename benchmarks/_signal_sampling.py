@@ -1,0 +1,158 @@
+"""nano to 0.9 held-out success, with and without the replacement of dead groups (a part of `learning_signal.py`).
+
+Each seed and each way is a run of the shipped recipe in a process of its own. Every few steps the held-out questions are
+asked greedily; the run ends when 0.9 of them are right. Counted are the episodes that were run up to there, those of groups
+that were replaced among them, and the seconds of training, without those of measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+if __name__ == "__main__":
+    from toolgrpo.startup import prepare
+
+    prepare()  # before anything imports PyTorch, as in recipes/train.py
+
+ROOT = Path(__file__).resolve().parents[1]
+TIME_LIMIT_S = 3600
+WAYS = {"off": ["--dynamic_sampling", "off"], "backfill": ["--dynamic_sampling", "backfill"]}
+TARGET = 0.9
+EVERY = 5  # steps
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}  # by the number of seeds
+
+
+def measure(seeds: tuple[int, ...], quick: bool) -> dict[str, Any]:
+    size = ["--max_steps", "5", "--per_device_train_batch_size", "16", "--eval_questions", "24"] if quick else []
+    runs = [{"seed": seed, "way": way, **_run(seed, [*flags, *size])} for seed in seeds for way, flags in WAYS.items()]
+    return {"target": TARGET, "checked_every_steps": EVERY, "runs": runs, "compared": _compared(runs)}
+
+
+def _run(seed: int, flags: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--config", "recipes/configs/nano.yaml", "--seed", str(seed), *flags]
+        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
+        found: dict[str, Any] = json.loads((Path(folder) / "curve.json").read_text())
+    return found
+
+
+def _compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many times fewer episodes and seconds backfill took, where both ways got there."""
+    by_seed: dict[int, dict[str, Any]] = {}
+    for run in runs:
+        if run["reached"] is not None:
+            by_seed.setdefault(run["seed"], {})[run["way"]] = run["reached"]
+    both = [ways for ways in by_seed.values() if len(ways) == len(WAYS)]
+    return {
+        what: _interval([math.log(ways["off"][what] / ways["backfill"][what]) for ways in both])
+        for what in ("episodes", "seconds")
+    }
+
+
+def _interval(logs: list[float]) -> dict[str, Any] | None:
+    """The geometric mean of ratios over the seeds, with its 95 % interval (Student's t) from two seeds on."""
+    if not logs:
+        return None
+    half = T_975[len(logs)] * stdev(logs) / math.sqrt(len(logs)) if len(logs) in T_975 else None
+    interval = None if half is None else [math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)]
+    return {"times_fewer": math.exp(fmean(logs)), "interval": interval, "seeds": len(logs)}
+
+
+def show(results: dict[str, Any]) -> None:
+    print(f"nano to {results['target']} held-out success (greedy), asked every {results['checked_every_steps']} steps")
+    print(f"{'seed':>5} {'':>9} {'steps':>6} {'episodes':>9} {'seconds':>8} {'at the end':>11} {'live groups':>12}")
+    for run in results["runs"]:
+        at = run["reached"] or {"step": "-", "episodes": "-", "seconds": "-"}
+        seconds = at["seconds"] if isinstance(at["seconds"], str) else f"{at['seconds']:.1f}"
+        print(
+            f"{run['seed']:>5} {run['way']:>9} {at['step']:>6} {at['episodes']:>9} {seconds:>8} "
+            f"{run['curve'][-1]['success']:>11.3f} {run['live_rate']:>12.2f}"
+        )
+    for what, found in results["compared"].items():
+        if found is None:
+            print(f"{what}: no seed got there both ways")
+        else:
+            interval = "" if found["interval"] is None else " [{:.2f}, {:.2f}]".format(*found["interval"])
+            print(f"{what}: {found['times_fewer']:.2f}{interval} times fewer with backfill ({found['seeds']} seeds)")
+
+
+# --- in the process of one run ---------------------------------------------------------------------------------------
+
+
+def train(argv: list[str]) -> None:
+    from transformers import TrainerCallback
+
+    from toolgrpo import ToolGRPOTrainer
+    from toolgrpo.commands.arguments import parse_arguments
+    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.terminal import Terminal
+
+    script, config, model = parse_arguments(argv)
+    terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
+    parts = RunParts(script, config, model, terminal)
+    heldout = list(parts.heldout_rows() or ())
+    trainer = ToolGRPOTrainer(
+        parts.model_path(str(model.model_name_or_path)),
+        parts.rewards(),
+        config.changed(disable_tqdm=True),
+        train_dataset=parts.training_rows(),
+        tools=parts.toolbox(),
+    )
+    greedy = config.changed(temperature=0.0).sampling_options()
+    curve: list[dict[str, Any]] = []
+
+    def success() -> float:
+        right = trainer.measure(heldout, greedy, label="held out").successes
+        return sum(right) / len(right)
+
+    class Curve(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
+        """Measures every few steps, and ends the run at the target."""
+
+        def __init__(self) -> None:
+            self.measuring_s = 0.0
+            self.started = time.monotonic()
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.started = time.monotonic()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % EVERY and state.global_step < state.max_steps:
+                return
+            before = time.monotonic()
+            seconds = before - self.started - self.measuring_s
+            rate = success()
+            curve.append(
+                {"step": state.global_step, "episodes": trainer.n_episodes, "seconds": seconds, "success": rate}
+            )
+            print(
+                f"step {state.global_step}: {rate:.3f} after {trainer.n_episodes} episodes, {seconds:.1f} s", flush=True
+            )
+            self.measuring_s += time.monotonic() - before
+            control.should_training_stop = control.should_training_stop or rate >= TARGET
+
+    trainer.add_callback(Curve())
+    try:
+        before = success()
+        trainer.train()
+    finally:
+        trainer.close()
+    logs = [log for log in trainer.state.log_history if "reward/groups_without_spread" in log]
+    found = {
+        "before": before,
+        "curve": curve,
+        "reached": next((point for point in curve if point["success"] >= TARGET), None),
+        "live_rate": fmean(1 - log["reward/groups_without_spread"] for log in logs),
+    }
+    (Path(config.output_dir) / "curve.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    train(sys.argv[1:])

@@ -1,0 +1,152 @@
+"""The training pass of the nano run with and without the rows that have no advantage (a part of `learning_signal.py`).
+
+Each seed is a run of the shipped recipe in a process of its own. In the last third of its steps every pass over a batch is
+made both ways, in turn first the one and first the other, on the same weights: the old policy's, and forward and backward of
+the loss. What is trained on is the pass without dead rows, so a run is the run that a user has.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    from toolgrpo.startup import prepare
+
+    prepare()  # before anything imports PyTorch, as in recipes/train.py
+
+ROOT = Path(__file__).resolve().parents[1]
+TIME_LIMIT_S = 3600
+WAYS = ("whole", "live")
+
+
+def measure(seeds: tuple[int, ...], quick: bool) -> dict[str, Any]:
+    size = ["--max_steps", "6", "--per_device_train_batch_size", "16"] if quick else []
+    return {"runs": [_run_of_seed(seed, size) for seed in seeds]}
+
+
+def _run_of_seed(seed: int, size: list[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--config", "recipes/configs/nano.yaml", "--seed", str(seed), *size]
+        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
+        steps = json.loads((Path(folder) / "passes.json").read_text())
+    seconds = {way: [sum(step[way].values()) for step in steps] for way in WAYS}
+    return {
+        "seed": seed,
+        "steps": steps,
+        "faster": sum(seconds["whole"]) / sum(seconds["live"]),
+        "rows_skipped": sum(step["rows_skipped"] for step in steps) / len(steps),
+        "seconds_a_step": {way: sum(of) / len(of) for way, of in seconds.items()},
+        "largest_gradient_gap": max(step["gradient_gap"] for step in steps),
+        "largest_gradient": max(step["gradient"] for step in steps),
+    }
+
+
+def show(results: dict[str, Any]) -> None:
+    print("the training pass in the last third of the nano run, seconds a step")
+    print(
+        f"{'seed':>5} {'whole':>7} {'live':>7} {'faster':>7} {'rows skipped':>13} {'gradient gap':>13} {'gradient':>9}"
+    )
+    for run in results["runs"]:
+        seconds = run["seconds_a_step"]
+        print(
+            f"{run['seed']:>5} {seconds['whole']:>7.3f} {seconds['live']:>7.3f} {run['faster']:>6.2f}x "
+            f"{run['rows_skipped']:>13.2f} {run['largest_gradient_gap']:>13.1e} {run['largest_gradient']:>9.1e}"
+        )
+
+
+# --- in the process of one seed --------------------------------------------------------------------------------------
+
+
+def trainer_of_both_ways() -> type:
+    import torch
+
+    from toolgrpo import ToolGRPOTrainer
+
+    class BothWays(ToolGRPOTrainer):
+        """In the last third of the steps, makes every pass over all rows too, and keeps the seconds of both."""
+
+        args: Any
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.passes: list[dict[str, Any]] = []
+            self._pass: dict[str, Any] = {}
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            self._pass = {way: {} for way in WAYS}
+            return super()._generate_and_score_completions(inputs)
+
+        def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+            score = super()._get_per_token_logps_and_entropies
+            choice = self._row_choice
+            if torch.is_grad_enabled() or choice is None or not self._is_late():
+                return score(*args, **kwargs)
+            scored = {}
+            for way in self._in_turn():
+                self._row_choice = choice if way == "live" else None
+                started = time.perf_counter()
+                scored[way] = score(*args, **kwargs)
+                self._pass[way]["old_policy_s"] = time.perf_counter() - started
+            self._row_choice = choice
+            return scored["live"]
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            compute = super().compute_loss
+            if not self._is_late():
+                return compute(model, inputs, *args, **kwargs)
+            asked = self.args
+            gradients = {}
+            for way in self._in_turn():
+                self.args = asked.changed(skip_dead_rows="auto" if way == "live" else "off")
+                started = time.perf_counter()
+                loss = compute(model, inputs, *args, **kwargs)
+                parts = torch.autograd.grad(loss, list(model.parameters()))
+                self._pass[way]["loss_s"] = time.perf_counter() - started
+                gradients[way] = torch.cat([part.flatten() for part in parts])
+            self.args = asked
+            self._pass["gradient"] = gradients["whole"].abs().max().item()
+            self._pass["gradient_gap"] = (gradients["whole"] - gradients["live"]).abs().max().item()
+            self._pass["rows_skipped"] = self._metrics["train"]["signal/rows_skipped"][-1]
+            self._pass["step"] = self.state.global_step
+            self.passes.append(self._pass)
+            return compute(model, inputs, *args, **kwargs)
+
+        def _is_late(self) -> bool:
+            return bool(3 * self.state.global_step >= 2 * self.args.max_steps)
+
+        def _in_turn(self) -> tuple[str, ...]:
+            return WAYS if self.state.global_step % 2 else WAYS[::-1]
+
+    return BothWays
+
+
+def train(argv: list[str]) -> None:
+    from toolgrpo.commands.arguments import parse_arguments
+    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.terminal import Terminal
+
+    script, config, model = parse_arguments(argv)
+    terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
+    parts = RunParts(script, config, model, terminal)
+    trainer = trainer_of_both_ways()(
+        parts.model_path(str(model.model_name_or_path)),
+        parts.rewards(),
+        config.changed(disable_tqdm=True),
+        train_dataset=parts.training_rows(),
+        tools=parts.toolbox(),
+    )
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    (Path(config.output_dir) / "passes.json").write_text(json.dumps(trainer.passes))
+
+
+if __name__ == "__main__":
+    train(sys.argv[1:])

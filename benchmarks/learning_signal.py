@@ -1,0 +1,62 @@
+"""What steps teach, and what they cost: one part for each question. Not `signal.py`: Python has a module of that name.
+
+    python benchmarks/learning_signal.py                        # all parts
+    python benchmarks/learning_signal.py --part skipped_rows    # one of them; the others' results stay as they are
+    python benchmarks/learning_signal.py --quick                # a few small steps of each, one seed
+
+skipped_rows   the training pass of the last third of the nano run, whole and without its dead rows, on the same batches
+backfill       nano to 0.9 held-out success with and without the replacement of dead groups, in episodes and in seconds
+
+Prints a table a part and writes benchmarks/results/learning_signal.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import _signal_sampling
+import _skipped_rows
+
+RESULT = Path(__file__).parent / "results" / "learning_signal.json"
+SEEDS = (42, 1, 2)
+
+
+class Part(NamedTuple):
+    """One question: how it is measured, of which seeds, quickly or not, and how the answer is shown."""
+
+    measure: Callable[[tuple[int, ...], bool], dict[str, Any]]
+    show: Callable[[dict[str, Any]], None]
+
+
+PARTS = {
+    "skipped_rows": Part(_skipped_rows.measure, _skipped_rows.show),
+    "backfill": Part(_signal_sampling.measure, _signal_sampling.show),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few small steps of each part, one seed")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given several times")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    options = parser.parse_args()
+    seeds = tuple(options.seeds)[: 1 if options.quick else None]
+    RESULT.parent.mkdir(exist_ok=True)
+    results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in options.part or PARTS:
+        part = PARTS[name]
+        measured = part.measure(seeds, options.quick)
+        part.show(measured)
+        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "quick": options.quick}
+        results[name] = {**measured, "seeds": list(seeds), "machine": machine}
+        RESULT.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

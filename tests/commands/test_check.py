@@ -1,0 +1,119 @@
+"""`toolgrpo check`: what it says of a good job, and of each thing that can be wrong with one."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.commands.check import CheckRun, parse_check_arguments
+from toolgrpo.commands.check_lines import CheckReport, Verdict
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+GOOD = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--per_device_train_batch_size", "8"]
+
+
+def look(folder: Path, *flags: str) -> tuple[CheckReport, str]:
+    """The report of a check, and what stands on the terminal."""
+    shown = io.StringIO()
+    parsed = parse_check_arguments([*GOOD, "--output_dir", str(folder), "--questions", "3", "--samples", "2", *flags])
+    report = CheckRun(*parsed, Terminal(None, shown, quiet=False)).run()
+    return report, shown.getvalue()
+
+
+@pytest.mark.e2e
+def test_a_good_job_passes_everything_and_a_step_is_done(tmp_path: Path) -> None:
+    """Real nano, real tools, a real step: what is looked at, in order, and what was measured."""
+    report, shown = look(tmp_path)
+    assert report.exit_code == 0 and report.count(Verdict.FAILURE) == 0, shown
+    whats = [line.what for line in report.lines]
+    in_order = ["data", "tools", "reward", "model", "engine", "chat", "prompts", "calls", "length", "success", "step"]
+    assert [what for what in dict.fromkeys(whats) if what in in_order] == in_order
+    numbers = {line.what: line.numbers for line in report.lines}
+    assert 0 < numbers["weights"]["difference"] < 1e-4, "the engine drew from the weights of the step"
+    assert numbers["step"]["seconds"] > 0 and numbers["time"]["step_s"] > 0 and numbers["memory"]["peak_gib"] > 0
+    assert 0 < numbers["prompts"]["median"] <= numbers["prompts"]["longest"] < numbers["prompts"]["window"]
+    lines = shown.splitlines()
+    assert len(lines) == len(report.lines), "a line is a line"
+    assert all(line.split()[0] in ("pass", "warning") for line in lines)
+    as_json = json.loads(report.as_json())
+    assert as_json["passed"] and [check["what"] for check in as_json["checks"]] == whats
+    assert list(tmp_path.iterdir()) == [], "nothing of it is kept"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "flag", "said"),
+    [
+        ("tools.py", "def f(x: int) -> int:\n    return x\nTOOL_FUNCTIONS = [g]\n", "--tools_script", "g"),
+        ("reward.py", "def another(completions, **kwargs):\n    return 0\n", "--reward_fn", "reward_func"),
+        ("data.jsonl", '{"prompt": "1 + 1?", "answer": "2"}\n', "--dataset_id_or_path", "has 1 row"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_failure_of_its_line(
+    tmp_path: Path, file: str, text: str, flag: str, said: str
+) -> None:
+    path = tmp_path / file
+    path.write_text(text)
+    more = ["--reward_weights", "1.0", "1.0", "1.0"] if flag == "--reward_fn" else []
+    more += ["--per_device_train_batch_size", "16"] if flag == "--dataset_id_or_path" else []
+    report, shown = look(tmp_path / "out", flag, str(path), *more)
+    assert report.exit_code == 1 and report.lines[-1].verdict is Verdict.FAILURE, shown
+    assert said in report.lines[-1].said and file.split(".")[0] in shown
+
+
+def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def reward_func(completions, **kwargs):\n    return [0.5] * len(completions)\n"
+    )
+    parsed = parse_check_arguments(
+        [
+            *("--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--reward_fn"),
+            *(str(tmp_path / "reward.py"), "--output_dir", str(tmp_path / "out")),
+        ]
+    )
+    run = CheckRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
+    run._rewards(run.parts.training_rows(), run.parts.rewards())
+    assert run.report.lines[-1].verdict is Verdict.FAILURE
+    assert "score 0.50, nonsense 0.50" in run.report.lines[-1].said
+
+
+def test_lines_are_one_line_and_nothing_in_them_steers_a_terminal() -> None:
+    seen: list[str] = []
+    report = CheckReport(lambda line: seen.append(line.shown().plain))
+    report.passed("tools", "add")
+    report.warned("calls", "none\nof them\x1b[2J", "Teach the form first", share=0.0)
+    assert report.exit_code == 0
+    report.failed("data", "it is missing")
+    assert report.exit_code == 1 and report.closing() == "3 checks: 1 failed, 1 with a warning, 1 passed"
+    assert seen[1] == "warning  calls       none of them\\x1b[2J. Teach the form first"
+    assert json.loads(report.as_json())["checks"][1]["numbers"] == {"share": 0.0}
+
+
+@pytest.mark.parametrize("flags", [["--samples", "1"], ["--questions", "0"]])
+def test_impossible_amounts_are_refused(tmp_path: Path, flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match="must be at least"):
+        parse_check_arguments([*GOOD, "--output_dir", str(tmp_path), *flags])
+
+
+@pytest.mark.e2e
+def test_json_stands_alone_on_standard_output_and_a_failure_is_the_exit_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "recipes/check.py", *GOOD, "--tools_script", str(tmp_path / "none.py"), "--json"),
+            *("--output_dir", str(tmp_path / "out")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    assert checks[-1]["what"] == "tools" and checks[-1]["verdict"] == "failure" and "none.py" in checks[-1]["said"]

@@ -1,0 +1,86 @@
+"""`toolgrpo COMMAND --help`: at once, by theme, and true."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from toolgrpo.commands.flag_table import FLAGS_FILE, table
+from toolgrpo.commands.help_page import PAGES, help_text
+from toolgrpo.commands.main import COMMANDS, main
+from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"^  --(\w+)", text, flags=re.MULTILINE))
+
+
+@pytest.mark.lock
+def test_the_kept_flags_are_those_of_the_dataclasses() -> None:
+    assert json.loads(FLAGS_FILE.read_text()) == table(), (
+        "a flag, its help or its default changed: run `python -m toolgrpo.commands.flag_table`, which writes flags.json"
+    )
+
+
+@pytest.mark.parametrize("command", PAGES)
+def test_help_imports_nothing_heavy_and_names_the_command(command: str) -> None:
+    script = (
+        "import sys; from toolgrpo.commands.main import main; code = main(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, "--help"], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: toolgrpo {command} [--config FILE.yaml]")
+    assert {"torch", "trl", "transformers", "datasets", "pydantic"} & set(done.stderr.split()) == set()
+
+
+def test_every_flag_of_ours_stands_on_the_short_page_once() -> None:
+    from toolgrpo.commands.arguments import ScriptArguments
+
+    known = {field.name for field in dataclasses.fields(ScriptArguments) if field.init}
+    text = help_text("train", width=100)
+    lines = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
+    assert len(lines) == len(set(lines)) and set(lines) >= known
+    assert "--num_generations N" in text and "[8]" in text
+    assert "[trainer_output]" in text, "what Transformers fills in where nothing is given"
+
+
+def test_all_flags_are_those_that_the_command_reads() -> None:
+    shown = flags_in(help_text("train", "all", width=100))
+    assert {"learning_rate", "tools_script", "adam_beta1", "lora_r"} <= shown
+    assert flags_in(help_text("train", width=100)) < shown
+    assert not shown & set(WITHOUT_EFFECT), "a flag that is refused is no help"
+
+
+def test_one_theme_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help", "tools"]) == 0
+    shown = capsys.readouterr().out
+    assert "tools_script" in flags_in(shown) and "learning_rate" not in flags_in(shown)
+    assert main(["train", "--help", "tolls"]) == 2
+    assert "the nearest is tools" in capsys.readouterr().err
+
+
+def test_sft_says_what_must_be_given() -> None:
+    assert "(must be given)" in help_text("sft", width=100)
+
+
+def test_every_command_with_flags_of_a_dataclass_has_a_page() -> None:
+    assert set(PAGES) <= set(COMMANDS)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m toolgrpo train --help | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.stderr == "" and done.stdout.strip() == "0"

@@ -1,0 +1,212 @@
+"""`toolgrpo show` and `toolgrpo replay`, over a recording that holds every kind of trouble."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.config_files import given_values, parse_args
+from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
+from toolgrpo.commands.run_config import config_of_run, keep_run_config
+from toolgrpo.commands.show import run_show
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.recorder import EpisodeRecorder
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.trajectory import ToolErrorKind, ToolResult, Trajectory
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"
+TOOLS = "tools_funcs/math_tools.py"
+
+
+def episode(*turns: str, answers: Sequence[ToolResult | str] = ()) -> Trajectory:
+    left = list(answers)
+    tools = ScriptedTools({name: lambda **_: left.pop(0) for name in ("add", "divide")})
+    engine = ScriptedEngine([ByteChat.say(turn) for turn in turns])
+    return run_episode(engine, tools, max_turns=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of two groups of two episodes; the first called math_tools, and would get the same again."""
+    place: Path = tmp_path_factory.mktemp("run")
+    slow = ToolResult("Error: divide: gave up", "divide", ToolErrorKind.TIMEOUT)
+    trajectories = [
+        episode('call add {"a": 1, "b": 2}', "It is 3.", answers=["3"]),
+        episode('call divide {"a": 1, "b": 0}', "No idea.", answers=[slow]),
+        episode("call add {", HOSTILE),
+        episode(HOSTILE),
+    ]
+    recorder = EpisodeRecorder(place / "episodes.jsonl")
+    for step in (0, 1):
+        batch = RolloutBatch(
+            episodes=tuple(
+                Scored({"prompt": f"question {n // 2}{HOSTILE}", "answer": "3"}, one)
+                for n, one in enumerate(trajectories)
+            ),
+            step=step,
+            group_size=2,
+        )
+        grades = [Grade({"accuracy": total}, total) for total in (1.0, 0.0, 0.5, -1.0)]
+        recorder.batch_done(batch.numbered(4 * step).graded(grades, lambda one: one.total == 1.0))
+    recorder.close()
+    (place / "vocabulary.jsonl").write_text(
+        "".join(json.dumps({"id": n, "text": chr(n) if n < 256 else "|"}) + "\n" for n in range(258))
+    )
+    keep_run_config(
+        [
+            *("--tools_script", TOOLS, "--reward", "accuracy", "--dataset_id_or_path", "arithmetic"),
+            *("--model_name_or_path", "nano", "--output_dir", str(place), "--hub_token", "hf_secret"),
+        ],
+        place,
+    )
+    return place
+
+
+def show(*arguments: object) -> str:
+    shown = io.StringIO()
+    run_show([str(argument) for argument in arguments], Console(file=shown, width=140, force_terminal=False))
+    return shown.getvalue()
+
+
+def test_the_groups_of_the_last_step(folder: Path) -> None:
+    shown = show(folder)
+    assert "step 1: 2 groups, 4 episodes" in shown and "steps 0 to 1" in shown
+    worst, best = (line for line in shown.splitlines() if "question" in line)
+    assert "question 1" in worst and "-1 to 0.5" in worst and "0/2" in worst and "6-7" in worst
+    assert "question 0" in best and "0 to 1" in best and "1/2" in best
+    assert "step 0: 2 groups" in show(folder, "--step", 0)
+
+
+def test_an_episode_as_a_conversation(folder: Path) -> None:
+    shown = show(folder, 5)
+    for text in (
+        *("episode 5, step 1, group 4, reward 0, no success, ended: finished", "user: question 0"),
+        *("calls: divide(a=1, b=0)", "timeout: Error: divide: gave up", "says: No idea.", "accuracy 0  together 0"),
+        'row: {"answer": "3"}',
+    ):
+        assert text in shown, text
+
+
+@pytest.mark.parametrize("arguments", [(6,), (7,), (7, "--tokens"), ("--worst", "2"), ()])
+def test_what_others_wrote_steers_no_terminal(folder: Path, arguments: tuple[object, ...]) -> None:
+    shown = show(folder, *arguments)
+    assert not set("\x1b\x07\u202e") & set(shown)
+    if arguments and arguments != ("--worst", "2"):
+        assert "[red]not markup[/red]" in shown and "\\x1b[2J" in shown
+
+
+def test_tokens_in_colour() -> None:
+    from toolgrpo.observe.episode_view import tokens
+
+    record = {
+        **{"episode": 1, "step": 0, "group": 0, "reward_given": 1.0, "success": True, "stop_reason": "finished"},
+        **{"prompt_ids": [1], "ids": [2, 3, 4], "mask": [1, 0, 1], "logprobs": [-0.01, None, -9.0]},
+    }
+    shown = io.StringIO()
+    Console(file=shown, width=140, force_terminal=True, color_system="standard").print(
+        tokens(record, {1: {"text": "ask"}, 2: {"text": "sure"}, 3: {"bytes": "c3"}})
+    )
+    text = shown.getvalue()
+    assert "\x1b[30;42msure\x1b[0m" in text, "black on green: probable"
+    assert "\x1b[2m<c3>\x1b[0m" in text and "\x1b[37;41m[4]\x1b[0m" in text, "dim; white on red: improbable"
+
+
+def test_the_worst_the_best_and_those_with_a_cause(folder: Path) -> None:
+    assert [line.split()[0] for line in show(folder, "--worst", 2).splitlines() if "question 1" in line][:2] == [
+        "3",
+        "7",
+    ]
+    assert "episode 0, step 0" in show(folder, "--best", 1)
+    timeouts = show(folder, "--cause", "timeout")
+    assert "episode 1," in timeouts and "episode 5," in timeouts and "episode 0," not in timeouts
+    assert "episode 5," not in show(folder, "--cause", "timeout", "--step", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cause", "tiemout"), "has the cause 'tiemout'; there is finished, invalid_json, timeout"),
+        (("99",), "there is no episode 99 .* the last one is 7"),
+        (("--step", "9"), "is of step 9; there are steps 0 to 1"),
+        (("--worst", "0"), "--worst must be at least 1"),
+        (("--worst", "1", "--best", "1"), "exclude each other"),
+        (("seven",), "invalid int value"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        show(folder, *arguments)
+
+
+def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no episodes\.jsonl"):
+        show(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder"):
+        show(tmp_path / "none")
+
+
+def test_showing_needs_no_torch() -> None:
+    code = (
+        "import sys; import toolgrpo.commands.show; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=200).returncode == 0
+
+
+# what the run was given
+
+
+def test_the_file_of_a_run_says_what_was_given_and_no_secret(folder: Path) -> None:
+    text = (folder / "run.yaml").read_text()
+    assert f"tools_script: {Path(TOOLS).resolve()}" in text and "dataset_id_or_path: arithmetic" in text
+    assert "hf_secret" not in text and "learning_rate" not in text
+    assert config_of_run(folder / "model") == folder / "run.yaml"
+
+
+def test_given_values_are_those_of_the_file_and_the_flags_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("tools:\n  tool_workers: 2\ndata:\n  max_rows: 9\n")
+    flags = ["--config", str(file), "--max_rows", "3", "--dry_run"]
+    given = given_values((ScriptArguments,), flags)
+    assert given == {"tool_workers": 2, "max_rows": 3, "dry_run": True}
+    (parsed,) = parse_args((ScriptArguments,), flags)
+    assert (parsed.tool_workers, parsed.max_rows) == (2, 3)
+
+
+# again
+
+
+def replay(folder: Path, *arguments: str) -> tuple[bool, str]:
+    shown = io.StringIO()
+    parsed = parse_replay_arguments([str(folder), *arguments])
+    return ReplayRun(*parsed, Terminal(None, shown, quiet=False)).run(), shown.getvalue()
+
+
+def test_calls_and_rewards_that_are_the_same_again(folder: Path) -> None:
+    differs, shown = replay(folder, "4")
+    assert not differs, shown
+    assert "same     turn 1: add(a=1, b=2) -> 3" in shown and "same     reward accuracy 1" in shown
+
+
+def test_what_differs_is_shown_then_and_now(folder: Path) -> None:
+    differs, shown = replay(folder, "5")
+    assert differs and "differs  turn 1: divide(a=1, b=0)" in shown
+    assert "then  [timeout] Error: divide: gave up" in shown and "now   [raised] Error: divide" in shown
+    differs, shown = replay(folder, "6")
+    assert differs and "same     turn 1: call add { -> [invalid_json]" in shown
+    assert "differs  reward accuracy 0.5, now 0.1" in shown
+
+
+@pytest.mark.parametrize("arguments", [["5"], [], ["--episode", "5"], ["run", "five"]])
+def test_what_to_replay_must_be_said(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="replay DIR EPISODE"):
+        parse_replay_arguments(arguments)

@@ -1,0 +1,43 @@
+"""Held-out rows where nobody gave a file or a split of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.data.held_out import held_out_split, hold_out
+from toolgrpo.errors import DataError
+
+PROMPTS = [f"q{i % 40}" for i in range(50)]  # ten prompts stand there twice
+
+
+def test_no_held_out_question_is_trained_on() -> None:
+    drawn = hold_out(PROMPTS, 0.2, seed=1)
+    assert sorted(drawn.train + drawn.heldout) == list(range(50)) and drawn.train == sorted(drawn.train)
+    assert not {PROMPTS[i] for i in drawn.train} & {PROMPTS[i] for i in drawn.heldout}
+    assert len(drawn.heldout) in (10, 11)
+
+
+def test_the_seed_decides_which() -> None:
+    assert hold_out(PROMPTS, 0.2, seed=1) == hold_out(PROMPTS, 0.2, seed=1) != hold_out(PROMPTS, 0.2, seed=2)
+
+
+def test_one_row_at_least_stays_on_either_side() -> None:
+    assert len(hold_out(["a", "b"], 0.99, seed=0).train) == 1 == len(hold_out(["a", "b"], 0.01, seed=0).heldout)
+    with pytest.raises(DataError, match="at least two different prompts"):
+        hold_out(["a", "a"], 0.5, seed=0)
+
+
+def test_the_split_that_is_meant_for_measuring(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "q"}\n')
+    assert held_out_split(str(file)) == "train", "a file is taken whole"
+    folder = tmp_path / "splits"
+    folder.mkdir()
+    for name in ("train", "test"):
+        (folder / f"{name}.jsonl").write_text('{"prompt": "q"}\n')
+    assert held_out_split(str(folder)) == "test"
+    assert [held_out_split(spec) for spec in ("arithmetic", "reasoning_gym:countdown", "gsm8k", "owner/name")] == [
+        *("heldout", "heldout", "heldout", "test")
+    ]

@@ -1,0 +1,148 @@
+"""Every block of README.md, docs and recipes' page does what it says, run in order in an empty folder.
+
+The notation of the comments before blocks is in `toolgrpo/testing/page_blocks.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import ModelConfig
+
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.config_files import ALIASES
+from toolgrpo.commands.evaluate import EvaluationArguments
+from toolgrpo.commands.main import COMMANDS
+from toolgrpo.commands.sft import SFTArguments
+from toolgrpo.testing.page_blocks import SHELL, Block, commands_of, page_blocks
+from toolgrpo.testing.page_rooms import PythonRoom, run_command
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCKS = [block for page in PAGES for block in page_blocks(page)]
+OF_TRAINING = (ScriptArguments, ToolGRPOConfig, ModelConfig)
+FLAGS = {
+    "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)} | {*ALIASES, "config"},
+    "sft": {field.name for field in dataclasses.fields(SFTArguments)} | {"config"},
+}
+FLAGS["evaluate"] = FLAGS["train"] | {field.name for field in dataclasses.fields(EvaluationArguments)}
+SCRIPTS = {"recipes/train.py": "train", "recipes/launch.sh": "train", "recipes/evaluate.py": "evaluate"}
+SCRIPTS |= {"recipes/sft.py": "sft"}
+
+
+def named(block: Block) -> str:
+    return block.where
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=named)
+def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
+    assert block.doing != "unsaid", f"{block.where}: say on the line before it: file, run, or not run and why"
+    if block.doing == "not run":
+        assert len(block.about.split()) >= 3, f"{block.where}: why is it not run?"
+    if block.of is not None:
+        assert block.text == (ROOT / block.of / block.about).read_text(), f"{block.where} differs from {block.of}"
+    if block.language in SHELL and "it is what is printed" not in block.about:
+        done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+        assert done.returncode == 0, f"{block.where}: {done.stderr}"
+        for words in commands_of(block.text):
+            check_flags(words, block)
+    elif block.language == "python":
+        ast.parse(block.text)
+    elif block.language == "json":
+        for document in (
+            [block.text] if block.text.startswith("{\n") or "\n  " in block.text else block.text.splitlines()
+        ):
+            json.loads(document)
+    elif block.language == "yaml":
+        yaml.safe_load(block.text)
+
+
+def check_flags(words: list[str], block: Block) -> None:
+    """The flags behind `toolgrpo COMMAND`, or a recipe's script, are its own."""
+    command = None
+    for before, word in zip(["", *words], words):
+        if before.endswith("toolgrpo") and re.fullmatch("[a-z]+", word):
+            assert word in COMMANDS, f"{block.where}: there is no command {word}"
+            command = word
+        elif word in SCRIPTS:
+            command = SCRIPTS[word]
+        elif command in FLAGS and word.startswith("--") and word != "--help":
+            flag = word[2:].partition("=")[0]
+            assert flag in FLAGS[command], f"{block.where}: toolgrpo {command} has no flag {word}"
+
+
+PAGES_THAT_RUN = [page for page in PAGES if any(b.doing == "run" and b.page == page for b in BLOCKS)]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("page", PAGES_THAT_RUN, ids=lambda page: page.stem)
+def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(page, tmp_path, monkeypatch, slowly=False)
+
+
+SLOW_PAGES = [page for page in PAGES if any(b.slowly and b.page == page for b in BLOCKS)]
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW_PAGES, ids=lambda page: page.stem)
+def test_the_slow_blocks_run_too(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(page, tmp_path, monkeypatch, slowly=True)
+
+
+def run_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, slowly: bool) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    folder, output = tmp_path / "empty", tmp_path / "output.txt"
+    folder.mkdir()
+    output.touch()
+    with PythonRoom(folder, output) as python:
+        for block in page_blocks(page):
+            if block.doing == "file":
+                (folder / block.about).parent.mkdir(parents=True, exist_ok=True)
+                (folder / block.about).write_text(block.text)
+            if block.doing != "run" or (block.slowly and not slowly):
+                continue
+            if block.in_clone:
+                stand_in_a_clone(folder)
+            if block.language == "python":
+                raised = python.run(block.text, block.where)
+                assert raised is None, f"{block.where}:\n{raised}\n{tail(output)}"
+            elif block.language in SHELL:
+                run_shell(block, folder, output)
+            else:
+                pytest.fail(f"{block.where}: a block of {block.language} cannot be run")
+
+
+def stand_in_a_clone(folder: Path) -> None:
+    for name in ("recipes", "rewards", "tools_funcs"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+
+
+def run_shell(block: Block, folder: Path, output: Path) -> None:
+    """Commands of ours in a room of theirs, whatever else in bash."""
+    commands = commands_of(block.text)
+    if all(words[0] == "toolgrpo" for words in commands):
+        for words in commands:
+            code = run_command(words[1:], folder, output)
+            assert code == 0, f"{block.where}: {' '.join(words)}: exit code {code}\n{tail(output)}"
+        return
+    assert not any(words[0] == "toolgrpo" for words in commands), f"{block.where}: give toolgrpo a block of its own"
+    with output.open("a") as printed:
+        done = subprocess.run(["bash", "-e"], input=block.text, text=True, cwd=folder, stdout=printed, stderr=printed)
+    assert done.returncode == 0, f"{block.where}:\n{tail(output)}"
+
+
+def tail(output: Path) -> str:
+    return output.read_text(errors="replace")[-4000:]

@@ -1,0 +1,92 @@
+"""What the seam asks of vLLM between rollouts, on an engine that only writes down what it is asked."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.vllm_seam import StepEngine
+from toolgrpo.errors import EngineError
+
+LAYERWISE = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+
+
+class Asked:
+    """Stands in for vLLM's `LLMEngine`."""
+
+    def __init__(self, *, tied: bool = True, resets: tuple[bool, ...] = ()) -> None:
+        self.calls: list[Any] = []
+        self.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings=tied))
+        self._resets = list(resets)
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(("sleep", level))
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(("wake", *tags))
+
+    def collective_rpc(self, method: str, kwargs: Any) -> None:
+        self.calls.append(("load", *[name for name, _ in kwargs["weights_iterator"]]))
+        for layer in ("RotaryEmbedding", "YaRNScalingRotaryEmbedding", "ParallelLMHead", "QKVParallelLinear"):
+            LAYERWISE.warning("%s: Failed to load weights", layer)
+
+    def apply_model(self, function: Any) -> None: ...
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        self.calls.append(("reset", reset_running_requests))
+        return self._resets.pop(0) if self._resets else True
+
+
+def test_weights_that_the_next_step_replaces_are_given_up_and_the_cache_comes_back_last() -> None:
+    vllm = Asked()
+    engine = StepEngine(vllm, sleep_mode=True)
+    engine.sleep()
+    engine.sleep()
+    assert vllm.calls == [("sleep", 2)] and engine.needs_weights
+    with pytest.raises(EngineError, match="load_weights has to come before the next rollout"):
+        engine.wake()
+    engine.load_weights([("w", None)])  # type: ignore[list-item]
+    assert not engine.needs_weights
+    engine.wake()
+    assert vllm.calls[1:] == [("wake", "weights"), ("load", "w"), ("reset", False), ("wake", "kv_cache")]
+
+
+def test_weights_under_an_adapter_are_kept() -> None:
+    vllm = Asked()
+    engine = StepEngine(vllm, sleep_mode=True, keeps_base=True)
+    engine.sleep()
+    assert not engine.needs_weights
+    engine.wake()
+    assert vllm.calls == [("sleep", 1), ("wake", "weights"), ("wake", "kv_cache")]
+
+
+def test_without_sleep_mode_nothing_sleeps() -> None:
+    vllm = Asked()
+    engine = StepEngine(vllm)
+    engine.sleep()
+    engine.wake()
+    assert vllm.calls == [] and not engine.needs_weights
+
+
+def test_a_cache_that_cannot_be_emptied_is_tried_harder_and_then_an_error() -> None:
+    tried_harder = Asked(resets=(False, True))
+    StepEngine(tried_harder).forget_prefixes()
+    assert tried_harder.calls == [("reset", False), ("reset", True)]
+    with pytest.raises(EngineError, match="older weights"):
+        StepEngine(Asked(resets=(False, False))).forget_prefixes()
+
+
+@pytest.mark.parametrize(("tied", "said"), [(True, ["QKV"]), (False, ["ParallelLMHead", "QKV"])])
+def test_only_layers_without_weights_of_their_own_are_not_complained_of(
+    tied: bool, said: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LAYERWISE, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger=LAYERWISE.name):
+        StepEngine(Asked(tied=tied)).load_weights([])
+    messages = [record.getMessage() for record in caplog.records if record.name == LAYERWISE.name]
+    assert [next(name for name in said if message.startswith(name)) for message in messages] == said
+    assert LAYERWISE.filters == []

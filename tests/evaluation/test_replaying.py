@@ -1,0 +1,78 @@
+"""Episodes made again: calls in one session, the same seed, the place where two part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.evaluation.replaying import calls_again, episode_again, first_parting, rewards_again
+from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
+
+ADD = {"add": lambda a, b: str(a + b)}
+
+
+def test_calls_are_made_in_one_session_and_refusals_again() -> None:
+    turns = ['call add {"a": 1, "b": 2}', 'call nothing {"a": 1}', 'call add {"a": 5, "b": 5}', "end"]
+    then = run_episode(ScriptedEngine([ByteChat.say(turn) for turn in turns]), ScriptedTools(ADD), max_tool_calls=2)
+    tools = ScriptedTools({"add": lambda a, b: str(a + b + 1)})
+    again = calls_again(tools, {"prompt": "q"}, then)
+    assert tools.calls[0] == ("add", {"a": 1, "b": 2}) and tools.closed_sessions == 1
+    assert [call.turn for call in again.calls] == [0, 1], "what was over the budget was never called"
+    assert [call.same for call in again.calls] == [False, True]
+    assert again.calls[0].then.content == "3" and again.calls[0].now.content == "4"
+    assert again.calls[1].now.error is ToolErrorKind.UNKNOWN_TOOL
+    without = calls_again(ScriptedTools(ADD), {"prompt": "q", "tools": []}, then)
+    assert {call.now.error for call in without.calls} == {ToolErrorKind.UNKNOWN_TOOL}, "this row is offered none"
+
+
+def test_a_result_is_cut_as_it_was_before_it_is_compared() -> None:
+    then = run_episode(
+        ScriptedEngine([ByteChat.say('call add {"a": 1, "b": 2}'), ByteChat.say("end")]),
+        ScriptedTools({"add": lambda a, b: ToolResult("12 ... 89", "add", left_out=4)}),
+    )
+    long = ScriptedTools({"add": lambda a, b: "123456789"})
+
+    def cut(result: ToolResult) -> ToolResult:
+        return replace(result, content="12 ... 89", left_out=4)
+
+    (whole,) = calls_again(long, {}, then).calls
+    (as_seen,) = calls_again(long, {}, then, cut=cut).calls
+    assert not whole.same and as_seen.same
+
+
+def test_rewards_are_asked_about_what_is_recorded() -> None:
+    then = run_episode(ScriptedEngine([ByteChat.say("seven")]))
+
+    def length(completions: list[list[dict[str, str]]], **_: object) -> list[float]:
+        return [float(len(completion[-1]["content"])) for completion in completions]
+
+    scored = rewards_again({"prompt": "q"}, then, [length], [2.0], threshold=10.0)
+    assert scored.rewards == {"length": 5.0} and scored.total == 10.0 and scored.success
+
+
+def test_the_same_seed_reaches_the_engine() -> None:
+    seeds: list[int | None] = []
+
+    def script(request: SampleRequest, number: int) -> list[int]:
+        seeds.append(request.seed)
+        return ByteChat.say('call add {"a": 1, "b": 2}' if len(seeds) % 2 else f"end {len(seeds)}")
+
+    rollouts = Rollouts(
+        engine=ScriptedEngine(script),
+        chat=ByteChat(),
+        limits=EpisodeLimits(max_completion_length=200),
+        tokenizer=ByteChat(),
+        tools=ScriptedTools(ADD),
+    )
+    first = episode_again(rollouts, {"prompt": "q"}, SamplingOptions(), 42)
+    second = episode_again(rollouts, {"prompt": "q"}, SamplingOptions(), 42)
+    rollouts.close()
+    assert seeds == [42, 43, 42, 43]
+    place = first_parting(first, second)
+    assert place is not None and first.ids[:place] == second.ids[:place] and first.ids[place] != second.ids[place]
+    assert first_parting(first, first) is None
+    assert first_parting(
+        first, replace(first, ids=first.ids[:-1], mask=first.mask[:-1], logprobs=first.logprobs[:-1])
+    ) == (len(first.ids) - 1)

@@ -1,0 +1,82 @@
+"""What episodes of an untrained model say, made-up episodes, and the engine against the trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolgrpo.evaluation.agreement import logprob_difference
+from toolgrpo.evaluation.made_up import WRITINGS, nonsense, score_made_up
+from toolgrpo.evaluation.untrained import Spread, untrained_facts
+from toolgrpo.rewards import get_reward
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.trajectory import StopReason, Trajectory
+
+
+def episode(*turns: str) -> Trajectory:
+    tools = ScriptedTools({"add": lambda a, b: str(a + b)})
+    return run_episode(ScriptedEngine([ByteChat.say(turn) for turn in turns]), tools, max_turns=3)
+
+
+WELL = ('call add {"a": 1, "b": 2}', "3")
+BROKEN = ("call add {", "3")
+NONE = ("3",)
+
+
+def batch(*episodes: tuple[tuple[str, ...], float]) -> RolloutBatch:
+    made = RolloutBatch(episodes=tuple(Scored({"prompt": "q"}, episode(*turns)) for turns, _ in episodes))
+    return made.graded([Grade({}, total) for _, total in episodes], lambda one: one.total == 1.0)
+
+
+def test_calls_groups_and_pass_at_k() -> None:
+    facts = untrained_facts(batch((WELL, 1.0), (BROKEN, 0.0), (NONE, 0.5), (NONE, 0.5)), k=2)
+    assert (facts.n, facts.k, facts.episodes) == (2, 2, 4)
+    assert facts.calling == 0.25 and facts.calls == 2 and facts.malformed == {"invalid_json": 1} and not facts.failed
+    assert facts.live == 0.5 and facts.pass_1 == 0.25 and facts.pass_k == 0.5
+    assert facts.stops == {"finished": 4} and facts.rewards == (1.0, 0.0, 0.5, 0.5)
+    assert not facts.all_failed and not facts.all_solved
+
+
+def test_all_failed_and_all_solved() -> None:
+    assert untrained_facts(batch((NONE, 0.0), (NONE, 0.0)), k=2).all_failed
+    assert untrained_facts(batch((NONE, 1.0), (NONE, 1.0)), k=2).all_solved
+    assert not untrained_facts(batch((NONE, 0.0), (NONE, 0.5)), k=2).all_failed, "the group differs"
+
+
+def test_a_distribution_in_words() -> None:
+    assert str(Spread.of(list(range(101)))) == "median 50, 95 % within 95, longest 100"
+    assert Spread.of([]).n == 0
+
+
+ROWS = [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "1 + 1?", "answer": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("reward", "writing"), [("accuracy", "after a tool's result"), ("exact_match", "alone"), ("math", "in a box")]
+)
+def test_gold_answers_score_full_marks_and_nonsense_none(reward: str, writing: str) -> None:
+    rewards = [get_reward(reward)]
+    assert score_made_up(ROWS, WRITINGS[writing], rewards, None, 1.0).totals == (1.0, 1.0)
+    assert score_made_up(ROWS, nonsense, rewards, None, 1.0).totals == (0.0, 0.0)
+
+
+def test_the_difference_to_the_model_is_measured_on_sampled_tokens(tiny_qwen3: Any) -> None:
+    import torch
+
+    model = tiny_qwen3(0)
+    prompt, ids = (5, 6, 7), (8, 9, 10, 11)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].float() / 0.7
+    own = logits.log_softmax(-1)
+    exact = tuple(float(own[len(prompt) - 1 + place, token]) for place, token in enumerate(ids))
+
+    def drawn(logprobs: tuple[float | None, ...]) -> Trajectory:
+        return Trajectory(prompt, ids, (1, 0, 1, 1), logprobs, (), (), StopReason.FINISHED)
+
+    same = drawn((exact[0], None, exact[2], exact[3]))
+    off = drawn((exact[0] + 0.3, None, exact[2], exact[3]))
+    assert logprob_difference(model, [same], 0.7) == pytest.approx(0.0, abs=1e-6)
+    assert logprob_difference(model, [off], 0.7) == pytest.approx(0.1, abs=1e-6)
+    assert logprob_difference(model, [drawn((None, None, None, None))], 0.7) is None

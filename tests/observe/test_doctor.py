@@ -1,0 +1,162 @@
+"""Each rule speaks of a run that has its trouble, with the numbers in the sentence, and of a healthy run none does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toolgrpo
+from toolgrpo.observe.doctor import DOCS, RULES, Log, findings, over_run
+
+ROOT = Path(toolgrpo.__file__).parents[1]
+
+HEALTHY = {
+    "reward": 0.5,
+    "reward_std": 0.4,
+    "success": 0.4,
+    "reward/groups_without_spread": 0.2,
+    "stop/length": 0.02,
+    "stop/length_of_turn": 0.0,
+    "stop/context_full": 0.0,
+    "stop/engine_failure": 0.0,
+    "entropy": 0.6,
+    "completions/mean_length": 40.0,
+    "rollout/sampled_tokens": 2560.0,  # 64 episodes
+    "tools/call_frequency": 1.5,
+    "tools/failure_frequency": 0.1,
+    "tools/add/calls": 60.0,
+    "tools/add/failures": 6.0,
+    "tools/multiply/calls": 36.0,
+    "tools/multiply/failures": 3.0,
+    "tools/error/invalid_json": 4.0,
+    "tools/error/raised": 5.0,
+    "tools/latency_p95": 0.1,
+    "tools/unmarked": 0.0,
+    "turns/void": 0.01,
+    "sampling/sampling_logp_difference/mean": 0.004,
+    "sampling/dropped_episodes": 0.0,
+    "world/failed_episodes": 0.0,
+}
+
+
+def run(n: int = 12, **changes: float | list[float]) -> list[Log]:
+    """Logs of a healthy run, with some metrics changed: to a value, or to one for each log."""
+    logs: list[Log] = []
+    for number in range(n):
+        own = {name: value[number] if isinstance(value, list) else value for name, value in changes.items()}
+        logs.append({**HEALTHY, **own, "step": float(number + 1)})
+    return logs
+
+
+NO_CALLS = {
+    **{f"tools/{tool}/{what}": 0.0 for tool in ("add", "multiply") for what in ("calls", "failures")},
+    "tools/call_frequency": 0.0,
+    "tools/error/invalid_json": 0.0,
+    "tools/error/raised": 0.0,
+}
+DEAD = {"reward/groups_without_spread": 1.0}
+FALLING = [0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1, 0.06, 0.05, 0.05, 0.04]
+RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6]
+
+TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "world_fails": ({"world/failed_episodes": 0.3, "stop/engine_failure": 0.3}, ["30 %", "lost by the engine"]),
+    "no_tool_calls": (
+        {**NO_CALLS, "answers/like_calls/fenced_json": 50.0, "answers/like_calls/python": 3.0},
+        ["0.00 calls per episode", "53 turns", "code fence (50)", "Python (3)", "steps 10 to 12"],
+    ),
+    "groups_all_failed": (
+        {**DEAD, "success": 0.0, "stop/length": 0.97, "stop/length_of_turn": 0.97},
+        ["no group differs", "success 0.00", "nothing is learned", "97 % of the episodes are cut", "max_turn_tokens"],
+    ),
+    "groups_all_solved": ({**DEAD, "success": 0.98}, ["no group differs", "success 0.98", "solved"]),
+    "groups_all_alike": ({"reward/groups_without_spread": 0.95, "success": 0.5}, ["95 % of the groups", "0.50"]),
+    "cut_by_length": (
+        {"stop/length": 0.5, "stop/length_of_turn": 0.1, "stop/context_full": 0.2},
+        ["70 %", "40 % by max_completion_length", "20 % by the context window", "10 % by max_turn_tokens"],
+    ),
+    "tool_fails": ({"tools/multiply/failures": 30.0}, ["multiply", "83 %", "raised 5"]),
+    "tool_times_out": ({"tools/error/timeout": 12.0}, ["12 % overran their time", "0.1 s"]),
+    "one_parse_error": ({"tools/error/unclosed": 40.0}, ["46 %", "91 %", "never closed", "unclosed"]),
+    "engine_differs": ({"sampling/sampling_logp_difference/mean": 0.05}, ["0.050"]),
+    "episodes_dropped": ({"sampling/dropped_episodes": 0.25}, ["25 %"]),
+    "void_turns": ({"turns/void": 0.3}, ["30 %"]),
+    "entropy_collapses": ({"entropy": FALLING}, ["from 0.7 to 0.0467"]),
+    "tool_never_used": ({"tools/multiply/calls": 0.0, "tools/multiply/failures": 0.0}, ["multiply", "60 calls"]),
+    "reward_without_success": ({"reward": RISING, "success": 0.1}, ["from 0.17 to 0.60", "0.10 to 0.10"]),
+}
+
+
+def spoken(logs: Sequence[Log]) -> dict[str, str]:
+    return {finding.rule: finding.sentence for finding in findings(logs)}
+
+
+def test_every_rule_has_its_trouble() -> None:
+    assert list(TROUBLES) == [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_rule_speaks_with_its_numbers_when_there_is_trouble(name: str) -> None:
+    changes, words = TROUBLES[name]
+    said = spoken(run(**changes))[name]
+    assert all(word in said for word in words), said
+    assert "\n" not in said and not said.endswith(".")
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_rule_is_silent_of_a_healthy_run(name: str) -> None:
+    assert name not in spoken(run())
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_rule_waits_for_as_many_logs_as_it_needs_and_for_its_metrics(name: str) -> None:
+    (rule,) = (rule for rule in RULES if rule.name == name)
+    logs = run(**TROUBLES[name][0])
+    assert name not in spoken(logs[: rule.logs - 1])
+    assert rule.look([{"reward": 0.0, "step": 1.0}] * rule.logs) is None, "the metrics are missing"
+
+
+NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "no tool is offered": ("no_tool_calls", {"tools/call_frequency": 0.0}, ("tools/add", "tools/multiply")),
+    "a few calls are enough": ("no_tool_calls", {**NO_CALLS, "tools/add/calls": 5.0}, ()),
+    "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),
+    "a solved run needs no entropy": ("entropy_collapses", {"entropy": FALLING, "success": 0.95}, ()),
+    "success rises too": ("reward_without_success", {"reward": RISING, "success": RISING}, ()),
+    "few calls at all": ("tool_fails", {"tools/multiply/calls": 2.0, "tools/multiply/failures": 2.0}, ()),
+    "several causes": ("one_parse_error", {"tools/error/unclosed": 20.0, "tools/error/invalid_json": 20.0}, ()),
+}
+
+
+@pytest.mark.parametrize("case", NEARLY)
+def test_what_only_looks_like_trouble_is_passed_over(case: str) -> None:
+    name, changes, without = NEARLY[case]
+    logs = [
+        {key: value for key, value in log.items() if not key.startswith(without)} if without else dict(log)
+        for log in run(**changes)
+    ]
+    if case == "one live step in three":
+        logs[-2]["reward/groups_without_spread"] = 0.2
+    assert name not in spoken(logs)
+
+
+def test_at_the_end_a_run_of_two_steps_is_judged_by_what_there_is() -> None:
+    short = run(2, **DEAD, success=0.0)
+    assert findings(short) == [] and [one.rule for one in findings(short, at_end=True)] == ["groups_all_failed"]
+    assert findings([], at_end=True) == []
+
+
+def test_a_run_that_is_over_is_asked_at_each_of_its_logs() -> None:
+    logs = run(8, success=0.0, **{"reward/groups_without_spread": [1.0] * 5 + [0.2] * 3})
+    evaluation = {"eval_reward": 0.1, "step": 4.0}
+    assert {
+        rule: [one.step for one in found] for rule, found in over_run([*logs[:4], evaluation, *logs[4:]]).items()
+    } == {"groups_all_failed": [3, 4, 5]}
+
+
+def test_every_rule_points_to_a_section_that_is_there() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / DOCS).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert {rule.section for rule in RULES} <= anchors

@@ -1,0 +1,48 @@
+"""In a pipe a long rollout speaks, and a short one does not."""
+
+from __future__ import annotations
+
+import threading
+
+from toolgrpo.observe.rollout_lines import RolloutLines
+from toolgrpo.rollout import EpisodeDone, RolloutBegan, RolloutEnded
+from toolgrpo.testing import ByteChat
+from toolgrpo.trajectory import Ledger, StopReason
+
+BEGAN = RolloutBegan(16, step=0, mode="heldout", label="evaluation")
+
+
+def test_a_long_rollout_says_how_far_it_is_also_before_anything_ends() -> None:
+    said: list[str] = []
+    spoke = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        spoke.set()
+
+    lines = RolloutLines(say, every_s=0.01)
+    lines.rollout_began(BEGAN)
+    assert spoke.wait(30) and said[0].startswith("evaluation: 0 of 16 episodes")
+    trajectory = Ledger(ByteChat().stop_ids).finish(StopReason.CONTEXT_FULL)
+    for number in range(2):
+        lines.episode_done(EpisodeDone(BEGAN, number, {}, trajectory))
+    spoke.clear()
+    assert spoke.wait(30)
+    spoke.clear()
+    assert spoke.wait(30) and said[-1].startswith("evaluation: 2 of 16 episodes")
+    lines.rollout_ended(RolloutEnded(BEGAN))
+    n_said = len(said)
+    spoke.clear()
+    assert not spoke.wait(0.1) and len(said) == n_said, "an ended rollout goes on speaking"
+
+
+def test_a_short_one_and_one_that_is_cut_off_leave_nothing_running() -> None:
+    said: list[str] = []
+    lines = RolloutLines(said.append)
+    before = threading.active_count()
+    lines.rollout_began(BEGAN)
+    lines.rollout_ended(RolloutEnded(BEGAN))
+    lines.rollout_began(BEGAN)
+    lines.close()
+    lines.close()
+    assert said == [] and threading.active_count() == before

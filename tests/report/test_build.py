@@ -1,0 +1,188 @@
+"""The report as a file: what is in it, what it costs, and that nothing in a recording breaks it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.commands.main import main
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.records import read_episodes
+from toolgrpo.report.build import build_report
+from toolgrpo.report.episode_data import TEXT_LIMIT
+from toolgrpo.testing.recorded_run import record_run
+
+
+class Page(HTMLParser):
+    """The blocks of a page as a browser finds them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.blocks: dict[str, str] = {}
+        self.programs: list[str] = []
+        self.styles: list[str] = []
+        self.policy = ""
+        self.tags: list[str] = []
+        self._open: tuple[str, dict[str, str | None]] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"] or ""
+        self._open = (tag, given)
+
+    def handle_data(self, data: str) -> None:
+        if self._open is None or not data.strip():
+            return
+        tag, given = self._open
+        if tag == "script" and given.get("type") == "text/plain":
+            self.blocks[given["id"] or ""] = data
+        elif tag == "script":
+            self.programs.append(data)
+        elif tag == "style":
+            self.styles.append(data)
+
+    def value(self, name: str | int) -> Any:
+        packed = self.blocks[name if isinstance(name, str) else f"c{name}"]
+        return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+def page_of(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def hashed(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) -> None:
+    built = build_report([run], tmp_path / "report.html")
+    page = page_of(built.path)
+    index = page.value("index")
+    (described,) = index["runs"]
+    recorded = [*read_episodes(run / "episodes.jsonl"), *read_episodes(run / "heldout.jsonl")]
+    assert built.n_episodes == built.n_shown == len(recorded) == index["episodes"]["rows"]["n"].__len__()
+    by_place = {}
+    for chunk in described["chunks"]:
+        texts, tokens = page.value(chunk["texts"]), page.value(chunk["tokens"])
+        for place, (episode, own) in enumerate(zip(texts["episodes"], tokens["episodes"], strict=True)):
+            by_place[chunk["mode"], chunk["label"], chunk["step"], episode["n"]] = (episode, own, texts, place)
+    for record in recorded:
+        episode, own, texts, _ = by_place[record["mode"], record.get("label"), record["step"], record["episode"]]
+        assert episode["r"] == record["reward_given"] and episode["ok"] == record["success"]
+        assert episode.get("a") == record["advantage"] and episode["stop"] == record["stop_reason"]
+        assert [turn["c"] for turn in episode["turns"]] == [turn["content"] for turn in record["turns"]]
+        assert texts["prompts"][record["prompt_id"]]["m"] == record["prompt"]
+        assert texts["prompts"][record["prompt_id"]]["row"] == record["row"]
+        assert own["i"] == record["ids"]
+        runs = [number % 2 for number, length in enumerate(own["m"]) for _ in range(length)]
+        assert runs == record["mask"]
+        assert own["l"] == [round(lp * 1000) for lp in record["logprobs"] if lp is not None]
+    seen = [own for _, own, _, _ in by_place.values() if "d" in own]
+    assert len(seen) == 3 and all(len(own["d"]) == len(own["l"]) == len(own["h"]) == len(own["k"]) for own in seen)
+    assert {one["label"] for one in described["measured"]} == {"before (greedy)", "after (greedy)"}
+    dead = next(one for one in described["sums"] if one["mode"] == "train" and one["step"] == 0)
+    assert dead["groups"] == [1, 1, 0] and dead["causes"] == {"raised": 1}
+
+
+def test_the_page_may_run_its_own_script_and_nothing_else(run: Path, tmp_path: Path) -> None:
+    page = page_of(build_report([run], tmp_path / "report.html").path)
+    (program,), (style,) = page.programs, page.styles
+    rules = dict(rule.strip().split(" ", 1) for rule in page.policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert (rules["script-src"], rules["style-src"]) == (hashed(program), hashed(style))
+    assert "connect-src" not in rules, "a page that is not live needs no network"
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", program)
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+
+
+def test_the_name_of_a_folder_is_text(tmp_path: Path) -> None:
+    run = record_run(tmp_path / "<script>alert(1)<", steps=1)
+    page = page_of(build_report([run]).path)
+    assert len(page.programs) == 1 and page.tags.count("script") == 1 + len(page.blocks)
+
+
+def test_a_long_run_is_shown_in_part_with_all_of_its_charts(tmp_path: Path) -> None:
+    run = record_run(tmp_path, steps=10)
+    built = build_report([run], most_episodes=24)
+    page = page_of(built.path)
+    (described,) = page.value("index")["runs"]
+    shown = [chunk["step"] for chunk in described["chunks"] if chunk["mode"] == "train"]
+    assert shown[0] == 0 and shown[-1] == 9 and len(shown) == 3
+    assert built.n_shown < built.n_episodes == 84
+    assert [one["step"] for one in described["sums"] if one["mode"] == "train"] == list(range(10))
+
+
+def test_texts_that_are_too_long_are_cut_in_the_middle(tmp_path: Path) -> None:
+    run = record_run(tmp_path, steps=1, said=lambda text: f"{text}{'x' * 1_000_000}")
+    built = build_report([run])
+    assert built.n_bytes < 2_000_000
+    page = page_of(built.path)
+    chunk = next(one for one in page.value("index")["runs"][0]["chunks"] if one["mode"] == "train")
+    content = page.value(chunk["texts"])["episodes"][1]["turns"][0]["c"]
+    assert content.startswith("The answer is 9.xxx") and "characters left out here" in content
+    assert len(content) < TEXT_LIMIT + 200
+
+
+def test_lines_that_are_damaged_are_left_out(tmp_path: Path) -> None:
+    run = record_run(tmp_path, steps=1)
+    path = run / "episodes.jsonl"
+    whole = path.read_text()
+    odd = ['{"ids": 3}', "[]", '{"schema": 2, "step": 0, "ids"', "\x00\xff", '{"step": "x", "ids": [], "turns": 1}']
+    path.write_text("\n".join(odd) + "\n" + whole + whole.splitlines()[0][:100], encoding="utf-8")
+    (run / "steps.jsonl").write_text('{"kind": "step", "step": 0}\n{"kind"\n"text"\n{"kind": "event", "step": "a"}\n')
+    built = build_report([run])
+    assert built.n_episodes == 8 + 4
+    nan = json.loads(whole.splitlines()[0]) | {"reward_given": float("nan"), "row": {"a": float("inf")}}
+    path.write_text(json.dumps(nan) + "\n")
+    page = page_of(build_report([run]).path)
+    assert page.value("index")["episodes"]["rows"]["r"][0] is None
+
+
+def test_recordings_of_the_first_version_are_shown(run: Path, tmp_path: Path) -> None:
+    old = []
+    for record in read_episodes(run / "episodes.jsonl"):
+        new = (
+            "schema",
+            "episode",
+            "prompt_id",
+            "group",
+            "success",
+            "rewards",
+            "advantage",
+            "weight_version",
+            "timings",
+        )
+        kept = {name: value for name, value in record.items() if name not in new}
+        kept["row"] = {"prompt": kept.pop("prompt"), **record["row"]}
+        for turn in kept["turns"]:
+            turn.pop("started_s")
+        old.append(json.dumps(kept))
+    (tmp_path / "episodes.jsonl").write_text("\n".join(old) + "\n")
+    built = build_report([tmp_path])
+    assert built.n_episodes == 24
+    assert page_of(built.path).value("index")["episodes"]["prompts"][0][1] == "What is 0 plus 2?"
+
+
+def test_what_cannot_be_reported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="holds no recording"):
+        build_report([tmp_path])
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    run = record_run(tmp_path / "run", steps=1)
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        build_report([run], Path("/proc/nowhere/report.html"))
+    assert main(["report", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert (run / "report.html").as_uri() in said and "12 episodes" in said
+    assert not list(run.glob("*.half"))

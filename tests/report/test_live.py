@@ -1,0 +1,63 @@
+"""A report that follows a run: new when something was recorded, and for this machine only."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.report.live import LiveReport, live_server
+from toolgrpo.testing.recorded_run import record_run
+
+pytestmark = pytest.mark.e2e
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[int]:
+    report = LiveReport([folder])
+    server = live_server(report)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+        report.close()
+
+
+def get(port: int, path: str, host: str | None = None) -> tuple[HTTPResponse, bytes]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    answer = connection.getresponse()
+    return answer, answer.read()
+
+
+def test_it_shows_what_was_recorded_since(tmp_path: Path) -> None:
+    run = record_run(tmp_path / "run", steps=1)
+    with served(run) as port:
+        first, page = get(port, "/")
+        state = json.loads(get(port, "/state")[1])["state"]
+        assert first.status == 200 and first.getheader("Content-Type") == "text/html; charset=utf-8"
+        assert b"connect-src &#x27;self&#x27;" in page
+        assert get(port, "/")[1] == page, "nothing was recorded, so nothing is made"
+        with (run / "episodes.jsonl").open("a") as file:
+            file.write((run / "episodes.jsonl").read_text().splitlines()[0].replace('"step": 0', '"step": 1') + "\n")
+        assert json.loads(get(port, "/state")[1])["state"] != state
+        assert get(port, "/")[1] != page
+    assert not (run / "report.html").exists(), "the page of a live report lies elsewhere"
+
+
+def test_nobody_else_is_served(tmp_path: Path) -> None:
+    with served(record_run(tmp_path / "run", steps=1)) as port:
+        for host in (f"evil.example:{port}", "evil.example", f"127.0.0.1.evil.example:{port}", ""):
+            assert get(port, "/", host)[0].status == 403, host
+        for path in ("/../episodes.jsonl", "/episodes.jsonl", "/%2e%2e/steps.jsonl"):
+            assert get(port, path)[0].status == 404, path
+        assert get(port, "/", f"localhost:{port}")[0].status == 200

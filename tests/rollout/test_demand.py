@@ -1,0 +1,174 @@
+"""What a run asks of colocated vLLM: a context that its own episodes need, and enough of them at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import Qwen2Config, Qwen3Config
+
+from toolgrpo.engines import build
+from toolgrpo.engines.build import EngineOptions
+from toolgrpo.engines.memory import kv_bytes_per_token
+from toolgrpo.engines.policy import Backend, Policy
+from toolgrpo.engines.vllm_colocate import ColocateOptions
+from toolgrpo.engines.vllm_seam import VLLMOptions
+from toolgrpo.rollout.demand import Demand, Window, measure_window, suit
+from toolgrpo.testing.chat import ByteChat
+from toolgrpo.tools import load_tools
+
+ROOT = Path(__file__).parents[2]
+CHAT = ByteChat()
+
+
+class Shape:
+    """A model as far as its config."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+def small(positions: int = 40_960) -> Shape:
+    return Shape(
+        Qwen3Config(
+            num_hidden_layers=28,
+            num_key_value_heads=8,
+            num_attention_heads=16,
+            head_dim=128,
+            max_position_embeddings=positions,
+        )
+    )
+
+
+def suited(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list[Mapping[str, Any]],
+    heldout: list[Mapping[str, Any]] | None = None,
+    *,
+    device: str = "cuda",
+    n_processes: int = 1,
+    model: Shape | None = None,
+    vllm: VLLMOptions | None = None,
+    **asked: Any,
+) -> Demand:
+    monkeypatch.setattr(build, "vllm_available", lambda: True)
+    monkeypatch.setattr(build, "vllm_is_for_cpu", lambda: device == "cpu")
+    policy = Policy(
+        get_model=lambda: model or small(),
+        weights=tuple,
+        dtype=torch.bfloat16,
+        device=torch.device(device),
+        backend=Backend("MULTI_GPU" if n_processes > 1 else "NO", n_processes),
+    )
+    options = EngineOptions(vllm_colocate=ColocateOptions(vllm=vllm or VLLMOptions(max_num_seqs=16)))
+    return suit(options, policy, rows, heldout or [], chat=CHAT, tools=None, **{"max_completion_length": 100, **asked})
+
+
+def rows_of(*lengths: int) -> list[Mapping[str, Any]]:
+    return [{"prompt": "x" * length} for length in lengths]
+
+
+def prompt_tokens(length: int) -> int:
+    return len(CHAT.prompt([{"role": "user", "content": "x" * length}], []))
+
+
+def test_the_window_is_the_longest_prompt_and_the_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = suited(monkeypatch, rows_of(10, 500, 30))
+    window = demand.options.vllm_colocate.vllm.max_model_len
+    assert window is not None and 0 <= window - (prompt_tokens(500) + 100) < 64
+    assert demand.line is not None
+    assert f"{window} tokens: the longest prompt of {prompt_tokens(500)}" in demand.line
+    assert f"({112 * window / 1024:.0f} MiB of cache)" in demand.line, "28 x 2 x 8 x 128 x 2 bytes are 112 KiB a token"
+
+
+def test_the_rows_of_an_evaluation_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = suited(monkeypatch, rows_of(10), rows_of(900)).options.vllm_colocate.vllm.max_model_len
+    assert window is not None and window >= prompt_tokens(900) + 100
+
+
+def test_what_a_user_says_stays_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = suited(monkeypatch, rows_of(500), vllm=VLLMOptions(max_model_len=77))
+    assert demand.options.vllm_colocate.vllm.max_model_len == 77 and demand.line is None
+
+
+def test_a_model_that_cannot_take_as_much_keeps_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    demand = suited(monkeypatch, rows_of(500), model=small(positions=400))
+    assert demand.options.vllm_colocate.vllm.max_model_len is None and demand.line is None
+
+
+def test_without_rows_the_model_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert suited(monkeypatch, []).options.vllm_colocate.vllm.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("device", "n_processes", "samples", "max_concurrent", "at_a_time"),
+    [
+        ("cuda", 1, 1, None, 200),  # all held-out episodes at once
+        ("cuda", 8, 1, None, 25),  # this process's share of them
+        ("cuda", 1, 8, None, 256),  # as many as one accelerator decodes well
+        ("cuda", 1, 1, 16, 16),  # the user's own bound
+        ("cpu", 1, 1, None, 16),  # nothing is won by more on a CPU
+    ],
+)
+def test_an_evaluation_is_not_bound_to_the_training_batch(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    n_processes: int,
+    samples: int,
+    max_concurrent: int | None,
+    at_a_time: int,
+) -> None:
+    demand = suited(
+        monkeypatch,
+        rows_of(10),
+        rows_of(*[10] * 200),
+        device=device,
+        n_processes=n_processes,
+        samples=samples,
+        max_concurrent=max_concurrent,
+    )
+    assert demand.options.vllm_colocate.vllm.max_num_seqs == at_a_time
+
+
+def test_tools_and_thinking_of_a_row_count(tmp_path: Path) -> None:
+    tools = load_tools(ROOT / "tools_funcs" / "math_tools.py")
+    try:
+        rows = [{"prompt": "short", "tools": ["add"]}, {"prompt": "short", "tools": None}]
+        both = measure_window(rows, CHAT, tools, max_completion_length=100)
+        one = measure_window(rows[:1], CHAT, tools, max_completion_length=100)
+    finally:
+        tools.close()
+    assert both is not None and one is not None
+    assert both.longest_prompt == len(CHAT.prompt([{"role": "user", "content": "short"}], tools.schemas))
+    assert one.longest_prompt < both.longest_prompt
+
+
+def test_of_many_rows_the_longest_are_measured_and_room_is_left() -> None:
+    rows = rows_of(*[5] * 2000, 333, *[5] * 2000)
+    window = measure_window(rows, CHAT, None, max_completion_length=100)
+    assert window is not None and window.longest_prompt == prompt_tokens(333)
+    assert window.room == prompt_tokens(333) // 8 and "room for" in str(window)
+
+
+def test_the_cache_of_a_token() -> None:
+    qwen25 = Qwen2Config(num_hidden_layers=24, num_key_value_heads=2, num_attention_heads=14, hidden_size=896)
+    assert kv_bytes_per_token(qwen25, torch.float32) == 24 * 2 * 2 * 64 * 4
+    latent = type("Latent", (), {"num_hidden_layers": 2, "num_attention_heads": 2, "kv_lora_rank": 8})()
+    assert kv_bytes_per_token(latent, torch.float32) is None
+
+
+def test_the_page_on_memory_says_what_the_recipes_say() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    section = page.partition("## Memory of the recipes")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\S+)` \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", section, re.MULTILINE)
+    assert len(rows) >= 5
+    for name, *numbers in rows:
+        prompt, completion, context = (int(number.replace(",", "")) for number in numbers)
+        recipe = yaml.safe_load((ROOT / "recipes" / "configs" / f"{name}.yaml").read_text())
+        assert completion == recipe["generation"]["max_completion_length"], name
+        assert context == Window(prompt, completion).tokens, name

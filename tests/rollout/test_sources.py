@@ -1,0 +1,197 @@
+"""Groups that are drawn as a rollout goes, on a clock of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.errors import EngineError, RewardError
+from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.rollout.batch import Row
+from toolgrpo.rollout.held_time import HoldingLoop, timers_held
+from toolgrpo.rollout.observers import RolloutBegan
+from toolgrpo.rollout.sources import GroupDraw, GroupSource, draw_groups
+from toolgrpo.signal.admission import Admission
+from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools
+from toolgrpo.trajectory import Trajectory
+
+SIZE = 2
+
+
+@dataclass(frozen=True)
+class Said:
+    live: bool
+
+
+def group_of(request: SampleRequest) -> int:
+    return int(ByteChat.text(request.ids).split("user:q")[1].split("|")[0])
+
+
+class World:
+    """Groups 0, 1, 2, ...: how long their episodes take, how long their judge, and which are live."""
+
+    def __init__(
+        self,
+        seconds: Callable[[int], float] = lambda group: 1.0,
+        live: Callable[[int], bool] = lambda group: True,
+        judge_s: Callable[[int], float] = lambda group: 0.0,
+        **limits: Any,
+    ) -> None:
+        self.clock = FakeClock()
+        self.engine = ScriptedEngine(self.script)
+        self.tools = ScriptedTools({})
+        self.began: dict[int, float] = {}
+        self.judged: dict[int, float] = {}
+        self.withdrawn: list[int] = []
+        self.seconds, self.live, self.judge_s = seconds, live, judge_s
+        self.rollouts = Rollouts(
+            engine=self.engine,
+            chat=ByteChat(),
+            limits=EpisodeLimits(max_completion_length=50, **limits),
+            tokenizer=ByteChat(),
+            tools=self.tools,
+            engine_retries=0,
+            clock=self.clock,
+        )
+
+    def script(self, request: SampleRequest, number: int) -> ScriptedReply | Exception:
+        group = group_of(request)
+        self.began.setdefault(group, self.clock())
+        return ScriptedReply(ByteChat.say("a"), delay_s=self.seconds(group))
+
+    async def judge(self, row: Row, trajectories: tuple[Trajectory, ...]) -> Said:
+        assert len(trajectories) == SIZE
+        group = int(row["prompt"][1:])
+        try:
+            await asyncio.sleep(self.judge_s(group))
+        except asyncio.CancelledError:
+            self.withdrawn.append(group)
+            raise
+        self.judged[group] = self.clock()
+        return Said(self.live(group))
+
+    def draw(self, target: int, oversample: float = 1.0, judge: Any = None) -> GroupDraw[Said]:
+        began = RolloutBegan(0, 0, "train", "")
+        source = GroupSource(
+            self.rollouts,
+            self.rollouts.scheduler(SamplingOptions(), began),
+            lambda number: {"prompt": f"q{number}"},
+            SIZE,
+            judge or self.judge,
+            Admission.of(target, oversample=oversample, max_groups_drawn=4.0).decide,
+        )
+        drawn = self.clock.run(source.run())
+        assert not self.engine.is_open and not self.engine.open_requests
+        assert self.tools.open_sessions == 0 and self.tools.closed_sessions > 0
+        return drawn
+
+
+def test_a_replacement_begins_when_a_group_is_dead_and_waits_for_no_other() -> None:
+    world = World(seconds=lambda group: {0: 100.0}.get(group, 1.0), live=lambda group: group not in (1, 2))
+    drawn = world.draw(2)
+    assert drawn.admitted == (0, 3) and drawn.n_surplus == 0
+    assert world.began == {0: 0.0, 1: 0.0, 2: 1.0, 3: 2.0}, "while the first group still runs"
+    assert [group.row["prompt"] for group in drawn.groups] == ["q0", "q1", "q2", "q3"]
+    assert drawn.times.duration_s == 100.0
+
+
+def test_the_slow_are_not_overtaken_and_what_is_left_over_is_cancelled_at_once() -> None:
+    """Of four groups for two, the first is slow and live, the third slow: it would never end."""
+    world = World(seconds=lambda group: {0: 50.0, 2: 1e6, 3: 1.0}.get(group, 1.0))
+    drawn = world.draw(2, oversample=2.0)
+    assert drawn.admitted == (0, 1) and len(drawn.groups) == 2 and drawn.n_surplus == 2
+    assert world.clock() == 50.0, "not one second later"
+    assert world.engine.cancelled == SIZE and world.tools.open_sessions == 0
+
+
+def test_a_judge_of_a_group_that_is_left_over_is_cancelled_too() -> None:
+    world = World(judge_s=lambda group: {2: 1e6}.get(group, 5.0))
+    assert world.draw(2, oversample=1.5).admitted == (0, 1)
+    assert world.withdrawn == [2] and world.clock() == 6.0
+
+
+def test_judges_of_several_groups_wait_side_by_side() -> None:
+    world = World(judge_s=lambda group: 10.0)
+    world.draw(4)
+    assert set(world.judged.values()) == {11.0}
+
+
+def test_at_the_bound_it_goes_on_with_what_is_there() -> None:
+    drawn = World(live=lambda group: group == 5).draw(2)
+    assert drawn.admitted == (0, 5) and len(drawn.groups) == 8
+
+
+@pytest.mark.parametrize("error", [RewardError("no score"), KeyError("a bug")])
+def test_a_failing_judge_ends_it_as_it_is_and_leaves_nothing_behind(error: Exception) -> None:
+    async def judge(row: Row, trajectories: tuple[Trajectory, ...]) -> Said:
+        raise error
+
+    world = World(seconds=lambda group: 1.0 if group == 0 else 100.0)
+    with pytest.raises(type(error), match=r"no score|a bug"):
+        world.draw(3, judge=judge)
+    assert not world.engine.is_open and world.clock() == 1.0 and world.tools.open_sessions == 0
+
+
+def test_a_lost_episode_ends_it_with_the_cause() -> None:
+    world = World()
+    world.engine._script = lambda request, number: EngineError("the engine is gone")
+    with pytest.raises(EngineError, match=r"2 of 2 episodes could not be completed.*the engine is gone"):
+        world.draw(2)
+
+
+def test_no_group_is_wanted_and_none_is_run() -> None:
+    world = World()
+    rule = Admission.of(0, oversample=1.0, max_groups_drawn=4.0)
+    drawn = draw_groups(
+        world.rollouts,
+        SamplingOptions(),
+        RolloutBegan(0, 0, "train", ""),
+        row_of=lambda number: {"prompt": "q0"},
+        group_size=SIZE,
+        judge=world.judge,
+        decide=rule.decide,
+    )
+    assert drawn.groups == () and drawn.admitted == () and world.engine.requests == []
+
+
+def test_no_deadline_counts_what_a_reward_takes() -> None:
+    """A reward holds the loop for longer than an episode beside it may last."""
+    rollouts = World(seconds=lambda group: 0.0 if group == 0 else 0.3, deadline_s=1.0).rollouts
+
+    async def judge(row: Row, trajectories: tuple[Trajectory, ...]) -> Said:
+        if row["prompt"] == "q0":
+            with timers_held():
+                time.sleep(1.0)
+        return Said(True)
+
+    drawn = draw_groups(
+        rollouts,
+        SamplingOptions(),
+        RolloutBegan(0, 0, "train", ""),
+        row_of=lambda number: {"prompt": f"q{number}"},
+        group_size=SIZE,
+        judge=judge,
+        decide=Admission.of(2, oversample=1.0, max_groups_drawn=1.0).decide,
+    )
+    assert {t.stop_reason for group in drawn.groups for t in group.trajectories} == {"finished"}
+
+
+def test_only_a_loop_that_can_be_held_stands_still() -> None:
+    async def main() -> tuple[float, float]:
+        loop, before = asyncio.get_running_loop(), time.monotonic()
+        started = loop.time()
+        with timers_held():
+            time.sleep(0.05)
+        return loop.time() - started, time.monotonic() - before
+
+    with asyncio.Runner(loop_factory=HoldingLoop) as runner:
+        on_loop, passed = runner.run(main())
+    assert on_loop <= passed - 0.05
+    on_loop, passed = asyncio.run(main())
+    assert on_loop >= 0.05

@@ -1,0 +1,138 @@
+"""Supervised training of any model: TRL trains on exactly our tokens and labels, with what TRL can do."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+from trl import SFTTrainer
+
+from toolgrpo.commands import sft
+from toolgrpo.commands.sft import SFTResult, parse_sft_arguments, run_sft
+from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.models.nano.build import build_nano
+from toolgrpo.models.nano.recipe import NanoRecipe, Phase
+from toolgrpo.sft.encoder import ConversationEncoder
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "recipes" / "data" / "tool_calls_12.jsonl"
+MINI = NanoRecipe(
+    hidden_size=64,
+    intermediate_size=128,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    phases=(Phase(name="mini", steps=1, calls={1: 1.0}, canonical=1.0),),
+    toolsets_per_step=1,
+    examples_per_toolset=2,
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("sft") / "model"
+    build_nano(MINI, folder)
+    return folder
+
+
+def flags(base: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *("--model_name_or_path", str(base), "--dataset_id_or_path", str(ROWS), "--output_dir", str(out)),
+        *("--tools_script", str(ROOT / "tools_funcs" / "math_tools.py"), "--use_cpu", "true", *more),
+    ]
+
+
+def taught(base: Path, out: Path, *more: str) -> tuple[SFTResult, str]:
+    text = io.StringIO()
+    result = run_sft(*parse_sft_arguments(flags(base, out, *more)), Console(file=text, width=200))
+    return result, text.getvalue()
+
+
+def test_trl_is_given_our_tokens_and_our_mask(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SFTTrainer] = []
+
+    class Remembered(SFTTrainer):  # type: ignore[misc]  # TRL ships no types
+        def __init__(self, **arguments: object) -> None:
+            super().__init__(**arguments)
+            seen.append(self)
+
+    monkeypatch.setattr(sft, "SFTTrainer", Remembered)
+    taught(base, tmp_path, "--max_steps", "1", "--batch_size", "2", "--save_strategy", "no")
+    (trainer,) = seen
+    encode = ConversationEncoder(AutoTokenizer.from_pretrained(base))
+    schemas = _schemas()
+    for line, row in zip(ROWS.read_text().splitlines(), trainer.train_dataset, strict=True):
+        example = encode(json.loads(line)["messages"], schemas)
+        assert tuple(row["input_ids"]) == example.ids
+        assert [label != -100 for label in row["labels"]] == [bool(bit) for bit in example.mask]
+        assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
+    longest, shortest = trainer.train_dataset[0], trainer.train_dataset[1]
+    batch = trainer.data_collator([longest, shortest])
+    assert batch["labels"].shape == batch["input_ids"].shape
+    assert batch["labels"][0].tolist()[: len(longest["labels"])] == longest["labels"]
+
+
+def test_lora_bf16_checkpointing_and_a_resumed_run_are_as_one(base: Path, tmp_path: Path) -> None:
+    options = (
+        *("--use_peft", "true", "--lora_r", "4", "--bf16", "true", "--gradient_checkpointing", "true"),
+        *("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--save_steps", "2"),
+        *("--learning_rate", "0.01", "--lr_scheduler_type", "constant", "--max_steps", "4"),
+    )
+    whole, said = taught(base, tmp_path / "whole", *options)
+    assert "bf16 mixed precision" in said and "the adapter is in" in said and len(whole.losses) == 4
+    assert whole.losses[-1] < whole.losses[0]
+    for later in ("checkpoint-4",):
+        (tmp_path / "whole" / later).rename(tmp_path / later)
+    (tmp_path / "whole" / "checkpoint-9").mkdir()  # one that was killed while it was written
+    resumed, said = taught(base, tmp_path / "whole", *options, "--resume_from_checkpoint", "auto")
+    assert "resuming from" in said and "checkpoint-2" in said
+    assert resumed.losses == whole.losses
+    first, second = (
+        load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "checkpoint-4", resumed.folder)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        (("--batch_size", "5", "--micro_batch_size", "2"), ConfigError, "5 is no multiple of the 2 conversations"),
+        (("--packing", "true"), ConfigError, "packing belongs to how TRL makes tokens itself"),
+        (("--learning_rate", "0"), ConfigError, "learning_rate must be positive"),
+        (("--max_length", "20"), DataError, r"conversation 1 has \d+ tokens, but max_length is 20"),
+        (("--resume_from_checkpoint", "nowhere"), ConfigError, "nowhere is no checkpoint"),
+        (("--tools_script", "none.py"), ConfigError, "none.py is no file"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    base: Path, tmp_path: Path, more: tuple[str, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        taught(base, tmp_path, *more)
+
+
+def test_the_recipe_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    here = ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)]
+    (recipe,) = sorted((ROOT / "recipes" / "configs" / "sft").glob("*.yaml"))
+    read, config, model = parse_sft_arguments(["--config", str(recipe), *here])
+    assert Path(str(read.dataset_id_or_path)).is_file() and model.use_peft and config.gradient_checkpointing
+    assert PartialState().device.type == "cpu"
+
+
+def _schemas() -> list[dict[str, object]]:
+    from toolgrpo.tools import load_tools
+
+    toolbox = load_tools(ROOT / "tools_funcs" / "math_tools.py")
+    try:
+        return toolbox.schemas
+    finally:
+        toolbox.close()

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from math import nan
+
+import pytest
+
+from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.group_worth import combined_rewards, weighted_sums
+
+
+def test_a_function_that_does_not_score_adds_nothing_and_no_score_at_all_is_none() -> None:
+    assert weighted_sums([(1.0, nan), (nan, nan), (0.5, 2.0)], (1.0, 0.25)) == [1.0, None, 1.0]
+
+
+def test_rewards_that_cancel_out_in_the_sum_may_still_teach_when_each_is_normalized() -> None:
+    values = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 0.0)]
+    assert is_dead(combined_rewards(values, (1.0, 1.0), normalize_first=False))
+    assert is_dead(combined_rewards(values, (1.0, 1.0), normalize_first=True)), "equal spreads, opposite signs"
+    assert not is_dead(combined_rewards(values, (1.0, 0.5), normalize_first=True))
+
+
+def test_rounding_is_no_spread_after_normalizing() -> None:
+    values = [(0.1 + 0.2,), (0.3,), (0.30000001192,), (nan,)]
+    assert is_dead(combined_rewards(values, (1.0,), normalize_first=True))
+    assert combined_rewards(values, (1.0,), normalize_first=True)[3] is None
+
+
+def test_normalized_rewards_are_those_of_trl() -> None:
+    (low, high) = combined_rewards([(1.0,), (3.0,)], (2.0,), normalize_first=True)
+    assert low == pytest.approx(-2 / (2**0.5 + 1e-4)) and high == pytest.approx(2 / (2**0.5 + 1e-4))

@@ -1,0 +1,387 @@
+"""Batches whose dead groups are replaced, against the same groups sampled at once; over a scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import IterableDataset
+
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.rewards.base import Reward
+from toolgrpo.rollout import EpisodeLimits, Observer, RolloutBatch, Rollouts
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.row_order import RowOrder
+from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer
+from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
+from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule
+from toolgrpo.trainer.trainer import ToolGRPOTrainer
+
+pytestmark = pytest.mark.e2e
+
+DEAD = {0, 2, 3, 6}  # rows whose groups are all alike
+
+
+def rows(*numbers: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"question {number}", "answer": str(number), "number": number} for number in numbers]
+
+
+class Speaker:
+    """A script: what is answered depends on the question and on how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def __call__(self, request: SampleRequest, number: int) -> list[int]:
+        text = ByteChat.text(request.ids)
+        self.asked[text] += 1
+        return ByteChat.say("abcdefghijklm"[: (sum(request.ids) + self.asked[text] * 3) % 11 + 1])
+
+
+def lengths(number: list[int], trajectories: list[Any], **_: Any) -> list[float]:
+    return [0.5 if n in DEAD else float(len(t.ids) % 4) for n, t in zip(number, trajectories, strict=True)]
+
+
+def sometimes(number: list[int], trajectories: list[Any], **_: Any) -> list[float | None]:
+    return [
+        None if len(t.ids) % 3 == 0 or n in DEAD else float(len(t.ids))
+        for n, t in zip(number, trajectories, strict=True)
+    ]
+
+
+async def judged(number: list[int], trajectories: list[Any], log_metric: Any, log_extra: Any, **_: Any) -> list[float]:
+    await asyncio.sleep(0.01)
+    log_metric("judge/length", float(len(number)))
+    log_extra("numbers", list(number))
+    return [1.0 if n in DEAD else float(len(t.ids) % 5) for n, t in zip(number, trajectories, strict=True)]
+
+
+class Kept(Observer):
+    def __init__(self) -> None:
+        self.batches: list[RolloutBatch] = []
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        self.batches.append(batch)
+
+
+def train(folder: Path, rewards: Any, data: list[dict[str, Any]], **changes: Any) -> tuple[Any, Kept]:
+    kept = Kept()
+    options = {"max_steps": 1, "learning_rate": 1e-2, "shuffle_dataset": False, **changes}
+    trainer = tiny_trainer(folder, rewards, Speaker(), rows=data, parts={"observers": [kept]}, **options)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer, kept
+
+
+def logged(trainer: Any, *names: str) -> list[dict[str, Any]]:
+    return [{name: log.get(name) for name in names} for log in trainer.state.log_history if "loss" in log]
+
+
+LOGGED = ("loss", "grad_norm", "reward_std", "rewards/lengths/mean", "rewards/sometimes/mean", "entropy")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "changes"),
+    [
+        pytest.param([lengths, sometimes], {"reward_weights": [1.0, 0.25], "scale_rewards": "batch"}, id="None"),
+        pytest.param([judged, lengths], {"reward_weights": [0.5, 2.0]}, id="async"),
+        pytest.param(
+            [lengths, judged],
+            {"multi_objective_aggregation": "normalize_then_sum", "loss_type": "dr_grpo"},
+            id="normalized first",
+        ),
+        pytest.param(
+            Reward(lengths, "lengths", "a test"),
+            {"per_device_train_batch_size": 2, "steps_per_generation": 4, "max_steps": 8, "num_iterations": 2},
+            id="a batch for several steps",
+        ),
+    ],
+)
+def test_it_trains_as_if_the_admitted_groups_had_been_sampled_at_once(
+    tmp_path: Path, rewards: Any, changes: dict[str, Any]
+) -> None:
+    drawn, kept = train(tmp_path / "drawn", rewards, rows(*range(8)), dynamic_sampling="backfill", **changes)
+    at_once, _ = train(tmp_path / "at_once", rewards, rows(1, 4), **changes)
+    assert [one.row["number"] for one in kept.batches[0].episodes if one.trained] == [1] * 4 + [4] * 4
+    assert logged(drawn, *LOGGED) == logged(at_once, *LOGGED)
+    assert max(log["grad_norm"] for log in logged(drawn, "grad_norm")) > 0
+    for one, other in zip(drawn.model.parameters(), at_once.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    (first, *_) = logged(drawn, "reward_trained", "judge/length")
+    (expected, *_) = logged(at_once, "reward", "judge/length")
+    assert first["reward_trained"] == expected["reward"]
+    if expected["judge/length"] is not None:
+        assert (first["judge/length"], expected["judge/length"]) == (4.0, 8.0), "a group is asked about at a time"
+
+
+def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def counted(number: list[int], trajectories: list[Any], **_: Any) -> list[float]:
+        asked.extend(id(t.ids) for t in trajectories)
+        return [1.0 if n == 0 else 0.0 if n in DEAD else float(i % 2) for i, n in enumerate(number)]
+
+    trainer, kept = train(tmp_path, counted, rows(*range(8)), dynamic_sampling="backfill")
+    (batch,) = kept.batches
+    assert [one.row["number"] for one in batch.episodes] == [n for n in range(5) for _ in range(4)]
+    assert len(asked) == len(set(asked)) == 20, "once per episode"
+    assert [t.metadata["episode"] for t in batch.trajectories] == list(range(20)) and trainer.n_episodes == 20
+    (log,) = [log for log in trainer.state.log_history if "loss" in log]
+    counts = ("groups_drawn", "dead_all_failed", "dead_all_solved", "live_rate", "surplus")
+    assert [log[f"sampling/{name}"] for name in counts] == [5, 2, 1, 0.4, 0]
+    assert log["reward"] == log["success"] == pytest.approx(8 / 20) and log["reward_trained"] == 0.5
+    recorded = read_episodes(tmp_path / "episodes.jsonl")
+    assert [r["row"]["number"] for r in recorded if not r.get("trained", True)] == [
+        n for n in (0, 2, 3) for _ in range(4)
+    ]
+
+
+def test_at_the_bound_it_trains_on_what_is_there(tmp_path: Path) -> None:
+    trainer, kept = train(tmp_path, lengths, rows(0, 2, 3, 6, 1, 4), dynamic_sampling="backfill", max_groups_drawn=2.0)
+    assert [one.row["number"] for one in kept.batches[0].episodes if one.trained] == [0] * 4 + [2] * 4
+    assert logged(trainer, "sampling/groups_drawn", "sampling/live_rate", "grad_norm") == [
+        {"sampling/groups_drawn": 4, "sampling/live_rate": 0, "grad_norm": 0}
+    ]
+
+
+def test_the_next_step_goes_on_where_the_draws_of_the_last_one_ended(tmp_path: Path) -> None:
+    _, kept = train(tmp_path, lengths, rows(*range(8)), dynamic_sampling="backfill", max_steps=2)
+    numbers = [[one.row["number"] for one in batch.episodes[::4]] for batch in kept.batches]
+    assert numbers == [[0, 1, 2, 3, 4], [5, 6, 7]]
+
+
+def test_nothing_is_replaced_and_the_order_is_that_of_trl_where_every_group_is_live(tmp_path: Path) -> None:
+    def spread(number: list[int], **_: Any) -> list[float]:
+        return [float(i % 2) for i, _ in enumerate(number)]
+
+    changes = {"shuffle_dataset": True, "max_steps": 6}
+    _, drawn = train(tmp_path / "drawn", spread, rows(*range(8)), dynamic_sampling="backfill", **changes)
+    _, plain = train(tmp_path / "plain", spread, rows(*range(8)), **changes)
+    order = [[one.row["number"] for batch in kept.batches for one in batch.episodes] for kept in (drawn, plain)]
+    assert order[0] == order[1]
+
+
+def test_a_curriculum_draws_hard_and_easy_rows_less_often_and_retires_the_solved(tmp_path: Path) -> None:
+    def easy_first(number: list[int], **_: Any) -> list[float]:
+        return [1.0 if n < 4 else float(i % 2) for i, n in enumerate(number)]
+
+    trainer, kept = train(
+        tmp_path,
+        easy_first,
+        rows(*range(8)),
+        curriculum="difficulty_pools",
+        easy_weight=0.0,
+        retire_after_solved=1,
+        max_steps=8,
+    )
+    numbers = [one.row["number"] for batch in kept.batches for one in batch.episodes[::4]]
+    assert numbers[:8] == list(range(8)) and set(numbers[8:]) == {4, 5, 6, 7} and len(numbers) == 16
+    assert logged(trainer, "curriculum/retired", "curriculum/normal", "curriculum/unseen")[-1] == {
+        "curriculum/retired": 4,
+        "curriculum/normal": 4,
+        "curriculum/unseen": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"oversample": 1.5, "retire_after_solved": 3}, id="scripted"),
+        pytest.param({"scripted": False, "temperature": 1.0}, id="drawn", marks=pytest.mark.slow),
+        pytest.param(
+            {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 1},
+            id="inside a batch",
+        ),
+    ],
+)
+def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Path, changes: dict[str, Any]) -> None:
+    scripted = changes.pop("scripted", True)
+
+    def script(request: SampleRequest, number: int) -> list[int]:
+        return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
+
+    def reward(trajectories: list[Any], number: list[int], **_: Any) -> list[float]:
+        return [
+            1.0 if (len(trajectories[0].ids) + n) % 3 else float(sum(t.ids) % 2)
+            for n, t in zip(number, trajectories, strict=True)
+        ]
+
+    def run(folder: Path, max_steps: int, resume: str | None = None) -> Any:
+        trainer = tiny_trainer(
+            folder,
+            reward,
+            script if scripted else None,
+            rows=rows(*range(11)),
+            engine="auto" if scripted else "transformers",
+            dynamic_sampling="backfill",
+            curriculum="difficulty_pools",
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            max_steps=max_steps,
+            max_turn_tokens=12,
+            save_strategy="steps",
+            save_steps=3,
+            **changes,
+        )
+        try:
+            trainer.train(resume_from_checkpoint=resume)
+        finally:
+            trainer.close()
+        return trainer
+
+    def episodes(folder: Path) -> list[Any]:
+        keys = ("step", "row", "ids", "reward_given")
+        return [[r[k] for k in keys] + [r["metadata"]["episode"]] for r in read_episodes(folder / "episodes.jsonl")]
+
+    whole = run(tmp_path / "whole", 6)
+    run(tmp_path / "stopped", 3)
+    resumed = run(tmp_path / "stopped", 6, resume="auto")
+    assert episodes(tmp_path / "stopped") == episodes(tmp_path / "whole")
+    assert resumed.n_episodes == whole.n_episodes
+    assert resumed.drawing.order.state() == whole.drawing.order.state()
+    names = ("loss", "reward", "reward_trained", "sampling/groups_drawn")
+    assert logged(resumed, *names) == logged(whole, *names)
+    assert max(log["sampling/groups_drawn"] or 0 for log in logged(whole, *names)) > 2, "some were replaced"
+    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_async_judges_of_different_groups_wait_at_the_same_time(tmp_path: Path) -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    async def judge(number: list[int], **_: Any) -> list[float]:
+        running.append(number[0])
+        await asyncio.sleep(0.3)
+        most.append(len(running))
+        running.remove(number[0])
+        return [float(i % 2) for i, _ in enumerate(number)]
+
+    for form in (judge, Reward(judge, "judge", "a test")):
+        most.clear()
+        train(tmp_path, form, rows(*range(8)), dynamic_sampling="backfill")
+        assert max(most) == 2
+
+
+def test_a_judge_that_nobody_waits_for_is_taken_back(tmp_path: Path) -> None:
+    """The third group is spare: its judge would wait for an hour."""
+    ended: list[str] = []
+
+    async def judge(number: list[int], **_: Any) -> list[float]:
+        try:
+            await asyncio.sleep(3600 if number[0] == 2 else 0.2)
+        except asyncio.CancelledError:
+            ended.append("taken back")
+            raise
+        return [float(i % 2) for i, _ in enumerate(number)]
+
+    for form in (judge, Reward(judge, "judge", "a test")):
+        trainer, _ = train(tmp_path, form, rows(*range(8)), dynamic_sampling="backfill", oversample=1.5)
+        assert logged(trainer, "sampling/surplus") == [{"sampling/surplus": 1}]
+    assert ended == ["taken back"] * 2
+
+
+def test_data_that_cannot_be_drawn_by_number_is_refused_at_the_start(tmp_path: Path) -> None:
+    def stream() -> Iterator[dict[str, Any]]:
+        yield from rows(1, 2)
+
+    with pytest.raises(ConfigError, match=r"by their numbers.*IterableDataset.*may end"):
+        ToolGRPOTrainer(
+            tiny_qwen3(),
+            lengths,
+            tiny_config(tmp_path, dynamic_sampling="backfill"),
+            train_dataset=IterableDataset.from_generator(stream),
+            processing_class=numbered_tokenizer(),
+            engine=ScriptedEngine(Speaker()),
+            chat=ByteChat(),
+        )
+
+
+class Exchange:
+    """`gather_object` among threads that stand for processes."""
+
+    def __init__(self, n: int) -> None:
+        self.barrier = threading.Barrier(n, timeout=30)
+        self.given: dict[int, list[Any]] = {}
+
+    def gather(self, process: int, values: list[Any]) -> list[Any]:
+        self.given[process] = values
+        self.barrier.wait()
+        everything = [one for process in sorted(self.given) for one in self.given[process]]
+        self.barrier.wait()
+        return everything
+
+
+@pytest.mark.parametrize(("n_processes", "n_rows"), [(2, 6), (3, 4), (4, 2), (2, 8)])
+def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_rows: int) -> None:
+    """Three groups of four for two processes, four for three of them, two for four, and whole ones."""
+    exchange, steps = Exchange(n_processes), 3
+
+    def process(number: int, results: dict[int, list[DrawnBatch]], orders: dict[int, Any]) -> None:
+        async def ask(asked: Any, trajectories: Any) -> Asked:
+            live = asked[0]["number"] % 5 not in (1, 2)
+            return Asked(tuple((float(i % 2) if live else 1.0,) for i, _ in enumerate(trajectories)))
+
+        data = rows(*range(50))
+        order = orders[number] = RowOrder(50, lambda epoch: range(50))
+        drawing = DrawnBatches(
+            options=GroupDrawingOptions(dynamic_sampling="backfill"),
+            order=order,
+            rule=RewardRule(("r",), (1.0,), False, lambda scored: bool(scored.total)),
+            row_of=lambda row: data[row],
+            group_size=4,
+            n_processes=n_processes,
+            process=number,
+            gather=partial(exchange.gather, number),
+        )
+        engine = ScriptedEngine(Speaker())
+        rollouts = Rollouts(
+            engine=engine, chat=ByteChat(), limits=EpisodeLimits(max_completion_length=50), tokenizer=ByteChat()
+        )
+        first = 0
+        for step in range(steps):
+            batch = drawing.draw(rollouts, SamplingOptions(), ask, n_rows=n_rows, step=step, first_number=first)
+            first += batch.n_episodes
+            results.setdefault(number, []).append(batch)
+
+    results: dict[int, list[DrawnBatch]] = {}
+    orders: dict[int, Any] = {}
+    threads = [threading.Thread(target=process, args=(number, results, orders)) for number in range(n_processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == list(range(n_processes)) and all(len(one) == steps for one in results.values())
+    seen: list[int] = []
+    for step in range(steps):
+        batches = [results[number][step] for number in range(n_processes)]
+        assert [len(batch.rows) for batch in batches] == [n_rows] * n_processes
+        whole = [
+            (row["number"], values[0])
+            for batch in batches
+            for row, values in zip(batch.rows, batch.values, strict=True)
+        ]
+        groups = [whole[start : start + 4] for start in range(0, len(whole), 4)]
+        assert all(len({number for number, _ in group}) == 1 for group in groups), "a group's rows stand together"
+        assert all([value for _, value in group] == [0.0, 1.0, 0.0, 1.0] for group in groups), "all of them live"
+        for batch in batches:
+            for row, trajectory in zip(batch.rows, batch.trajectories, strict=True):
+                assert row["prompt"] in ByteChat.text(trajectory.prompt_ids)
+        assert len({(batch.reward, batch.n_episodes, str(batch.metrics)) for batch in batches}) == 1
+        ran = [one.row["number"] for batch in batches for one in batch.ran.episodes[::4]]
+        seen += ran
+    numbers = [t.metadata["episode"] for one in results.values() for batch in one for t in batch.ran.trajectories]
+    assert sorted(numbers) == list(range(len(numbers))), "each episode has a number of its own"
+    assert len(seen) == len(set(seen)), "no row was drawn by two processes"
+    assert len({str(order.state()) for order in orders.values()}) == 1

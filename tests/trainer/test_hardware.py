@@ -1,0 +1,64 @@
+"""A flag wins over a launch file, and the engine follows the accelerator, not the flag."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from toolgrpo.engines.policy import compute_dtype
+from toolgrpo.trainer import hardware
+from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+
+VARIABLE = "ACCELERATE_MIXED_PRECISION"
+
+
+@pytest.mark.parametrize(
+    ("bf16", "launch_file", "on_cpu", "settled", "left"),
+    [
+        (None, None, True, False, None),  # fp32 is what a CPU is quick in
+        (None, "bf16", True, True, "bf16"),  # asked for in the launch file
+        (None, "no", True, False, "no"),
+        (None, "bf16", False, None, "bf16"),  # TRL's own default
+        (False, "bf16", False, False, "no"),  # the flag wins
+        (False, "bf16", True, False, "no"),
+        (True, "no", False, True, "no"),  # Transformers lets a true flag win by itself
+    ],
+)
+def test_precision(
+    bf16: bool | None,
+    launch_file: str | None,
+    on_cpu: bool,
+    settled: bool | None,
+    left: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if launch_file is not None:
+        monkeypatch.setenv(VARIABLE, launch_file)
+    assert settled_bf16(bf16, False, on_cpu=on_cpu) is settled
+    assert os.environ.get(VARIABLE) == left
+
+
+def test_fp16_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "fp16")
+    assert settled_bf16(False, True, on_cpu=False) is False and os.environ[VARIABLE] == "fp16"
+
+
+def test_the_cpu_may_train_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware.torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    assert not trains_on_cpu(False) and trains_on_cpu(True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # what cpu.yaml says
+    assert trains_on_cpu(False)
+
+
+def test_the_engine_computes_in_what_the_accelerator_says() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert compute_dtype(model, "no") is torch.float32
+    assert compute_dtype(model, "bf16") is torch.bfloat16 and compute_dtype(model, "fp16") is torch.float16
+    packed = torch.nn.Module()
+    packed.register_parameter("packed", torch.nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False))
+    packed.register_parameter("norm", torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)))
+    assert compute_dtype(packed, "no") is torch.bfloat16, "of weights that are packed as bytes"

@@ -1,0 +1,251 @@
+"""Rows without an advantage stay out of the training pass, and the gradient is that of the full pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import ConfigError
+from toolgrpo.signal.training_rows import NEEDS_EVERY_ROW, why_every_row
+from toolgrpo.testing import ByteChat, tiny_trainer
+from toolgrpo.testing.trainers import tiny_config
+from toolgrpo.trainer.trainer import ToolGRPOTrainer
+
+pytestmark = pytest.mark.contract
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+SCALES = ("group", "batch", "none")
+STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}
+SMALL: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 4,
+}  # four groups of four in four micro-batches
+
+
+def script(request: SampleRequest, number: int) -> list[int]:
+    """Answers of several lengths: the rows of a batch weigh differently in its tokens."""
+    return ByteChat.say("abcdefghijklm"[: 1 + (sum(request.ids) + 5 * number) % 13])
+
+
+def question_of(prompt: Any) -> int:
+    return int(str(prompt[-1]["content"] if isinstance(prompt, list) else prompt)[1:])
+
+
+def some_alike(prompts: list[Any], **_: Any) -> list[float]:
+    """Even questions: all get 1.2, which is not quite the mean of such floats. Odd ones differ; two have the mean."""
+    return [
+        1.2 if question_of(prompt) % 2 == 0 else (0.0, 0.5, 1.0, 0.5)[place % 4] for place, prompt in enumerate(prompts)
+    ]
+
+
+def all_alike(prompts: list[Any], **_: Any) -> list[float]:
+    return [1.2] * len(prompts)
+
+
+class BothWays(ToolGRPOTrainer):
+    """Computes the loss of every micro-batch over all rows too, and keeps both gradients."""
+
+    args: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.full: list[torch.Tensor] = []
+        self.skipped: list[torch.Tensor] = []
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = self.args
+        self.args = asked.changed(skip_dead_rows="off")
+        self.full.append(gradient(super().compute_loss(model, inputs, *args, **kwargs), model))
+        self.args = asked
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.skipped.append(gradient(loss, model))
+        return loss
+
+
+def gradient(loss: torch.Tensor, model: Any) -> torch.Tensor:
+    parts = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+class ScaleOfStep(TrainerCallback):
+    """The first step scales rewards by group, the second by batch, the third not at all."""
+
+    trainer: Any = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.scale_rewards = SCALES[state.global_step]
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradient of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.found.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
+
+
+def trained(folder: Path, reward: Any = some_alike, **changes: Any) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    """The gradients of the optimizer steps, and what was logged."""
+    gradients = Gradients()
+    trainer = tiny_trainer(folder, reward, script, parts={"callbacks": [gradients]}, **{**STILL, **SMALL, **changes})
+    trainer.train()
+    trainer.close()
+    return gradients.found, [log for log in trainer.state.log_history if "loss" in log]
+
+
+def gap(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    assert len(found) == len(expected) > 0
+    return max((mine - other).abs().max().item() for mine, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_the_gradient_is_that_of_the_full_pass(tmp_path: Path, loss_type: str) -> None:
+    """Of every micro-batch, for every way to scale rewards."""
+    callback = ScaleOfStep()
+    callback.trainer = trainer = tiny_trainer(
+        tmp_path,
+        some_alike,
+        script,
+        kind=BothWays,
+        parts={"callbacks": [callback]},
+        **STILL,
+        **SMALL,
+        max_steps=len(SCALES),
+        max_completion_length=20,
+        loss_type=loss_type,
+        importance_sampling_level="sequence" if loss_type == "luspo" else "token",
+        vllm_importance_sampling_correction=False,  # scripted log-probabilities are far from the model's
+    )
+    trainer.train()
+    trainer.close()
+    assert len(trainer.full) == 4 * len(SCALES)
+    steps = torch.stack(trainer.full).unflatten(0, (len(SCALES), 4)).sum(1)
+    assert steps.abs().amax(dim=1).min() > 1e-2, "each step has something to teach"
+    assert gap(trainer.skipped, trainer.full) < 1e-6
+    skipped = [log["signal/rows_skipped"] for log in trainer.state.log_history if "loss" in log]
+    assert len(skipped) == len(SCALES) and min(skipped) >= 0.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_iterations": 2, "learning_rate": 1e-3, "prefix_sharing": "on", "importance_sampling_level": "sequence"},
+        {"prefix_sharing": "off", "mask_truncated_completions": True, "max_completion_length": 9},
+        {"steps_per_generation": 8, "off_policy_mask_threshold": 0.5, "loss_type": "grpo"},
+    ],
+    ids=str,
+)
+def test_a_run_has_the_gradients_of_the_full_pass(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """With the engine's correction, old log-probabilities and rows in another order."""
+    full, _ = trained(tmp_path / "full", skip_dead_rows="off", **changes)
+    skipped, logs = trained(tmp_path / "skipped", **changes)
+    assert logs[0]["signal/rows_skipped"] >= 0.5 and logs[0]["signal/tokens_skipped"] > 0.3
+    assert max(one.abs().max().item() for one in full) > 1e-5
+    assert gap(skipped, full) < 1e-6
+
+
+@pytest.mark.parametrize("engine_differs", [True, False], ids=["other engine", "two iterations"])
+def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: bool) -> None:
+    """One row of a batch without any is still read, and rewards are asked once."""
+    read: list[int] = []
+    asked: list[int] = []
+
+    class Counting(ToolGRPOTrainer):
+        def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            logps, *rest = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            if not torch.is_grad_enabled():
+                read.append(int((~logps.isnan().all(dim=1)).sum()))
+            return logps, *rest
+
+    def reward(prompts: list[Any], **kwargs: Any) -> list[float]:
+        asked.append(len(prompts))
+        return some_alike(prompts) if len(asked) == 1 else all_alike(prompts)
+
+    changes: dict[str, Any] = {
+        "num_iterations": 1 if engine_differs else 2,
+        "vllm_importance_sampling_correction": engine_differs,
+    }
+    trainer = tiny_trainer(tmp_path, reward, script, kind=Counting, **STILL, **SMALL, **changes, max_steps=2)
+    trainer.train()
+    trainer.close()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert asked == ([16, 16] if engine_differs else [16])
+    assert read == ([8, 1] if engine_differs else [8])
+    if engine_differs:
+        assert min(log["sampling/sampling_logp_difference/mean"] for log in logs) > 1, "one row was compared"
+
+
+def test_a_batch_without_anything_to_teach_has_no_gradient_and_no_entropy(tmp_path: Path) -> None:
+    gradients, logs = trained(tmp_path, all_alike, max_steps=1)
+    assert not gradients[0].any()
+    assert logs[0]["signal/rows_skipped"] == 1 and logs[0]["entropy"] is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"beta": 0.1}, {"entropy_coef": 0.01}, {"use_adaptive_entropy": True}, {"top_entropy_quantile": 0.5}]
+)
+def test_what_needs_every_row_is_known(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert why_every_row(tiny_config(tmp_path)) is None
+    assert why_every_row(tiny_config(tmp_path, **changes)) in NEEDS_EVERY_ROW
+
+
+def test_every_row_is_read_where_something_else_needs_it(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"max_steps": 1, "entropy_coef": 0.1, "use_adaptive_entropy": True, "entropy_target": 9.0}
+    full, _ = trained(tmp_path / "full", skip_dead_rows="off", **changes)
+    found, logs = trained(tmp_path / "auto", **changes)
+    assert logs[0]["signal/rows_skipped"] == logs[0]["signal/tokens_skipped"] == 0
+    assert gap(found, full) == 0
+
+
+def test_the_entropy_is_the_mean_over_the_rows_that_were_read(tmp_path: Path) -> None:
+    """Where the live rows are the whole batch, and where as many dead ones stand beside them."""
+
+    class Entropies(ToolGRPOTrainer):
+        def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+            logps, entropies, aux = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+            if entropies is not None:
+                entropies = torch.where(entropies == 0, 0.0, 2.5)
+            return logps, entropies, aux
+
+    trainer = tiny_trainer(tmp_path, some_alike, script, kind=Entropies, **STILL, max_steps=2)
+    trainer.train()
+    trainer.close()
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert [log["signal/rows_skipped"] > 0 for log in logs] == [True, True]
+    assert [log["entropy"] for log in logs] == pytest.approx([2.5, 2.5])
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
+def test_the_live_denominator_counts_live_rows_or_their_tokens(tmp_path: Path, loss_type: str) -> None:
+    """The gradient is larger by one factor: that of the rows, or of the tokens, of the batch."""
+    changes: dict[str, Any] = {"loss_type": loss_type, "max_steps": 1}
+    over_all, logs = trained(tmp_path / "all", **changes)
+    over_live, _ = trained(tmp_path / "live", loss_denominator="live", **changes)
+    factor = (over_live[0].norm() / over_all[0].norm()).item()
+    if loss_type == "dapo":
+        assert factor > 1.5
+        assert abs(factor - 1 / (1 - logs[0]["signal/rows_skipped"])) > 1e-3, "tokens, not rows"
+    else:
+        assert factor == pytest.approx(1 / (1 - logs[0]["signal/rows_skipped"]), rel=1e-4)
+    torch.testing.assert_close(over_live[0], over_all[0] * factor, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"skip_dead_rows": "yes"}, "skip_dead_rows must be one of auto, off; got 'yes'"),
+        ({"loss_denominator": "some"}, "loss_denominator must be one of all, live; got 'some'"),
+        ({"loss_denominator": "live", "loss_type": "bnpo"}, "bnpo is divided by what each micro-batch holds"),
+        ({"loss_denominator": "live", "beta": 0.1}, "with beta 0.1 every row has a part in the loss"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        tiny_config(tmp_path, **changes)

@@ -1,0 +1,116 @@
+"""Trainers one after the other in one process, as cells of a notebook make them: in a real Jupyter kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+from toolgrpo.testing.notebook_kernel import CellError, NotebookKernel  # noqa: E402
+
+TOOLS = '''
+def look_up(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
+    return "{meaning}"
+
+TOOL_FUNCTIONS = [look_up]
+'''
+
+SETTINGS = """
+import gc, sys, time
+from datasets import Dataset
+from toolgrpo import ToolGRPOTrainer
+from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config, tiny_qwen3
+from toolgrpo.tools import load_tools, run_tool
+
+rows = Dataset.from_list([{"prompt": f"q{i}", "answer": str(i)} for i in range(8)])
+seen = []
+
+def of_results(completions, **_):
+    seen.extend(m["content"] for c in completions for m in c if m["role"] == "tool")
+    return [float(len(str(c)) % 3) for c in completions]
+
+def said(request, number):
+    answered = ">tool:" in ByteChat.text(request.ids)
+    return ByteChat.say("end" + "." * (number % 5) if answered else 'call look_up {"word": "a"}')
+
+def make(generator, **changes):
+    return ToolGRPOTrainer(
+        tiny_qwen3(), of_results, tiny_config("out", **changes), rows, processing_class=numbered_tokenizer(),
+        tools="my_tools.py", engine=generator, chat=ByteChat(),
+    )
+"""
+
+SCRIPTED = "trainer = make(ScriptedEngine(said)); print(trainer.train().global_step)"
+LONG = """
+class Slow(ScriptedEngine):
+    async def sample(self, request):
+        import asyncio
+        print("sampling", flush=True)
+        await asyncio.sleep(SECONDS)
+        return await super().sample(request)
+
+trainer = make(Slow(said), max_steps=50)
+trainer.train()
+print("ended by", trainer.stopped_by, "after", trainer.state.global_step)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotebookKernel]:
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "my_tools.py").write_text(TOOLS.format(meaning="first"))
+    with NotebookKernel(folder, {**os.environ, "OMP_NUM_THREADS": "1"}) as kernel:
+        kernel.run(SETTINGS)
+        yield kernel
+
+
+def test_a_cell_runs_again_and_an_edited_plugin_is_taken_up(kernel: Any) -> None:
+    assert kernel.run(SCRIPTED).strip().endswith("2")
+    assert set(eval(kernel.run("print(set(seen)); seen.clear()"))) == {"first"}
+    (kernel._folder / "my_tools.py").write_text(TOOLS.format(meaning="second, after an edit"))
+    assert kernel.run(SCRIPTED).strip().endswith("2")
+    assert set(eval(kernel.run("print(set(seen)); seen.clear()"))) == {"second, after an edit"}
+
+
+def test_a_trainer_that_nobody_has_gives_its_workers_back(kernel: Any) -> None:
+    workers = "import threading; print(sum(t.name == 'toolgrpo-tools' for t in threading.enumerate()))"
+    kernel.run("gc.collect()")
+    assert kernel.run(workers).strip() == "1", "the trainer of the cell before the last one is gone already"
+    kernel.run("del trainer; gc.collect()")
+    assert kernel.run(workers).strip() == "0"
+
+
+def test_an_interrupted_cell_ends_its_step_and_the_next_trains(kernel: Any) -> None:
+    shown = kernel.run(LONG.replace("SECONDS", "0.3"), interrupt_after="sampling")
+    assert "ended by SIGINT after" in shown
+    assert kernel.run(SCRIPTED).strip().endswith("2")
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_cell_and_not_the_kernel(kernel: Any) -> None:
+    kernel.run("kept = 41")
+    with pytest.raises(CellError, match="KeyboardInterrupt"):
+        kernel.run(LONG.replace("SECONDS", "60"), interrupt_after="sampling", times=2)
+    assert kernel.run("print(kept + 1)").strip() == "42"
+    assert kernel.run(SCRIPTED).strip().endswith("2")
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_each_cell_gets_a_colocated_engine(kernel: Any) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    cell = "trainer = make(None, max_steps=1, engine='vllm_colocate'); print(trainer.train().global_step)"
+    assert kernel.run(cell).strip().endswith("1")
+    assert kernel.run(cell).strip().endswith("1"), "the first still has its name while the second is made"
+    kernel.run("trainer.close()")
+    assert kernel.run(cell).strip().endswith("1")

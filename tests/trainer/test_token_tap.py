@@ -1,0 +1,67 @@
+"""What training saw of an episode's tokens stands in the recording, and training does not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.observe.records import ids_checksum, iter_steps, iter_tokens, read_episodes
+from toolgrpo.rollout.batch import Scored
+from toolgrpo.testing import ByteChat, tiny_trainer
+from toolgrpo.trainer.token_tap import chosen_episodes
+from toolgrpo.trajectory import StopReason, Trajectory
+
+
+def script(request: SampleRequest, number: int) -> list[int]:
+    return ByteChat.say("abc"[: 1 + number % 3] + "." * (number % 5))
+
+
+def by_length(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(c[-1]["content"]) % 4) for c in completions]
+
+
+def trained(folder: Path, **changes: Any) -> Any:
+    running = tiny_trainer(folder, by_length, script, **changes)
+    running.train()
+    running.close()
+    return running
+
+
+def test_the_chosen_episodes_have_what_the_loss_was_made_of(tmp_path: Path) -> None:
+    changes = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "temperature": 1.0}
+    running = trained(tmp_path, record_tokens=3, **changes)
+    by_number = {record["episode"]: record for record in read_episodes(tmp_path)}
+    seen = list(iter_tokens(tmp_path))
+    assert [line["step"] for line in seen] == [0, 0, 0, 1, 1, 1]
+    for line in seen:
+        record = by_number[line["episode"]]
+        assert line["ids_crc32"] == ids_checksum(record["ids"]) and line["step"] == record["step"]
+        for name in ("trainer_logprobs", "entropy", "correction"):
+            assert [value is not None for value in line[name]] == [bool(m) for m in record["mask"]], name
+    of_first = sorted(record["advantage"] for record in by_number.values() if record["step"] == 0)
+    chosen = [by_number[line["episode"]]["advantage"] for line in seen if line["step"] == 0]
+    assert sorted(chosen) == sorted([of_first[0], of_first[-1], of_first[-2]])
+    logged = [line for line in iter_steps(tmp_path) if line["kind"] == "step"]
+    assert [line["step"] for line in logged] == [0, 1] and all(line["phases"]["training"] > 0 for line in logged)
+    entropies = [value for line in seen for value in line["entropy"] if value is not None]
+    assert min(entropies) - 0.5 < running.state.log_history[0]["entropy"] < max(entropies) + 0.5
+
+
+@pytest.mark.lock
+def test_recording_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+    losses = []
+    for name, changes in (("all", {"record_tokens": 8}), ("none", {"record_episodes": False})):
+        running = trained(tmp_path / name, **changes)
+        losses.append([log["loss"] for log in running.state.log_history if "loss" in log])
+    assert losses[0] == losses[1]
+    assert not (tmp_path / "none" / "episodes.jsonl").exists() and not (tmp_path / "none" / "tokens.jsonl").exists()
+
+
+def test_the_extremes_are_chosen_in_turn_and_nothing_without_an_advantage() -> None:
+    one = Trajectory((1,), (2,), (1,), (-0.5,), (), (), StopReason.FINISHED)
+    episodes = [Scored({}, one, advantage=advantage) for advantage in (0.5, None, -2.0, 0.0, 1.5, -1.0)]
+    chosen = [[episode.advantage for episode in chosen_episodes(episodes, n)] for n in (0, 1, 3, 9)]
+    assert chosen == [[], [1.5], [1.5, -2.0, 0.5], [1.5, -2.0, 0.5, -1.0]]

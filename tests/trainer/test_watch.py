@@ -1,0 +1,153 @@
+"""The doctor at the side of a real tiny run: what is told, when, and what stops the run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from transformers import PrinterCallback, TrainerControl, TrainerState
+
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import ConfigError, WorldError
+from toolgrpo.observe.progress import RunProgress
+from toolgrpo.observe.records import iter_steps
+from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
+from toolgrpo.testing import ByteChat, ScriptedTools, tiny_config, tiny_trainer
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
+
+
+def never_calls(request: SampleRequest, number: int) -> list[int]:
+    return ByteChat.say('{"name": "add", "arguments": {"a": 1, "b": 2}}' if number % 2 else "4")
+
+
+def calls(request: SampleRequest, number: int) -> list[int]:
+    answered = ">tool:" in ByteChat.text(request.ids)
+    return ByteChat.say("end" if answered else 'call add {"a": 1, "b": 2}')
+
+
+def zero(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+TOOLS = {"tools": ScriptedTools({"add": lambda a, b: str(a + b)})}
+
+
+def run(folder: Path, script: Any, parts: dict[str, Any] | None = None, **config: Any) -> tuple[Any, str]:
+    """A run of the tiny trainer, and what its display shows in a pipe."""
+    shown = io.StringIO()
+    console = Console(file=shown, width=200)
+    parts = {**TOOLS, "progress": RunProgress(console), **(parts or {})}
+    trainer = tiny_trainer(folder, zero, script, parts=parts, **config)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer, shown.getvalue()
+
+
+@pytest.fixture(scope="module")
+def learns_nothing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Path]:
+    folder = tmp_path_factory.mktemp("nothing")
+    trainer, shown = run(folder, never_calls, max_steps=5, unmarked_calls="ignore", doctor_every=2)
+    return trainer, shown, folder
+
+
+def test_a_run_that_learns_nothing_says_so_while_it_runs(learns_nothing: tuple[Any, str, Path]) -> None:
+    trainer, shown, _ = learns_nothing
+    lines = shown.splitlines()
+    (first, *later) = [number for number, line in enumerate(lines) if "so nothing is learned" in line]
+    assert "3/5" in "".join(lines[:first]) and "4/5" not in "".join(lines[:first]), "as soon as three logs say so"
+    assert len(later) == 1, "and again after two more steps"
+    assert "no group differs in reward in steps 1 to 3" in lines[first] and "no tool is called" in lines[first]
+    assert "docs/training_issues.md#low-rewards-throughout" in lines[first]
+    assert "4 turns of a rollout look like calls in another form: bare JSON (4)" in shown
+    assert trainer.doctor.learned_nothing and {one.rule for one in trainer.doctor.at_end()} >= {"groups_all_failed"}
+
+
+def test_what_is_told_is_recorded(learns_nothing: tuple[Any, str, Path]) -> None:
+    trainer, _, folder = learns_nothing
+    events = [line for line in iter_steps(folder) if line["kind"] == "event" and line["what"] == "finding"]
+    assert [event["rule"] for event in events] == [one.rule for one in trainer.doctor.told]
+    assert {event["section"] for event in events} >= {"low-rewards-throughout", "the-model-does-not-call-tools"}
+
+
+def test_tools_that_nobody_calls_have_metrics_too(learns_nothing: tuple[Any, str, Path]) -> None:
+    trainer, *_ = learns_nothing
+    log = trainer.state.log_history[0]
+    assert log["tools/add/calls"] == 0 and log["tools/error/timeout"] == 0 and log["answers/like_calls/json"] == 4
+    assert log["world/failed_episodes"] == 0 and log["stop/length_of_turn"] == 0
+
+
+def test_the_lines_in_a_pipe_stand_alone(learns_nothing: tuple[Any, str, Path]) -> None:
+    _, shown, _ = learns_nothing
+    lines = shown.splitlines()
+    assert [line.split(" ")[0] for line in lines[:5]] == ["model", "data", "tools", "reward", "engine"]
+    assert "add(a, b)" in shown or "add(" in lines[2]
+    assert lines[5].split()[:3] == ["step", "reward", "success"]
+    assert [line.split()[0] for line in lines if line.strip()[:1].isdigit()] == [f"{n}/5" for n in range(1, 6)]
+    assert "{'" not in shown and "\x1b" not in shown
+
+
+def test_failures_of_the_world_stop_the_run_before_it_trains_on_the_rest(tmp_path: Path) -> None:
+    lost = ToolResult("the server is gone", "add", ToolErrorKind.DIED)
+    parts = {"tools": ScriptedTools({"add": lambda a, b: lost})}
+    with pytest.raises(WorldError, match=r"100 % of the episodes.*8 tool calls lost their process.*now 0\.5"):
+        run(tmp_path, calls, parts)
+    trainer, _ = run(tmp_path / "on", calls, parts, max_world_failures=None)
+    assert trainer.state.global_step == 2
+
+
+def test_few_failures_of_the_world_stop_nothing() -> None:
+    stop_if_world_fails({"world/failed_episodes": 0.5}, 0.5)
+    stop_if_world_fails({"world/failed_episodes": 1.0}, None)
+    stop_if_world_fails({}, 0.5)
+
+
+def test_a_quiet_run_shows_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trainer = tiny_trainer(tmp_path, zero, never_calls, parts=TOOLS, quiet=True, disable_tqdm=False)
+    trainer.train()
+    trainer.close()
+    shown = capfd.readouterr()
+    assert shown.out == "" and "doctor" not in shown.err and "/2" not in shown.err and "tools" not in shown.err
+
+
+def test_a_printer_that_the_user_gives_stays(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, zero, never_calls, parts={**TOOLS, "callbacks": [PrinterCallback()]})
+    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+    trainer.close()
+    assert PrinterCallback in kinds
+    trainer = tiny_trainer(tmp_path / "none", zero, never_calls, parts=TOOLS)
+    trainer.close()
+    assert not any(isinstance(callback, PrinterCallback) for callback in trainer.callback_handler.callbacks)
+
+
+def test_every_other_process_is_silent() -> None:
+    said: list[str] = []
+    watch = DoctorWatch(said.append, every=1)
+    state = TrainerState(global_step=3, is_world_process_zero=False)
+    for _ in range(4):
+        watch.on_log(
+            None, state, TrainerControl(), {"reward": 0.0, "success": 0.0, "reward/groups_without_spread": 1.0}
+        )
+    assert said == [] and watch.learned_nothing
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("doctor_every", -1), ("max_world_failures", 0.0), ("max_world_failures", 1.5)]
+)
+def test_impossible_settings_are_refused(tmp_path: Path, field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        tiny_config(tmp_path, **{field: value})
+
+
+def test_a_summary_of_json_numbers_alone(learns_nothing: tuple[Any, str, Path]) -> None:
+    from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary
+
+    trainer, *_ = learns_nothing
+    summary = json.loads(json.dumps(doctor_summary(trainer.doctor)))
+    assert summary["learned_nothing"] and summary["findings"][0]["link"].startswith("docs/training_issues.md#")
+    assert doctor_lines(trainer.doctor)[0].startswith("doctor    nothing was learned")

@@ -1,0 +1,135 @@
+"""The flags of the commands as data, from the dataclasses that read them.
+
+`--help` must not wait for PyTorch and TRL to be imported, so what it shows is kept in `flags.json`
+beside this file: `python -m toolgrpo.commands.flag_table` writes it, and a test compares it with
+the dataclasses. `--help all` reads the dataclasses themselves.
+
+Not covered: defaults that depend on the machine (bf16 on a GPU); a flag without a default stands
+without one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FLAGS_FILE", "Flag", "flags_of_command", "read_flags"]
+
+FLAGS_FILE = Path(__file__).with_name("flags.json")
+
+_OF_INSTANCE = ("output_dir", "generation_batch_size", "steps_per_generation")  # filled in by TRL and Transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag as a person reads it."""
+
+    name: str
+    value: str  # what is written after it
+    default: str | None
+    help: str
+    ours: bool  # not TRL's or Transformers'
+
+
+def read_flags(command: str) -> dict[str, Flag]:
+    """Return the flags that the short page of a command may show, without importing what reads them."""
+    records = json.loads(FLAGS_FILE.read_text(encoding="utf-8"))[command]
+    return {record["name"]: Flag(**record) for record in records}
+
+
+def flags_of_command(command: str) -> dict[str, Flag]:
+    """Return every flag that a command takes and does not refuse; imports PyTorch and TRL."""
+    from trl import ModelConfig
+
+    from toolgrpo.commands.arguments import ScriptArguments
+    from toolgrpo.commands.check import CheckArguments
+    from toolgrpo.commands.evaluate import EvaluationArguments, EvaluationConfig
+    from toolgrpo.commands.replay import ReplayArguments
+    from toolgrpo.commands.sft import SFTArguments
+    from toolgrpo.trainer.config import ToolGRPOConfig
+    from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
+
+    classes: Mapping[str, Sequence[type[Any]]] = {
+        "train": (ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "check": (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "replay": (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "evaluate": (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig),
+        "sft": (SFTArguments,),
+    }
+    filled_in = vars(ToolGRPOConfig())
+    found: dict[str, Flag] = {}
+    for kind in classes[command]:
+        theirs = {field.name for base in kind.__mro__[1:] if _is_theirs(base) for field in dataclasses.fields(base)}
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if not field.init or field.name in WITHOUT_EFFECT:
+                continue
+            fills_in = issubclass(kind, ToolGRPOConfig) and field.name in _OF_INSTANCE
+            default = filled_in[field.name] if fills_in else _default(field)
+            ours = not _is_theirs(kind) and (field.name not in theirs or field.name in vars(kind))
+            found[field.name] = Flag(
+                name=field.name,
+                value=_value(hints[field.name], field.metadata.get("choices")),
+                default=None if default is None or default == "" else _shown(default),
+                help=_sentence(field.metadata.get("help", "")),
+                ours=ours,
+            )
+    return found
+
+
+def _is_theirs(kind: type[Any]) -> bool:
+    return dataclasses.is_dataclass(kind) and not kind.__module__.startswith("toolgrpo.")
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return "(must be given)" if field.default is dataclasses.MISSING else field.default
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, list | tuple):
+        return " ".join(map(str, default)) or "none"
+    return str(getattr(default, "value", default))
+
+
+def _value(hint: Any, choices: Sequence[Any] | None) -> str:
+    if choices:
+        return "|".join(map(str, choices))
+    kinds = {typing.get_origin(member) or member for member in (typing.get_args(hint) or (hint,))}
+    members = typing.get_args(hint)
+    if typing.get_origin(hint) is list or list in kinds:
+        return "A B ..."
+    for kind, name in ((str, "TEXT"), (float, "X"), (int, "N"), (bool, "true|false")):
+        if kind in kinds or (members and any(member is kind for member in members)):
+            return name
+    return "TEXT"
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split()).replace("%%", "%")
+
+
+def _kept(command: str) -> list[dict[str, Any]]:
+    from toolgrpo.commands.help_page import PAGES
+
+    shown = {name for names in PAGES[command].themes.values() for name in names}
+    return [dataclasses.asdict(flag) for flag in flags_of_command(command).values() if flag.ours or flag.name in shown]
+
+
+def table() -> dict[str, list[dict[str, Any]]]:
+    """Return what `flags.json` has to hold."""
+    from toolgrpo.commands.help_page import PAGES
+
+    return {command: _kept(command) for command in PAGES}
+
+
+if __name__ == "__main__":
+    FLAGS_FILE.write_text(json.dumps(table(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

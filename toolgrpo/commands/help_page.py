@@ -1,0 +1,239 @@
+"""`toolgrpo COMMAND --help`: the flags that people use, by theme, at once.
+
+`--help THEME` shows one theme, `--help all` also every flag of TRL and Transformers that is read.
+The short page imports nothing heavy: what it shows is in `flags.json` (see `flag_table.py`). A flag
+of ours that no theme names stands under "more", so none is missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from toolgrpo.commands.flag_table import Flag, flags_of_command, read_flags
+from toolgrpo.errors import ConfigError
+from toolgrpo.nearest import nearest
+
+__all__ = ["PAGES", "Page", "asked_for", "help_text"]
+
+_COLUMN = 34
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The help of one command: names of flags under themes, and what a command means by one."""
+
+    purpose: str
+    themes: Mapping[str, Sequence[str]]
+    defaults: Mapping[str, str] = field(default_factory=dict)  # where a command has its own
+
+
+_MODEL = ("model_name_or_path", "model_revision", "dtype", "trust_remote_code", "attn_implementation")
+_LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
+_TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config", "cache_tools", "tool_workers")
+_TOOLS_LIMITS = ("tool_timeout", "max_tool_response_tokens")
+_REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights", "reward_timeout", "success_threshold")
+_DATA = ("dataset_id_or_path", "dataset_split", "max_rows", "system_prompt", "skip_bad_rows", "long_prompts")
+_HELD_OUT = ("eval_questions", "eval_share", "eval_dataset_id_or_path", "eval_split")
+_EPISODE = (
+    *("max_completion_length", "max_turns", "max_turn_tokens", "max_tool_calls", "episode_timeout"),
+    *("temperature", "top_p", "top_k", "enable_thinking", "unmarked_calls", "max_concurrent_episodes"),
+)
+_ENGINE = (
+    *("engine", "vllm_server_urls", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enforce_eager"),
+    *("vllm_enable_sleep_mode", "vllm_kv_cache_gib", "vllm_lora_sync", "engine_timeout", "engine_retries"),
+)
+_TRAINING = (
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_generations"),
+    *("num_iterations", "beta", "epsilon", "epsilon_high", "loss_type", "scale_rewards", "max_grad_norm"),
+    *("mask_truncated_completions", "gradient_checkpointing", "prefix_sharing", "max_tokens_per_pass", "seed"),
+)
+_DRAWING = (
+    *("dynamic_sampling", "oversample", "max_groups_drawn", "curriculum", "hard_up_to", "normal_up_to", "hard_weight"),
+    *("normal_weight", "easy_weight", "unseen_weight", "retire_after_solved", "row_weights", "row_pass_k"),
+    *("row_pass_min", "row_pass_max", "skip_dead_rows", "loss_denominator"),
+)
+_SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
+_WATCHING = (
+    *("logging_steps", "doctor_every", "max_world_failures", "quiet", "report_to", "run_name", "log_completions"),
+    *("record_episodes", "record_tokens", "dry_run"),
+)
+
+# What TRL and Transformers say at length, of the flags that the short page shows.
+_IN_SHORT = {
+    "model_name_or_path": "A chat model: a folder, a hub id, or a named one (nano, smollm2).",
+    "model_revision": "Branch, tag or commit of a model of the hub.",
+    "dtype": "What the weights are loaded as.",
+    "trust_remote_code": "Run code that comes with the model or tokenizer.",
+    "attn_implementation": "Attention, as Transformers names it (sdpa, flash_attention_2, ...).",
+    "use_peft": "Train a LoRA adapter instead of all weights.",
+    "lora_r": "Rank of the adapter.",
+    "lora_alpha": "Scale of the adapter.",
+    "lora_dropout": "Dropout of the adapter.",
+    "lora_target_modules": "Modules that get one; default: the projections of attention and MLP.",
+    "load_in_4bit": "Hold the base model in 4 bits (with use_peft).",
+    "reward_weights": "A weight for each reward: those of --reward, then the files.",
+    "temperature": "Of sampling.",
+    "top_p": "Sample from the likeliest tokens that hold this share.",
+    "top_k": "Sample from this many of the likeliest tokens; 0: all.",
+    "vllm_gpu_memory_utilization": "Share of the GPU that colocated vLLM takes.",
+    "vllm_max_model_length": "Context window of the engine; default: the model's.",
+    "vllm_enable_sleep_mode": "Give vLLM's GPU memory to the training pass between rollouts.",
+    "learning_rate": "Peak learning rate.",
+    "lr_scheduler_type": "How it falls.",
+    "warmup_steps": "Steps over which it rises; below 1: a share of all.",
+    "max_steps": "Optimizer steps; -1: num_train_epochs decides.",
+    "num_train_epochs": "Passes over the rows.",
+    "per_device_train_batch_size": "Episodes of one forward and backward pass in one process.",
+    "gradient_accumulation_steps": "Passes of one optimizer step.",
+    "steps_per_generation": "Passes that one rollout is for; default: gradient_accumulation_steps.",
+    "num_generations": "Episodes of one prompt: a group.",
+    "num_iterations": "Times that a rollout is trained on.",
+    "beta": "Weight of the distance from the reference model; 0: none is loaded.",
+    "epsilon": "How far a probability ratio may go before it is clipped.",
+    "epsilon_high": "The same upward; default: epsilon.",
+    "loss_type": "Which loss (TRL's names).",
+    "scale_rewards": "What advantages are divided by: group, batch or none.",
+    "max_grad_norm": "Larger gradients are scaled down to this.",
+    "mask_truncated_completions": "Do not train on episodes that were cut.",
+    "gradient_checkpointing": "Compute activations twice and hold fewer.",
+    "seed": "Of rows, sampling and initial weights.",
+    "output_dir": "Where model, checkpoints, log and episodes are written.",
+    "save_strategy": "When checkpoints are written.",
+    "save_steps": "Steps between two checkpoints.",
+    "save_total_limit": "Checkpoints that are kept.",
+    "resume_from_checkpoint": "Go on from a checkpoint's folder, or from the last one (auto).",
+    "logging_steps": "Steps between two logs.",
+    "report_to": "Trackers: wandb, tensorboard, trackio, ...",
+    "run_name": "What trackers call the run.",
+    "log_completions": "Send tables of episodes to the trackers.",
+}
+
+PAGES: dict[str, Page] = {
+    "train": Page(
+        "Teach a model to use tools by reinforcement learning.",
+        {
+            "model": (*_MODEL, *_LORA),
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "data": (*_DATA, *_HELD_OUT),
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+            "training": _TRAINING,
+            "drawing": _DRAWING,
+            "saving": _SAVING,
+            "watching": _WATCHING,
+        },
+    ),
+    "check": Page(
+        "Look at everything that a training needs: load it, draw some episodes, do one step. Nothing is kept.",
+        {
+            "how much is drawn": ("questions", "samples", "step", "json"),
+            "model": (*_MODEL, *_LORA),
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "data": _DATA,
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+            "training": _TRAINING,
+        },
+    ),
+    "evaluate": Page(
+        "Measure a model, or two side by side, on held-out questions.",
+        {
+            "measurement": ("baseline", "samples", "ks", "report", *_HELD_OUT),
+            "model": _MODEL,
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "data": _DATA,
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+            "saving": ("output_dir", "record_episodes", "dry_run", "seed"),
+        },
+        {"eval_questions": "100"},
+    ),
+    "replay": Page(
+        "toolgrpo replay DIR EPISODE: do the tool calls and rewards of a recorded episode again, or all of it. What "
+        "the run was given is in DIR/run.yaml.",
+        {
+            "what is replayed": ("with_model",),
+            "tools": (*_TOOLS, *_TOOLS_LIMITS),
+            "rewards": _REWARDS,
+            "episode": _EPISODE,
+            "engine": _ENGINE,
+        },
+    ),
+    "sft": Page(
+        "Teach a model the form of tool calls from example conversations.",
+        {
+            "model and data": ("model_name_or_path", "dataset_id_or_path", "tools_script", "max_length", "output_dir"),
+            "training": ("max_steps", "batch_size", "micro_batch_size", "learning_rate", "warmup_steps"),
+        },
+    ),
+}
+
+
+def asked_for(arguments: Sequence[str]) -> str | None:
+    """Return the word after `--help`, "" if there is none, or None if nobody asks for help."""
+    for place, argument in enumerate(arguments):
+        if argument in ("-h", "--help"):
+            following = arguments[place + 1 : place + 2]
+            return following[0] if following and not following[0].startswith("-") else ""
+    return None
+
+
+def help_text(command: str, theme: str = "", *, width: int | None = None) -> str:
+    """Return the page of a command, or one theme of it, or every flag ("all")."""
+    page = PAGES[command]
+    flags = flags_of_command(command) if theme == "all" else read_flags(command)
+    themes = _filled(page, flags, everything=theme == "all")
+    if theme not in ("", "all"):
+        if theme not in themes:
+            near = nearest(theme, [*themes, "all"])[0]
+            raise ConfigError(f"--help {theme}: the themes are {', '.join(themes)} and all; the nearest is {near}")
+        themes = {theme: themes[theme]}
+    width = width or max(60, min(shutil.get_terminal_size().columns, 110))
+    parts = [
+        f"usage: toolgrpo {command} [--config FILE.yaml] [--flag value ...]",
+        page.purpose,
+        _paragraph("Every flag is also a key of the YAML file; a flag wins over the file.", width),
+    ]
+    for name, names in themes.items():
+        lines = [_entry(flags[flag], page, width, in_short=theme != "all") for flag in names]
+        parts.append("\n".join([f"{name}:", *lines]))
+    others = "" if theme == "all" or command == "sft" else "; --help all: every flag, TRL's and Transformers' too"
+    parts.append(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}")
+    return "\n\n".join(parts)
+
+
+def _filled(page: Page, flags: Mapping[str, Flag], *, everything: bool) -> dict[str, list[str]]:
+    """Return the themes with the flags that there are; what no theme names comes last."""
+    themes = {name: [flag for flag in names if flag in flags] for name, names in page.themes.items()}
+    named = {flag for names in themes.values() for flag in names}
+    of_training = read_flags("train") if page is not PAGES["train"] else {}
+    more = [flag.name for flag in flags.values() if flag.ours and flag.name not in named | of_training.keys()]
+    themes["more"] = more
+    if everything:
+        themes["TRL and Transformers"] = [name for name in flags if name not in named | set(more)]
+    return {name: names for name, names in themes.items() if names}
+
+
+def _entry(flag: Flag, page: Page, width: int, *, in_short: bool) -> str:
+    default = page.defaults.get(flag.name, flag.default)
+    text = _IN_SHORT.get(flag.name, flag.help) if in_short and not flag.ours else flag.help
+    value = "" if flag.value == "true|false" and default == "false" else flag.value
+    written = f"  --{flag.name} {value}".rstrip()
+    shows_default = default is not None and default != "false" and "default:" not in text.lower()
+    shown = "" if not shows_default else f" {default}" if str(default).startswith("(") else f" [{default}]"
+    filled = textwrap.wrap(text + shown, width - _COLUMN) or [""]
+    first = f"{written:<{_COLUMN}}{filled[0]}"
+    if len(written) >= _COLUMN - 1:
+        first = f"{written}\n{' ' * _COLUMN}{filled[0]}"
+    return "\n".join([first, *(" " * _COLUMN + line for line in filled[1:])])
+
+
+def _paragraph(text: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(text, width))

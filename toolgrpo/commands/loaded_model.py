@@ -1,0 +1,119 @@
+"""The model that an evaluation asks: its tokenizer, and its weights for the engine.
+
+Where colocated vLLM generates, the weights go from their files into vLLM one by one, and no second
+copy is made of them; other engines, adapters, quantized models and older weight formats are loaded
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations import unset_hf_deepspeed_config
+
+from toolgrpo.engines.build import choose_engine
+from toolgrpo.engines.policy import Policy
+from toolgrpo.errors import ModelError
+from toolgrpo.evaluation.run import policy_of_model
+from toolgrpo.trainer.backend_check import check_backend
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.trainer import load_tokenizer
+
+__all__ = ["LoadedModel", "load_model", "weight_files"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    policy: Policy
+    tokenizer: Any
+
+
+def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> LoadedModel:
+    """Load the model of this folder or hub id, whole in each process.
+
+    An adapter's folder is loaded with its base model.
+    """
+    check_backend(Accelerator(cpu=config.use_cpu))
+    unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
+    is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()
+    kwargs = {"trust_remote_code": config.trust_remote_code, **init_kwargs}
+    try:
+        policy = None if is_adapter else _policy_of_files(path, kwargs, config)
+        policy = policy or _policy_of_whole(path, kwargs, config, is_adapter=is_adapter)
+    except (OSError, ValueError, ImportError) as error:
+        what = (
+            f"the adapter in {path} cannot be loaded onto its base model"
+            if is_adapter
+            else f"the model {path} cannot be loaded"
+        )
+        raise ModelError(f"{what}: {error}") from error
+    tokenizer = load_tokenizer(
+        str(path), revision=init_kwargs.get("revision"), trust_remote_code=config.trust_remote_code
+    )
+    return LoadedModel(policy, tokenizer)
+
+
+def weight_files(path: Path, revision: str | None = None) -> list[Path]:
+    """Return the safetensors files that hold the model of this folder or hub id; none if there are none."""
+    folder = path
+    if not path.is_dir():
+        wanted = ["model*.safetensors", "model.safetensors.index.json"]
+        folder = Path(snapshot_download(str(path), revision=revision, allow_patterns=wanted))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else []
+
+
+def _policy_of_files(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> Policy | None:
+    """Return a policy whose weights are read when the engine gets them; None where it must be whole."""
+    options = config.engine_options()
+    if choose_engine(options.engine, server_urls=list(options.vllm_server.urls)).name != "vllm_colocate":
+        return None
+    origin = {"revision": kwargs.get("revision"), "trust_remote_code": kwargs["trust_remote_code"]}
+    shape = AutoConfig.from_pretrained(path, **origin)
+    if "quantization_config" in kwargs or getattr(shape, "quantization_config", None) is not None:
+        return None
+    files = weight_files(path, kwargs.get("revision"))
+    if not files:
+        return None
+    asked = kwargs.get("dtype", "float32")
+    dtype = shape.dtype or torch.float32 if asked == "auto" else getattr(torch, str(asked).removeprefix("torch."))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype, trust_remote_code=kwargs["trust_remote_code"])
+    policy = policy_of_model(
+        model, PartialState(), mixed_precision=config.mixed_precision, weights=partial(_weights_of, files)
+    )
+    # A vLLM that is for other devices leaves the work to the transformers engine, which wants a model.
+    chosen = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
+    return policy if chosen.name == "vllm_colocate" else None
+
+
+def _weights_of(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                yield name, opened.get_tensor(name)
+
+
+def _policy_of_whole(path: Path, kwargs: Mapping[str, Any], config: ToolGRPOConfig, *, is_adapter: bool) -> Policy:
+    if is_adapter:
+        from peft import AutoPeftModelForCausalLM
+
+        model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, **{"dtype": "float32", **kwargs})
+    state = PartialState()
+    model = model.to(state.device).eval()
+    return policy_of_model(model, state, mixed_precision=config.mixed_precision)

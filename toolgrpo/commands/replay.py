@@ -1,0 +1,218 @@
+"""Do an episode again and see what differs: what `toolgrpo replay` does.
+
+    toolgrpo replay DIR 17                    its tool calls and its rewards
+    toolgrpo replay DIR 17 --with_model PATH  the whole episode, drawn by this model
+
+Tools, rewards and limits are those of the run (`DIR/run.yaml`, or `--config`), with flags over them.
+Where a tool is stateless and fair, nothing differs; what does is a tool that depends on the time or
+on a network, a tool or reward that was changed since, or an environment that draws at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trl import ModelConfig
+
+from toolgrpo.chat import resolve_format
+from toolgrpo.commands.arguments import ScriptArguments, check_arguments
+from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.loaded_model import load_model
+from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.run_config import config_of_run
+from toolgrpo.commands.show import find_episode, recording_in
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.engines.build import build_engine
+from toolgrpo.errors import ConfigError
+from toolgrpo.evaluation.replaying import CallAgain, calls_again, episode_again, first_parting, rewards_again
+from toolgrpo.observe.episode_view import conversation
+from toolgrpo.observe.records import row_of
+from toolgrpo.plain_text import plain
+from toolgrpo.rewards import Reward
+from toolgrpo.rollout import Rollouts
+from toolgrpo.rollout.truncation import TokenCutter
+from toolgrpo.tools import Toolbox
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.trainer import load_tokenizer
+from toolgrpo.trajectory import ToolResult, Trajectory
+
+__all__ = ["ReplayArguments", "ReplayRun", "parse_replay_arguments"]
+
+_SHOWN = 200  # characters of a result
+
+
+@dataclass
+class ReplayArguments:
+    """What is replayed."""
+
+    folder: str = field(default="", metadata={"help": "The run's output folder."})
+    episode: int = field(default=-1, metadata={"help": "The number of the episode."})
+    with_model: str | None = field(
+        default=None, metadata={"help": "Draw the whole episode again with this model: a folder, hub id or name."}
+    )
+
+
+def parse_replay_arguments(
+    argv: Sequence[str],
+) -> tuple[ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
+    """Read DIR and EPISODE, and everything else as the training does, over the run's own file."""
+    if len(argv) < 2 or argv[0].startswith("-") or not argv[1].isdecimal():
+        raise ConfigError("give the run's output folder and the number of an episode: toolgrpo replay DIR EPISODE")
+    folder, number, *flags = argv
+    if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
+        flags = ["--config", str(config_of_run(recording_in(Path(folder)))), *flags]
+    replay, script, config, model = parse_args(
+        (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
+        [*flags, "--folder", folder, "--episode", number],
+    )
+    check_arguments(script, config, model)
+    return replay, script, config, model
+
+
+class ReplayRun:
+    """One episode again; `run` says what differs and returns whether anything does."""
+
+    def __init__(
+        self,
+        replay: ReplayArguments,
+        script: ScriptArguments,
+        config: ToolGRPOConfig,
+        model: ModelConfig,
+        terminal: Terminal,
+    ) -> None:
+        self.replay = replay
+        self.config = config
+        self.terminal = terminal
+        self.parts = RunParts(script, config, model, terminal.in_log_only())
+        self.record = find_episode(recording_in(Path(replay.folder)), replay.episode)
+        self.row = row_of(self.record)
+        self.then = Trajectory.from_record(self.record)
+
+    def run(self) -> bool:
+        tools = self.parts.toolbox()
+        try:
+            rewards = self.parts.rewards()
+            if self.replay.with_model is not None:
+                return self._whole(self.replay.with_model, tools, rewards)
+            return self._calls_and_rewards(tools, rewards)
+        finally:
+            if tools is not None:
+                tools.close()
+
+    def _calls_and_rewards(self, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
+        say = self.terminal.say
+        differ, then = False, self.then
+        if tools is not None:
+            again = calls_again(tools, self.row, then, cut=self._cut(), unmarked_calls=self.config.unmarked_calls)
+            for call in again.calls:
+                differ |= not call.same
+                self._say_call(call)
+            if then.reward != again.reward:
+                differ = True
+                say(f"differs  the environment gave {_number(then.reward)}, now {_number(again.reward)}")
+            then = replace(then, reward=again.reward)
+        else:
+            say("no tools: nothing to call again")
+        return self._rewards(then, rewards) or differ
+
+    def _rewards(self, trajectory: Trajectory, rewards: Sequence[Reward]) -> bool:
+        """Ask the rewards about what is recorded, and compare."""
+        config = self.config
+        scored = rewards_again(self.row, trajectory, rewards, config.reward_weights, config.success_threshold)
+        differ = False
+        recorded = self.record.get("rewards") or {}
+        for name, now in scored.rewards.items():
+            if name not in recorded:
+                self.terminal.say(
+                    f"new      reward {name} {_number(now)} (the run did not have it, or did not record it)"
+                )
+                continue
+            differ |= self._say_number(f"reward {name}", recorded[name], now)
+        return self._say_number("reward together", self.record.get("reward_given"), scored.total) or differ
+
+    def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
+        """Draw the episode anew, and show where the two part and how they end."""
+        path = Path(self.parts.model_path(model))
+        loaded = load_model(path, self.parts.model_init_kwargs(), self.config)
+        config = self.config
+        rollouts = Rollouts(
+            engine=build_engine(loaded.policy, config.engine_options()).engine,
+            chat=resolve_format(loaded.tokenizer),
+            limits=config.episode_limits(),
+            tokenizer=loaded.tokenizer,
+            tools=tools,
+            engine_retries=config.engine_retries,
+            unmarked_calls=config.unmarked_calls,
+            enable_thinking=config.enable_thinking,
+        )
+        try:
+            rollouts.load_weights(loaded.policy.weights())
+            now = episode_again(rollouts, self.row, config.sampling_options(), config.seed)
+        finally:
+            rollouts.close()
+        scored = rewards_again(self.row, now, rewards, config.reward_weights, config.success_threshold)
+        record = {
+            **self.record,
+            **now.to_record(),
+            "success": scored.success,
+            "reward_given": scored.total,
+            "rewards": dict(scored.rewards),
+            "advantage": None,
+        }
+        console = self.terminal.console
+        console.print(conversation(self.record))
+        console.print(f"\nnow, with {model} and the seed {config.seed}:\n", markup=False)
+        console.print(conversation(record))
+        place = first_parting(self.then, now)
+        if place is None:
+            self.terminal.say("the same tokens")
+            return False
+        turn = sum(one.start <= place for one in self.then.turns)
+        self.terminal.say(f"they part at token {place} after the prompt, in turn {max(1, turn)}")
+        self._say_number("reward together", self.record.get("reward_given"), scored.total)
+        return True
+
+    def _cut(self) -> Any:
+        """Return what cuts results as the episode's were; a tokenizer is loaded where one was cut."""
+        if not any(result.truncated for result in self.then.results):
+            return lambda result: result
+        tokenizer = load_tokenizer(self.parts.model_path(str(self.parts.model.model_name_or_path)))
+        cutter = TokenCutter(tokenizer, self.config.max_tool_response_tokens)
+
+        def cut(result: ToolResult) -> ToolResult:
+            shown = cutter(result.content, result.left_out)
+            return replace(result, content=shown.text, left_out=shown.left_out)
+
+        return cut
+
+    def _say_call(self, call: CallAgain) -> None:
+        attempt = call.attempt
+        arguments = ", ".join(f"{name}={value!r}" for name, value in (attempt.arguments or {}).items())
+        written = attempt.raw if attempt.arguments is None else f"{attempt.name}({arguments})"
+        shown = f"turn {call.turn + 1}: {written}"
+        if call.same:
+            self.terminal.say(f"same     {shown} -> {_short(call.then)}")
+        else:
+            self.terminal.say(
+                f"differs  {shown}\n         then  {_short(call.then)}\n         now   {_short(call.now)}"
+            )
+
+    def _say_number(self, what: str, then: float | None, now: float | None) -> bool:
+        same = then == now or (then is not None and now is not None and abs(then - now) < 1e-6)
+        self.terminal.say(
+            f"same     {what} {_number(now)}" if same else f"differs  {what} {_number(then)}, now {_number(now)}"
+        )
+        return not same
+
+
+def _short(result: ToolResult) -> str:
+    text = " ".join(plain(result.content).split())
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+    return shown if result.error is None else f"[{result.error}] {shown}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"

@@ -1,0 +1,61 @@
+"""`OUTPUT_DIR/run.yaml`: what a run was given, as one file that `--config` takes.
+
+Files and folders stand there whole, so that it can be read from any folder. Nothing in it is a
+default; secrets (tokens, keys) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from trl import ModelConfig
+
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.config_files import given_values
+from toolgrpo.errors import ConfigError
+from toolgrpo.storage import storage_errors
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+__all__ = ["NAME", "config_of_run", "keep_run_config"]
+
+NAME = "run.yaml"
+_MAY_BE_PATHS = (
+    *("tools_script", "environment", "mcp_config", "reward_fn", "dataset_id_or_path", "eval_dataset_id_or_path"),
+    *("model_name_or_path", "output_dir"),
+)
+_SECRET = ("token", "key", "secret", "password")
+_PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
+
+
+def keep_run_config(argv: Sequence[str], output_dir: Path) -> None:
+    """Write what the command was given into its output folder."""
+    given = given_values((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
+    kept = {
+        name: _whole(value) if name in _MAY_BE_PATHS else value
+        for name, value in given.items()
+        if name not in _PER_CALL and not name.endswith(_SECRET) and value is not None
+    }
+    path = output_dir / NAME
+    with storage_errors(f"what the run was given ({path})", output_dir):
+        path.write_text("# What this run was given; toolgrpo COMMAND --config takes it.\n" + yaml.safe_dump(kept))
+
+
+def config_of_run(folder: Path) -> Path:
+    """Return the file of the run whose recording lies here, or in the folder above."""
+    for place in (folder, folder.parent):
+        if (place / NAME).is_file():
+            return place / NAME
+    raise ConfigError(f"{folder} has no {NAME}, which says what its run was given; give that with --config FILE.yaml")
+
+
+def _whole(value: Any) -> Any:
+    """Return a path that exists as an absolute one, and anything else as it is."""
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    path, colon, rest = str(value).partition(":")
+    if not path or not Path(path).exists():
+        return value
+    return f"{Path(path).resolve()}{colon}{rest}"

@@ -1,0 +1,154 @@
+"""Look at recorded episodes in the terminal: what `toolgrpo show` does.
+
+    toolgrpo show DIR               the groups of the last step (--step N: of another)
+    toolgrpo show DIR 17            episode 17 as a conversation (--tokens: as its tokens)
+    toolgrpo show DIR --worst 3     those with the least reward; --best, --cause timeout, --step N
+
+It reads the recording alone, needs no PyTorch, and may look while a run writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
+from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary
+
+__all__ = ["find_episode", "recording_in", "run_show"]
+
+_WIDTH_OF_A_PIPE = 160
+_SHOWN = 5  # episodes, where nobody says how many
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (toolgrpo show --help)")
+
+
+def run_show(argv: Sequence[str], console: Console | None = None) -> None:
+    """Print what the arguments ask for."""
+    parser = _Parser(prog="toolgrpo show", description="Look at the episodes that a run recorded.")
+    parser.add_argument("folder", type=Path, help="the run's output folder")
+    parser.add_argument("episode", type=int, nargs="?", help="the number of one episode")
+    parser.add_argument("--step", type=int, help="only this step (0: the untrained model)")
+    parser.add_argument("--worst", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N with the least reward")
+    parser.add_argument("--best", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N with the most reward")
+    parser.add_argument("--cause", help="only those that ended so or met this, e.g. timeout, length, invalid_json")
+    parser.add_argument("--tokens", action="store_true", help="tokens in colours of their probability")
+    asked = parser.parse_args(list(argv))
+    for name in ("worst", "best"):
+        if getattr(asked, name) is not None and getattr(asked, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {getattr(asked, name)}")
+    if asked.worst and asked.best:
+        raise ConfigError("--worst and --best exclude each other; give one")
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal:  # a pipe has no width of its own
+            console = Console(highlight=False, width=_WIDTH_OF_A_PIPE)
+    folder = recording_in(asked.folder)
+    if asked.episode is not None:
+        _show_one(find_episode(folder, asked.episode), folder, console, as_tokens=asked.tokens)
+    elif asked.worst or asked.best or asked.cause:
+        _show_chosen(folder, asked, console)
+    else:
+        _show_groups(folder, asked.step, console)
+
+
+def recording_in(folder: Path) -> Path:
+    """Return the folder that holds the recording: this one, or the one that an evaluation made in it."""
+    for place in (folder, folder / "model"):
+        if episode_files(place):
+            return place
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is no folder; give the output folder of a run (the working folder is {Path.cwd()})"
+        )
+    raise ConfigError(
+        f"{folder} holds no episodes.jsonl; give the output folder of a run that recorded its episodes "
+        f"(record_episodes is on unless it was turned off)"
+    )
+
+
+def find_episode(folder: Path, number: int) -> dict[str, Any]:
+    """Return the last record of this number."""
+    found, last = None, -1
+    for record in iter_episodes(folder):
+        own = record.get("episode")
+        if own == number:
+            found = record
+        if isinstance(own, int):
+            last = max(last, own)
+    if found is None:
+        raise ConfigError(f"there is no episode {number} in {folder}; the last one is {last}")
+    return found
+
+
+def _show_one(record: dict[str, Any], folder: Path, console: Console, *, as_tokens: bool) -> None:
+    console.print(tokens(record, read_vocabulary(folder)) if as_tokens else conversation(record))
+
+
+def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> None:
+    records = _matching(folder, asked.step, asked.cause)
+    n = asked.worst or asked.best or _SHOWN
+    choose = heapq.nlargest if asked.best else heapq.nsmallest
+    chosen = choose(n, records, key=lambda record: float(record.get("reward_given") or 0.0))
+    if not chosen:
+        raise ConfigError(f"no episode in {folder} {_wanted(asked)}; {_there_is(folder, asked.step)}")
+    console.print(episode_table(chosen))
+    for record in chosen:
+        console.print()
+        _show_one(record, folder, console, as_tokens=asked.tokens)
+
+
+def _wanted(asked: argparse.Namespace) -> str:
+    parts = [f"is of step {asked.step}"] if asked.step is not None else []
+    return " and ".join([*parts, *([f"has the cause {asked.cause!r}"] if asked.cause else [])])
+
+
+def _there_is(folder: Path, step: int | None) -> str:
+    causes = sorted(set().union(*(causes_of(record) for record in _matching(folder, step, None)))) or ["none"]
+    return f"there is {', '.join(causes)}"
+
+
+def _matching(folder: Path, step: int | None, cause: str | None) -> Iterator[dict[str, Any]]:
+    for record in iter_episodes(folder):
+        if (step is None or record["step"] == step) and (cause is None or cause in causes_of(record)):
+            yield record
+
+
+def _show_groups(folder: Path, step: int | None, console: Console) -> None:
+    shown: list[dict[str, Any]] = []
+    steps: set[int] = set()
+    for record in iter_episodes(folder):
+        steps.add(record["step"])
+        if step is None and shown and shown[0]["step"] < record["step"]:
+            shown = []
+        if step is None or record["step"] == step:
+            shown.append(record)
+    if not shown:
+        raise ConfigError(f"no episode in {folder} is of step {step}; there are steps {min(steps)} to {max(steps)}")
+    console.print(group_table(shown[0]["step"], shown))
+    console.print(f"steps {min(steps)} to {max(steps)}; one episode: toolgrpo show {folder} {shown[0].get('episode')}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; an error of ours is one paragraph."""
+    from toolgrpo.errors import ToolGRPOError
+    from toolgrpo.plain_text import plain
+
+    try:
+        run_show(argv)
+    except ToolGRPOError as error:
+        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader has seen enough (| head)
+        sys.stderr.close()
+    return 0

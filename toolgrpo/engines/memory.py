@@ -1,0 +1,24 @@
+"""How much memory an engine's cache takes: arithmetic on a model's config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["kv_bytes_per_token"]
+
+
+def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int | None:
+    """Return the bytes of keys and values that one token takes in all layers.
+
+    None for attention that keeps something else (latent, or no attention in every layer).
+    """
+    layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
+    if not layers or not heads or getattr(config, "kv_lora_rank", None) is not None:
+        return None
+    if any("linear" in kind or "mamba" in kind for kind in getattr(config, "layer_types", None) or ()):
+        return None
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(layers * 2 * key_value_heads * head_dim * dtype.itemsize)

@@ -1,0 +1,117 @@
+"""Do again what is recorded of an episode: its tool calls, its rewards, or all of it with a model.
+
+Invariant: the calls are made in their order, those of a turn at the same time, in one session of
+the tools, as in the episode.
+
+Not covered: what depends on the time or on other episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.evaluation.grading import Grader, grade
+from toolgrpo.rollout import RolloutBatch, RolloutBegan, Rollouts, Scored
+from toolgrpo.rollout.batch import Row
+from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.rollout.scheduler import run_all, run_blocking
+from toolgrpo.tools.base import ToolProvider
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, Trajectory
+
+__all__ = ["CallAgain", "SessionAgain", "calls_again", "episode_again", "first_parting", "rewards_again"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallAgain:
+    """One call: what came back then, and what comes back now."""
+
+    turn: int
+    attempt: CallAttempt
+    then: ToolResult
+    now: ToolResult
+
+    @property
+    def same(self) -> bool:
+        return self.then.error == self.now.error and self.then.content == self.now.content
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAgain:
+    """All calls of an episode, and what its environment gives for them now."""
+
+    calls: tuple[CallAgain, ...]
+    reward: float | None
+
+
+def calls_again(
+    tools: ToolProvider,
+    row: Row,
+    trajectory: Trajectory,
+    *,
+    cut: Callable[[ToolResult], ToolResult] = lambda result: result,
+    unmarked_calls: str = "answer",
+) -> SessionAgain:
+    """Make the calls again; `cut` makes long results as short as the model saw them."""
+
+    async def run() -> SessionAgain:
+        made: list[CallAgain] = []
+        offered = offered_tools(tools, row)
+        if offered is None:
+            return SessionAgain((), None)
+        async with offered.session(row) as session:
+            for number, turn in enumerate(trajectory.turns):
+                pairs = [
+                    (_as_called(attempt, unmarked_calls), result)
+                    for attempt, result in zip(turn.attempts, turn.results, strict=False)
+                    if result.error is not ToolErrorKind.LIMIT
+                ]
+                now = await session.call([attempt for attempt, _ in pairs]) if pairs else ()
+                made += [
+                    CallAgain(number, attempt, then, cut(again))
+                    for (attempt, then), again in zip(pairs, now, strict=True)
+                ]
+            return SessionAgain(tuple(made), await session.reward())
+
+    return asyncio.run(run())
+
+
+def rewards_again(
+    row: Row,
+    trajectory: Trajectory,
+    rewards: Sequence[Grader],
+    weights: Sequence[float] | None,
+    threshold: float,
+) -> Scored:
+    """Return the episode with what its rewards give for it now."""
+    batch = RolloutBatch(episodes=(Scored(row, trajectory),))
+    return grade(batch, rewards, weights, threshold=threshold).episodes[0]
+
+
+def episode_again(rollouts: Rollouts, row: Row, options: SamplingOptions, seed: int) -> Trajectory:
+    """Return a new episode of this row; the same seed draws the same one from the same weights."""
+    episode = replace(rollouts.episode(row, 0), seed=seed)
+    began = RolloutBegan(1, 0, "heldout", "replay")
+    return run_blocking(lambda: run_all([episode], rollouts.scheduler(options, began))).trajectories[0]
+
+
+def first_parting(then: Trajectory, now: Trajectory) -> int | None:
+    """Return the place of the first token in which two episodes differ, or None."""
+    for place, (old, new) in enumerate(zip(then.ids, now.ids, strict=False)):
+        if old != new:
+            return place
+    return None if len(then.ids) == len(now.ids) else min(len(then.ids), len(now.ids))
+
+
+def _as_called(attempt: CallAttempt, unmarked_calls: str) -> CallAttempt:
+    """Return an attempt as the tools got it: those that they refused are asked of them again."""
+    refused_by_tools = attempt.status in (AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
+    accepted = attempt.status is AttemptStatus.UNMARKED and unmarked_calls == "accept"
+    well_read = attempt.name is not None and attempt.arguments is not None
+    return (
+        replace(attempt, status=AttemptStatus.OK, detail="")
+        if (refused_by_tools and well_read) or accepted
+        else attempt
+    )

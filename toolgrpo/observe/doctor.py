@@ -1,0 +1,331 @@
+"""What a person finds out about a run a day later, said in one sentence when it begins.
+
+`RULES` is the table: each rule is a pure function of the last few logs of a run (what TRL logs, as
+`trainer_state.json` keeps it) and returns its sentence, with the numbers in it, or None. Each names
+the section of docs/training_issues.md that goes on from there. `findings` asks all of them;
+`over_run` asks them at every log of a run that is over.
+
+Invariants: a rule is silent where a metric that it needs is missing; it never raises; it looks at
+nothing but the logs.
+
+Not covered: who hears of it and how often (`watch.py`); the episodes themselves (`report`, `show`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from toolgrpo.observe.call_lookalikes import FORMS
+from toolgrpo.observe.log_reading import (
+    Log,
+    calls_in,
+    cut_shares,
+    episodes_in,
+    last_of,
+    listed,
+    mean_of,
+    percent,
+    span_of,
+    tools_in,
+    total_of,
+)
+
+__all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run"]
+
+DOCS = "docs/training_issues.md"
+LOGS_KEPT = 12  # no rule looks further back
+
+_SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
+_PARSE_CAUSES = {
+    "invalid_json": "what stands in the call is no JSON",
+    "unclosed": "the call is never closed",
+    "missing_name": "the call names no tool",
+    "unmarked": "the call stands there without its markers",
+    "unknown_tool": "there is no tool of that name",
+    "bad_arguments": "the arguments do not fit the schema",
+}
+_WORLD_CAUSES = ("timeout", "died")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that goes wrong: its name, where it is explained, how many logs it takes to see it."""
+
+    name: str
+    section: str
+    logs: int
+    look: Callable[[Sequence[Log]], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that spoke, and after which step."""
+
+    rule: str
+    section: str
+    step: int
+    sentence: str
+
+    @property
+    def link(self) -> str:
+        return f"{DOCS}#{self.section}"
+
+
+def findings(logs: Sequence[Log], rules: Iterable[Rule] | None = None, *, at_end: bool = False) -> list[Finding]:
+    """Return what the rules say of the last logs.
+
+    A rule that has not seen enough of them is silent; at the end of a run it looks at what there
+    is.
+    """
+    found = []
+    trained = [log for log in logs if "reward" in log]
+    for rule in RULES if rules is None else rules:
+        enough = len(trained) >= rule.logs or (at_end and bool(trained) and rule.logs == _SHORT)
+        said = rule.look(trained[-rule.logs :]) if enough else None
+        if said is not None:
+            found.append(Finding(rule.name, rule.section, int(trained[-1].get("step", 0)), said))
+    return found
+
+
+def over_run(logs: Sequence[Log]) -> dict[str, list[Finding]]:
+    """Return by rule everything that was found after each log of a run."""
+    trained = [log for log in logs if "reward" in log]
+    by_rule: dict[str, list[Finding]] = {}
+    for end in range(1, len(trained) + 1):
+        for finding in findings(trained[max(0, end - LOGS_KEPT) : end], at_end=end == len(trained)):
+            by_rule.setdefault(finding.rule, []).append(finding)
+    return by_rule
+
+
+# The rules, in the order in which they are told.
+
+
+def _no_tool_calls(logs: Sequence[Log]) -> str | None:
+    if not tools_in(logs):
+        return None  # no tool is offered
+    calls, unmarked = calls_in(logs), total_of(logs, "tools/unmarked")
+    episodes = episodes_in(logs)
+    if not episodes or calls - unmarked > 0.05 * episodes:
+        return None
+    said = f"no tool is called: {(calls - unmarked) / episodes:.2f} calls per episode {span_of(logs)}"
+    forms = Counter({form: total_of(logs, f"answers/like_calls/{form}") for form in FORMS})
+    written = [f"{FORMS[form]} ({count / len(logs):.3g})" for form, count in forms.most_common() if count]
+    if written:
+        like = forms.total() / len(logs)
+        said += f"; {like:.3g} turns of a rollout look like calls in another form: {', '.join(written)}"
+    return said
+
+
+def _groups_all_failed(logs: Sequence[Log]) -> str | None:
+    success = mean_of(logs, "success")
+    if not _groups_are_dead(logs) or success is None or success > 0.1:
+        return None
+    return (
+        f"{_of_dead_groups(logs)}, and their episodes fail (success {success:.2f}), so nothing is learned{_why(logs)}"
+    )
+
+
+def _groups_all_solved(logs: Sequence[Log]) -> str | None:
+    success = mean_of(logs, "success")
+    if not _groups_are_dead(logs) or success is None or success < 0.9:
+        return None
+    return (
+        f"{_of_dead_groups(logs)}, because they are solved (success {success:.2f}): little is left to learn from "
+        f"these rows"
+    )
+
+
+def _groups_all_alike(logs: Sequence[Log]) -> str | None:
+    success = mean_of(logs, "success")
+    if not _groups_are_dead(logs) or success is None or not 0.1 < success < 0.9:
+        return None
+    return (
+        f"{_of_dead_groups(logs)} at success {success:.2f}: the episodes of a group all succeed or all fail, "
+        f"and nothing is learned"
+    )
+
+
+def _cut_by_length(logs: Sequence[Log]) -> str | None:
+    by = cut_shares(logs)
+    if by is None or sum(by.values()) <= 0.5:
+        return None
+    return f"{percent(sum(by.values()))} of the episodes {span_of(logs)} are cut: {listed(by)}"
+
+
+def _tool_fails(logs: Sequence[Log]) -> str | None:
+    worst = max(tools_in(logs), key=lambda name: _share_failed(logs, name), default=None)
+    if worst is None or _share_failed(logs, worst) < 0.5:
+        return None
+    return (
+        f"the tool {worst} fails: {percent(_share_failed(logs, worst))} of its calls {span_of(logs)} (failures of all "
+        f"tools a rollout: {_listed_causes(logs)})"
+    )
+
+
+def _tool_times_out(logs: Sequence[Log]) -> str | None:
+    calls = calls_in(logs)
+    lost = {cause: total_of(logs, f"tools/error/{cause}") for cause in _WORLD_CAUSES}
+    if calls < 10 or sum(lost.values()) < 0.1 * calls:
+        return None
+    parts = " and ".join(f"{percent(count / calls)} {_LOST[cause]}" for cause, count in lost.items() if count)
+    slow = last_of(logs, "tools/latency_p95")
+    return (
+        f"tools are lost or too slow: of the calls {span_of(logs)}, {parts}"
+        f"{'' if slow is None else f'; one call in twenty takes {slow:.1f} s or more'}"
+    )
+
+
+def _one_parse_error(logs: Sequence[Log]) -> str | None:
+    calls = calls_in(logs)
+    errors = Counter({cause: total_of(logs, f"tools/error/{cause}") for cause in _PARSE_CAUSES})
+    cause, count = errors.most_common(1)[0]
+    if not calls or count < 10 or errors.total() < 0.2 * calls or count < 0.7 * errors.total():
+        return None
+    return (
+        f"{percent(errors.total() / calls)} of the calls {span_of(logs)} cannot be run, {percent(count / errors.total())} "
+        f"of those for one cause: {_PARSE_CAUSES[cause]} ({cause})"
+    )
+
+
+def _engine_differs(logs: Sequence[Log]) -> str | None:
+    name = "sampling/sampling_logp_difference/mean"
+    values = [log[name] for log in logs if name in log]
+    if len(values) < len(logs) or min(values) <= 0.02:
+        return None
+    return (
+        f"engine and trainer disagree: their log-probabilities of the same tokens differ by {values[-1]:.3f} on average "
+        f"{span_of(logs)} (below 0.01 is usual)"
+    )
+
+
+def _episodes_dropped(logs: Sequence[Log]) -> str | None:
+    share = mean_of(logs, "sampling/dropped_episodes")
+    if share is None or share < 0.1:
+        return None
+    return (
+        f"the correction for the engine drops {percent(share)} of the episodes {span_of(logs)} whole: their "
+        f"log-probabilities in the engine and in the trainer are too far apart"
+    )
+
+
+def _entropy_collapses(logs: Sequence[Log]) -> str | None:
+    values = [log["entropy"] for log in logs if "entropy" in log]
+    success = last_of(logs, "success")
+    if len(values) < len(logs) or (success is not None and success >= 0.9):
+        return None
+    before, now = max(values[:3]), sum(values[-3:]) / 3
+    if before <= 0 or now > 0.25 * before:
+        return None
+    return f"the entropy collapses: from {before:.3g} to {now:.3g} {span_of(logs)}, so the episodes of a group become alike"
+
+
+def _void_turns(logs: Sequence[Log]) -> str | None:
+    share = mean_of(logs, "turns/void")
+    if share is None or share < 0.1:
+        return None
+    return f"{percent(share)} of the turns {span_of(logs)} hold neither a call nor an answer"
+
+
+def _tool_never_used(logs: Sequence[Log]) -> str | None:
+    calls = calls_in(logs)
+    unused = [name for name in tools_in(logs) if not total_of(logs, f"tools/{name}/calls")]
+    if not unused or calls < 50:
+        return None
+    names = ", ".join(sorted(unused)[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+    per_rollout = calls / len(logs)
+    return f"never called {span_of(logs)}, in which a rollout has {per_rollout:.3g} calls: {names}"
+
+
+def _reward_without_success(logs: Sequence[Log]) -> str | None:
+    if any("success" not in log for log in logs):
+        return None
+    first, last = logs[:3], logs[-3:]
+    reward, now = mean_of(first, "reward"), mean_of(last, "reward")
+    success, success_now = mean_of(first, "success"), mean_of(last, "success")
+    assert reward is not None and now is not None and success is not None and success_now is not None
+    spread = mean_of(first, "reward_std") or 0.0
+    if now - reward < max(0.05, 0.5 * spread) or success_now - success > 0.02 or success_now >= 0.9:
+        return None
+    return (
+        f"the reward rises from {reward:.2f} to {now:.2f} {span_of(logs)}, while success goes from {success:.2f} to "
+        f"{success_now:.2f}: something else than success is paid for"
+    )
+
+
+def _world_fails(logs: Sequence[Log]) -> str | None:
+    share = mean_of(logs, "world/failed_episodes")
+    if share is None or share < 0.1:
+        return None
+    return f"the world fails in {percent(share)} of the episodes {span_of(logs)}: {_world_causes(logs)}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("world_fails", "slow-tools", _SHORT, _world_fails),
+    Rule("no_tool_calls", "the-model-does-not-call-tools", _SHORT, _no_tool_calls),
+    Rule("groups_all_failed", "low-rewards-throughout", _SHORT, _groups_all_failed),
+    Rule("groups_all_solved", "reward-collapse", _SHORT, _groups_all_solved),
+    Rule("groups_all_alike", "entropy-collapse", _SHORT, _groups_all_alike),
+    Rule("cut_by_length", "length-and-truncation", _SHORT, _cut_by_length),
+    Rule("tool_fails", "slow-tools", _SHORT, _tool_fails),
+    Rule("tool_times_out", "slow-tools", _SHORT, _tool_times_out),
+    Rule("one_parse_error", "the-model-does-not-call-tools", _SHORT, _one_parse_error),
+    Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
+    Rule("episodes_dropped", "vllm-and-the-trainer-disagree", _SHORT, _episodes_dropped),
+    Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
+    Rule("entropy_collapses", "entropy-collapse", _LONG, _entropy_collapses),
+    Rule("tool_never_used", "the-model-does-not-call-tools", _LONG, _tool_never_used),
+    Rule("reward_without_success", "sparse-and-dense-rewards", _LONG, _reward_without_success),
+)
+"""Every rule, in the order in which they are told."""
+
+_LOST = {"timeout": "overran their time", "died": "lost their process or server"}
+
+
+# What several rules say.
+
+
+def _share_failed(logs: Sequence[Log], tool: str) -> float:
+    calls = total_of(logs, f"tools/{tool}/calls")
+    return total_of(logs, f"tools/{tool}/failures") / calls if calls >= 10 else 0.0
+
+
+def _groups_are_dead(logs: Sequence[Log]) -> bool:
+    return all(log.get("reward/groups_without_spread", 0.0) >= 0.9 for log in logs)
+
+
+def _of_dead_groups(logs: Sequence[Log]) -> str:
+    share = mean_of(logs, "reward/groups_without_spread") or 0.0
+    whole = "no group differs" if share >= 1.0 else f"{percent(share)} of the groups do not differ"
+    return f"{whole} in reward {span_of(logs)}"
+
+
+def _why(logs: Sequence[Log]) -> str:
+    """Return what is known of why episodes fail, to be added to a sentence."""
+    reasons = []
+    by = cut_shares(logs) or {}
+    if sum(by.values()) > 0.3:
+        reasons.append(f"{percent(sum(by.values()))} of the episodes are cut, {listed(by)}")
+    if tools_in(logs) and calls_in(logs) == 0:
+        reasons.append("no tool is called")
+    elif total_of(logs, "tools/failure_frequency") > 0.5 * len(logs):
+        reasons.append(f"{percent(mean_of(logs, 'tools/failure_frequency') or 0.0)} of the tool calls fail")
+    return f": {'; '.join(reasons)}" if reasons else ""
+
+
+def _listed_causes(logs: Sequence[Log]) -> str:
+    names = {name for log in logs for name in log if name.startswith("tools/error/")}
+    counts = Counter({name.rpartition("/")[2]: total_of(logs, name) for name in names})
+    return ", ".join(f"{cause} {count / len(logs):.3g}" for cause, count in counts.most_common(3) if count)
+
+
+def _world_causes(logs: Sequence[Log]) -> str:
+    engine = mean_of(logs, "stop/engine_failure") or 0.0
+    parts = [f"{percent(engine)} lost by the engine"] if engine else []
+    parts += [
+        f"{total_of(logs, f'tools/error/{cause}') / len(logs):.3g} calls a rollout {_LOST[cause]}"
+        for cause in _WORLD_CAUSES
+        if total_of(logs, f"tools/error/{cause}")
+    ]
+    return ", ".join(parts) or "see tools.log"

@@ -1,0 +1,90 @@
+"""One episode as one record: for people first, ids and numbers last (docs/episodes.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolgrpo.observe.records import SCHEMA, prompt_id, prompt_messages
+from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["batch_records", "group_number", "segments"]
+
+_FOR_PEOPLE = ("messages", "turns")
+_NUMBERS = ("prompt_ids", "ids", "mask", "logprobs")
+
+
+def batch_records(batch: RolloutBatch, first_number: int = 0) -> list[dict[str, Any]]:
+    """Return a record of each episode.
+
+    An episode without a number of its own gets one, from `first_number` on.
+    """
+    return [
+        _record(batch, episode, _number(batch, place, first_number), group_number(batch, place, first_number))
+        for place, episode in enumerate(batch.episodes)
+    ]
+
+
+def group_number(batch: RolloutBatch, place: int, first_number: int = 0) -> int:
+    """Return the number of the first episode of the group in which the one at this place is."""
+    return _number(batch, place, first_number) - (batch.offset + place) % batch.group_size
+
+
+def _number(batch: RolloutBatch, place: int, first_number: int) -> int:
+    return int(batch.episodes[place].trajectory.metadata.get("episode", first_number + place))
+
+
+def _record(batch: RolloutBatch, episode: Scored, number: int, group: int) -> dict[str, Any]:
+    trajectory = episode.trajectory
+    row = {name: value for name, value in episode.row.items() if name != "prompt"}
+    prompt = episode.row.get("prompt")
+    whole = trajectory.to_record()
+    return {
+        "schema": SCHEMA,
+        "step": batch.step,
+        "mode": batch.mode,
+        "episode": number,
+        "group": group,
+        "prompt_id": prompt_id(prompt, row),
+        "success": episode.success,
+        "reward_given": episode.total,
+        "rewards": dict(episode.rewards),
+        "advantage": episode.advantage,
+        **({} if episode.trained else {"trained": False}),
+        "prompt": prompt_messages(prompt),
+        **{name: whole.pop(name) for name in _FOR_PEOPLE},
+        "row": row,
+        **{name: value for name, value in whole.items() if name not in _NUMBERS},
+        "weight_version": batch.step,
+        "timings": _timings(trajectory, batch.times),
+        **{name: whole[name] for name in _NUMBERS},
+    }
+
+
+def _timings(trajectory: Trajectory, times: RolloutTimes) -> dict[str, Any]:
+    queued_s = max(0.0, trajectory.started_s - times.started_s) if times.started_s else 0.0
+    return {
+        "queued_s": round(queued_s, 4),
+        "duration_s": round(trajectory.duration_s, 4),
+        "rollout_s": round(times.duration_s, 4),
+        "segments": segments(trajectory, queued_s),
+    }
+
+
+def segments(trajectory: Trajectory, queued_s: float) -> list[dict[str, Any]]:
+    """Return where the time of an episode went, in seconds since its rollout began."""
+    found: list[dict[str, Any]] = []
+    if queued_s > 0:
+        found.append({"what": "queued", "start_s": 0.0, "s": round(queued_s, 4)})
+    for number, turn in enumerate(trajectory.turns):
+        found.append(_segment("decoding", number, queued_s + turn.started_s, turn.duration_s))
+        found.extend(
+            {**_segment("tool", number, queued_s + result.started_s, result.duration_s), "name": result.name}
+            for result in turn.results
+            if result.duration_s > 0
+        )
+    return found
+
+
+def _segment(what: str, turn: int, start_s: float, s: float) -> dict[str, Any]:
+    return {"what": what, "turn": turn, "start_s": round(start_s, 4), "s": round(s, 4)}

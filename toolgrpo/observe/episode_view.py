@@ -1,0 +1,228 @@
+"""Recorded episodes for a terminal: tables of groups and of episodes, one episode as a conversation
+or as its tokens.
+
+Pure functions of records (docs/episodes.md) that give what rich prints. Everything that a model, a
+tool or a row wrote is text and nothing else: no markup, no escape sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from toolgrpo.plain_text import plain
+
+__all__ = ["causes_of", "conversation", "episode_table", "group_table", "tokens"]
+
+Record = Mapping[str, Any]
+_SHORT = 60  # characters of a prompt in a table
+_LONGEST = 4000  # characters of one message
+
+
+def causes_of(record: Record) -> set[str]:
+    """Return every name under which an episode can be looked for: how it ended, what its calls met."""
+    found = {str(record["stop_reason"])}
+    for turn in record["turns"]:
+        found.update(attempt["status"] for attempt in turn["attempts"])
+        found.update(result["error"] for result in turn["results"] if result["error"])
+    return found - {"ok"}
+
+
+def group_table(step: int, records: Sequence[Record]) -> Table:
+    """Return the groups of one step, the best last."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.get("group"), []).append(record)
+    table = _table(f"step {step}: {len(groups)} groups, {len(records)} episodes")
+    for title in ("group", "episodes", "reward", "success", "turns", "calls", "failed", "ends", "prompt"):
+        table.add_column(title, justify="left" if title in ("ends", "prompt", "episodes") else "right", no_wrap=True)
+    for number, group in sorted(groups.items(), key=lambda item: _mean(item[1])):
+        rewards = [_reward(record) for record in group]
+        spread = f"{min(rewards):g}" if min(rewards) == max(rewards) else f"{min(rewards):g} to {max(rewards):g}"
+        ends = Counter(record["stop_reason"] for record in group)
+        table.add_row(
+            str(number),
+            f"{group[0].get('episode')}-{group[-1].get('episode')}",
+            spread,
+            f"{sum(bool(record.get('success')) for record in group)}/{len(group)}",
+            f"{sum(len(record['turns']) for record in group) / len(group):.1f}",
+            str(sum(len(_results(record)) for record in group)),
+            str(sum(_failed(record) for record in group)),
+            ", ".join(f"{end} {count}" for end, count in ends.most_common()),
+            _short(_question(group[0])),
+        )
+    return table
+
+
+def episode_table(records: Sequence[Record]) -> Table:
+    """Return one line per episode."""
+    table = _table(f"{len(records)} episode{'' if len(records) == 1 else 's'}")
+    for title in ("episode", "step", "reward", "success", "turns", "calls", "failed", "end", "prompt"):
+        table.add_column(title, justify="left" if title in ("end", "prompt") else "right", no_wrap=True)
+    for record in records:
+        table.add_row(
+            str(record.get("episode")),
+            str(record["step"]),
+            f"{_reward(record):g}",
+            {True: "yes", False: "no"}.get(record.get("success"), "?"),  # type: ignore[arg-type]
+            str(len(record["turns"])),
+            str(len(_results(record))),
+            str(_failed(record)),
+            str(record["stop_reason"]),
+            _short(_question(record)),
+        )
+    return table
+
+
+def conversation(record: Record) -> Group:
+    """Return an episode as people read it: asked, thought, said, called, answered, worth."""
+    lines = [_headline(record), Text()]
+    for message in record.get("prompt") or ():
+        lines.append(_said(str(message.get("role")), message.get("content"), "cyan"))
+    for number, turn in enumerate(record["turns"], start=1):
+        lines.append(Text(f"turn {number}, {turn.get('duration_s') or 0.0:.2f} s", style="dim"))
+        if turn.get("reasoning"):
+            lines.append(_said("thinks", turn["reasoning"], "dim"))
+        if turn.get("content"):
+            lines.append(_said("says", turn["content"], "green"))
+        lines += _calls(turn)
+        if not turn.get("closed", True):
+            lines.append(Text("  cut here by a limit", style="red"))
+    lines += [Text(), _worth(record)]
+    return Group(*lines)
+
+
+def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group:
+    """Return the tokens of an episode: what was sampled in colours of its probability, the rest dim."""
+    prompt, text = Text(style="dim"), Text()
+    for number in record["prompt_ids"]:
+        prompt.append(_token(number, vocabulary))
+    for number, mask, logprob in zip(record["ids"], record["mask"], record["logprobs"], strict=True):
+        text.append(_token(number, vocabulary), style=_colour(logprob) if mask else "dim")
+    key = Text("probability of a sampled token: ")
+    for said, logprob in (("above 0.9", -0.05), ("above 0.5", -0.5), ("above 0.1", -2.0), ("below", -5.0)):
+        key.append(f" {said} ", style=_colour(logprob))
+        key.append(" ")
+    key.append("not sampled", style="dim")
+    return Group(_headline(record), key, Text(), prompt, text, Text())
+
+
+def _headline(record: Record) -> Text:
+    success = {True: "success", False: "no success"}.get(record.get("success"), "")  # type: ignore[arg-type]
+    parts = [
+        f"episode {record.get('episode')}",
+        f"step {record['step']}",
+        f"group {record.get('group')}",
+        f"reward {_reward(record):g}",
+        success,
+        f"ended: {record['stop_reason']}",
+    ]
+    return Text(", ".join(part for part in parts if part), style="bold")
+
+
+def _calls(turn: Record) -> Iterable[Text]:
+    results = turn["results"]
+    for place, attempt in enumerate(turn["attempts"]):
+        well = attempt["status"] == "ok"
+        if attempt.get("name") is not None and attempt.get("arguments") is not None:
+            arguments = ", ".join(f"{name}={_json(value)}" for name, value in attempt["arguments"].items())
+            call = f"{attempt['name']}({arguments})"
+        else:
+            call = str(attempt.get("raw"))
+        yield _said("calls" if well else f"calls, {attempt['status']}", call, "yellow" if well else "red")
+        if place >= len(results):
+            yield Text("  not answered", style="red")
+            continue
+        result = results[place]
+        label = f"result, {result['duration_s']:.2f} s" + ("" if result["error"] is None else f", {result['error']}")
+        yield _said(label, result["content"], "magenta" if result["error"] is None else "red")
+        if result.get("left_out"):
+            yield Text(f"  {result['left_out']} characters were left out", style="red")
+
+
+def _worth(record: Record) -> Text:
+    text = Text()
+    for name, value in (record.get("rewards") or {}).items():
+        text.append(f"{plain(str(name))} {'none' if value is None else format(value, 'g')}  ", style="bold")
+    text.append(f"together {_reward(record):g}", style="bold")
+    if record.get("advantage") is not None:
+        text.append(f", advantage {record['advantage']:.3g}")
+    if record.get("failure"):
+        text.append(f"\n{plain(str(record['failure']))}", style="red")
+    row = {name: value for name, value in (record.get("row") or {}).items() if value is not None}
+    if row:
+        text.append(f"\nrow: {_cut(plain(_json(row)))}", style="dim")
+    return text
+
+
+def _said(who: str, what: Any, style: str) -> Text:
+    text = what if isinstance(what, str) else "" if what is None else _json(what)
+    body = _cut(plain(text)).replace("\n", "\n  ")
+    return Text(f"{plain(who)}: ", style=f"bold {style}").append(body, style="not bold")
+
+
+def _token(number: int, vocabulary: Mapping[int, Mapping[str, Any]]) -> str:
+    known = vocabulary.get(number)
+    if known is None:
+        return f"[{number}]"
+    text = str(known.get("text", ""))
+    if known.get("bytes"):
+        return f"<{known['bytes']}>"
+    return plain(text).replace("\t", "\\t").replace("\n", "\\n\n")
+
+
+def _colour(logprob: float | None) -> str:
+    if logprob is None:
+        return "bold"
+    if logprob > -0.105:
+        return "black on green"
+    if logprob > -0.693:
+        return "black on bright_green"
+    return "black on yellow" if logprob > -2.303 else "white on red"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def _results(record: Record) -> list[Record]:
+    return [result for turn in record["turns"] for result in turn["results"]]
+
+
+def _failed(record: Record) -> int:
+    return sum(result["error"] is not None for result in _results(record))
+
+
+def _reward(record: Record) -> float:
+    value = record.get("reward_given")
+    return 0.0 if value is None else float(value)
+
+
+def _mean(group: Sequence[Record]) -> float:
+    return sum(map(_reward, group)) / len(group)
+
+
+def _question(record: Record) -> str:
+    prompt = record.get("prompt") or []
+    content = prompt[-1].get("content") if prompt else ""
+    return content if isinstance(content, str) else _json(content)
+
+
+def _short(text: str) -> Text:
+    line = " ".join(plain(text).split())
+    return Text(line if len(line) <= _SHORT else f"{line[: _SHORT - 4]} ...")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text) - _LONGEST} more characters)"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

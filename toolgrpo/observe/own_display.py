@@ -1,0 +1,60 @@
+"""Show a training from Python as the command line shows it: what was loaded, one line for each log,
+one bar; and nothing of the displays that Transformers brings.
+
+Not covered: what libraries warn of, which goes where it always goes in a program of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import transformers
+from transformers import PrinterCallback, ProgressCallback
+from transformers.utils import logging as transformers_logging
+
+from toolgrpo.tools.arguments import signature_text
+from toolgrpo.tools.base import ToolProvider
+
+__all__ = ["library_bars_off", "loaded_lines", "take_display"]
+
+
+def take_display(trainer: Any, given: Sequence[Any] = ()) -> None:
+    """Take away the callbacks that print Transformers' dictionaries and bars,
+    but those that the user has given.
+    """
+    for kind in {PrinterCallback, ProgressCallback, transformers.trainer.DEFAULT_PROGRESS_CALLBACK}:
+        if not any(one is kind or type(one) is kind for one in given):
+            trainer.remove_callback(kind)
+
+
+@contextmanager
+def library_bars_off() -> Iterator[None]:
+    """Keep the bars of Transformers (of shards read and written) away from ours."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def loaded_lines(
+    *, model: Any, n_rows: int | None, tools: ToolProvider | None, rewards: Sequence[str], engine: str, chat: str
+) -> list[str]:
+    """Return what was loaded, a line for each part."""
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    shown = ", ".join(
+        signature_text(schema["function"]["name"], schema["function"].get("parameters") or {})
+        for schema in ([] if tools is None else tools.schemas)
+    )
+    return [
+        f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
+        *([] if n_rows is None else [f"data      {n_rows} rows"]),
+        f"tools     {shown or 'none'}",
+        f"reward    {', '.join(rewards)}",
+        f"engine    {engine}, {chat} chat format",
+    ]

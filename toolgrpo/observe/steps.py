@@ -1,0 +1,267 @@
+"""Write what each step was like as lines of `steps.jsonl` (docs/episodes.md): its metrics, where its
+time went, what was measured on held-out rows, and events.
+
+The main process writes; the lines before the training begins (the measurement before it) are kept
+until it does, for only then is it known whether this is a new run. Before recordings come to
+gigabytes a person is told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from toolgrpo.observe.line_file import LineFile
+from toolgrpo.observe.records import SCHEMA
+from toolgrpo.observe.trackers import versions
+from toolgrpo.plain_text import plain_json
+from toolgrpo.rollout.batch import RolloutBatch
+from toolgrpo.rollout.observers import Observer, RolloutBegan, RolloutEnded
+
+__all__ = ["StepLog", "set_fields", "size_warning"]
+
+_REMEDY = "Free some space and go on with resume_from_checkpoint auto."
+_STEPS_BEFORE_WARNING = 3
+_WARN_FROM_BYTES = 1e9
+_SECRET = ("token", "key", "secret", "password")
+
+
+class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
+    """One log of one process; with no path it writes nothing.
+
+    `facts` are what the first line says of the run besides its config. `recorded_bytes` is how much
+    was recorded so far, and `say` tells a person when that will be much.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        facts: Mapping[str, Any],
+        recorded_bytes: Callable[[], int] = lambda: 0,
+        say: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file = None if path is None else LineFile(path, what="the steps", remedy=_REMEDY)
+        self._facts = facts
+        self._recorded_bytes = recorded_bytes
+        self._say = say
+        self._clock = clock
+        self._waiting: list[str] | None = []  # lines from before the training; None: it has begun
+        self._label = ""
+        self._phases = _Phases(clock)
+        self._began = (0.0, 0, 0)  # clock, bytes and steps done when this training began
+        self._warned = False
+        self._handler = _Warnings(self)
+        if self._file is not None:
+            logging.getLogger("toolgrpo").addHandler(self._handler)
+
+    def event(self, what: str, text: str, *, step: int, **brought: Any) -> None:
+        """Note that something happened: a warning, a finding, a checkpoint."""
+        self._write("event", step=step, what=what, text=text, **brought)
+
+    @property
+    def step(self) -> int:
+        """Return the step that runs: how many were done before."""
+        return self._phases.step
+
+    # what observers hear
+
+    def rollout_began(self, event: RolloutBegan) -> None:
+        self._label = event.label
+        if event.mode == "train":
+            self._phases.begin("rollout")
+
+    def rollout_ended(self, event: RolloutEnded) -> None:
+        if event.rollout.mode == "train":
+            self._phases.begin("scoring")
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        if batch.mode == "train":
+            self._phases.begin("training")
+        elif len(batch):
+            mean = sum(batch.totals) / len(batch)
+            self._write(
+                "measured",
+                step=batch.step,
+                label=self._label,
+                n=len(batch),
+                successes=sum(batch.successes),
+                reward=round(mean, 6),
+            )
+
+    def close(self) -> None:
+        logging.getLogger("toolgrpo").removeHandler(self._handler)
+        if self._file is not None and self._waiting is None:
+            self._file.close()
+
+    # what callbacks hear
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        resumed = state.global_step or None
+        self._phases.step = state.global_step
+        self._began = (self._clock(), self._recorded_bytes(), state.global_step)
+        waiting, self._waiting = self._waiting or [], None
+        if self._file is None:
+            return
+        if resumed is None:
+            self._file.start_anew()
+        self._write(
+            "run",
+            schema=SCHEMA,
+            **self._facts,
+            max_steps=state.max_steps,
+            resumed=resumed,
+            versions=versions(),
+            config=set_fields(args),
+        )
+        self._file.write(waiting)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._phases.step = state.global_step
+        self._phases.begin("before_rollout")
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._phases.end_step()
+        self._warn_of_size(args, state)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        logs = logs or {}
+        numbers = {name: _plain_number(value) for name, value in logs.items() if isinstance(value, int | float)}
+        step = max(0, state.global_step - 1)
+        if any(name.startswith("eval_") for name in numbers):
+            self._write("eval", step=step, metrics=numbers)
+        elif "train_runtime" not in numbers:
+            self._write("step", step=step, metrics=numbers, phases=self._phases.taken())
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        self.event("checkpoint", f"checkpoint-{state.global_step}", step=max(0, state.global_step - 1))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        done = state.global_step >= state.max_steps
+        text = f"after {state.global_step} of {state.max_steps} steps"
+        self.event("finished" if done else "stopped", text, step=max(0, state.global_step - 1))
+
+    def _write(self, kind: str, **values: Any) -> None:
+        if self._file is None:
+            return
+        line = {"kind": kind, "time": round(time.time(), 3), **values}
+        text = plain_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n"
+        if self._waiting is not None:
+            self._waiting.append(text)
+        else:
+            self._file.write([text])
+
+    def _warn_of_size(self, args: TrainingArguments, state: TrainerState) -> None:
+        began_s, bytes_before, steps_before = self._began
+        steps = state.global_step - steps_before
+        if self._warned or steps < _STEPS_BEFORE_WARNING:
+            return
+        self._warned = True
+        warning = size_warning(
+            (self._recorded_bytes() - bytes_before) * max(1, args.world_size),
+            seconds=self._clock() - began_s,
+            steps=steps,
+            all_steps=state.max_steps - steps_before,
+        )
+        if warning is not None:
+            self._say(warning)
+
+
+class _Phases:
+    """A clock that is always in one phase of a step, or in none between steps."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+        self._steps = 0
+        self._phase: str | None = None
+        self._since = 0.0
+        self.step = 0
+
+    def begin(self, phase: str) -> None:
+        self._close()
+        self._phase = phase
+
+    def end_step(self) -> None:
+        self._close()
+        self._phase = None
+        self._steps += 1
+
+    def taken(self) -> dict[str, float]:
+        """Return the mean seconds of the phases since this was asked last."""
+        taken = {name: round(seconds / max(1, self._steps), 4) for name, seconds in self._seconds.items()}
+        self._seconds, self._steps = {}, 0
+        return taken
+
+    def _close(self) -> None:
+        now = self._clock()
+        if self._phase is not None:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+        self._since = now
+
+
+class _Warnings(logging.Handler):
+    """Makes an event of each warning that this package logs."""
+
+    def __init__(self, log: StepLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._log.event("warning", record.getMessage()[:2000], step=self._log.step)
+        except Exception:  # a line that cannot be written ends no run here: the recording itself says so
+            self.handleError(record)
+
+
+def size_warning(n_bytes: int, *, seconds: float, steps: int, all_steps: int) -> str | None:
+    """Say what a recording will come to, if that is a gigabyte or more in the whole run."""
+    whole = n_bytes / max(1, steps) * all_steps
+    if whole < _WARN_FROM_BYTES:
+        return None
+    a_day = n_bytes / max(seconds, 1e-9) * 86400
+    return (
+        f"recording {a_day / 1e9:.1f} GB a day, {whole / 1e9:.1f} GB in all {all_steps} steps (about a sixth of it on the "
+        f"disk, for full files are gzipped); record_episodes 0.1 keeps a tenth"
+    )
+
+
+def set_fields(args: TrainingArguments) -> dict[str, Any]:
+    """Return the settings that are not the defaults, without secrets."""
+    changed: dict[str, Any] = {}
+    for known in fields(args):
+        default = known.default_factory() if known.default_factory is not MISSING else known.default
+        value = getattr(args, known.name, None)
+        named_secret = known.name.endswith(_SECRET)
+        said = isinstance(value, bool | int | float | str) or (isinstance(value, list) and value)
+        if known.init and said and value != default and not named_secret:
+            changed[known.name] = value
+    return changed
+
+
+def _plain_number(value: float) -> float | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

