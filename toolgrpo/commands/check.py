@@ -29,7 +29,7 @@ from trl import ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.check_draws import DrawnChecks
 from toolgrpo.commands.check_lines import CheckReport
-from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.rehearsal import rehearse
 from toolgrpo.commands.terminal import Terminal
@@ -64,8 +64,9 @@ class CheckArguments:
 def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line over the YAML file of the training over the defaults."""
     flags = ["--json=true" if flag == "--json" else flag for flag in argv]
-    check, script, config, model = parse_args((CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig), flags)
-    check_arguments(script, config, model)
+    kinds = (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
+    check, script, config, model = parse_args(kinds, flags)
+    check_arguments(script, config, model, given_names(kinds, flags))
     return check, script, config, model
 
 

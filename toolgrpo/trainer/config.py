@@ -40,8 +40,14 @@ LORA_SYNCS = ("merge", "adapter")
 
 
 @dataclass
-class ToolGRPOConfig(  # type: ignore[misc]
-    RecordingOptions, WatchOptions, TrainingRowsOptions, GroupDrawingOptions, PromptOptions, TRLJobOptions, GRPOConfig
+class ToolGRPOConfig(
+    RecordingOptions,
+    WatchOptions,
+    TrainingRowsOptions,
+    GroupDrawingOptions,
+    PromptOptions,
+    TRLJobOptions,
+    GRPOConfig,  # type: ignore[misc]  # TRL ships no types
 ):
     """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
 
