@@ -112,7 +112,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfi
 
 
 def check_arguments(
-    script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig, given: Collection[str]
+    script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig, given: Collection[str] = frozenset()
 ) -> None:
     """Check that what must be given is given, once, and that the output folder can be written.
 
