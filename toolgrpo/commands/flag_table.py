@@ -48,14 +48,14 @@ def flags_of_command(command: str) -> dict[str, Flag]:
 
     from toolgrpo.commands.arguments import ScriptArguments
     from toolgrpo.commands.evaluate import EvaluationArguments, EvaluationConfig
-    from toolgrpo.commands.sft import SFTArguments
+    from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
     from toolgrpo.trainer.config import ToolGRPOConfig
     from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
 
     classes: Mapping[str, Sequence[type[Any]]] = {
         "train": (ScriptArguments, ToolGRPOConfig, ModelConfig),
         "evaluate": (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig),
-        "sft": (SFTArguments,),
+        "sft": (SFTArguments, ToolSFTConfig, ModelConfig),
     }
     filled_in = vars(ToolGRPOConfig())
     found: dict[str, Flag] = {}

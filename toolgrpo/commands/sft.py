@@ -53,9 +53,8 @@ _LINES = 20  # of a whole run, where there is no terminal
 class SFTArguments:
     """What is taught."""
 
-    dataset_id_or_path: str | None = field(
-        default=None,
-        metadata={"help": "A .jsonl file of conversations; `nano`: nano's demonstrations, from scratch."},
+    dataset_id_or_path: str = field(
+        metadata={"help": "A .jsonl file of conversations; `nano`: nano's demonstrations, from scratch."}
     )
     tools_script: str | None = field(
         default=None, metadata={"help": "Tools that rows without a column `tools` are rendered with."}
@@ -315,7 +314,7 @@ def _examples(sft: SFTArguments, tokenizer: Any, max_length: int) -> list[Exampl
         toolbox.close()
     encode = ConversationEncoder(tokenizer)
     examples = []
-    for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path))):
+    for index, row in enumerate(read_conversations(sft.dataset_id_or_path)):
         example = encode(row["messages"], row["tools"] or schemas)
         if len(example.ids) > max_length:
             raise DataError(
