@@ -64,16 +64,9 @@ class CheckArguments:
 def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line over the YAML file of the training over the defaults."""
     flags = ["--json=true" if flag == "--json" else flag for flag in argv]
-<<<<<<< HEAD
-    check, script, config, model = parse_args((CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig), flags)
-    check_arguments(
-        script, config, model, given_names((CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig), flags)
-    )
-=======
     kinds = (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
     check, script, config, model = parse_args(kinds, flags)
     check_arguments(script, config, model, given_names(kinds, flags))
->>>>>>> f20
     return check, script, config, model
 
 

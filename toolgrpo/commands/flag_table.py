@@ -50,7 +50,7 @@ def flags_of_command(command: str) -> dict[str, Flag]:
     from toolgrpo.commands.check import CheckArguments
     from toolgrpo.commands.evaluate import EvaluationArguments, EvaluationConfig
     from toolgrpo.commands.replay import ReplayArguments
-    from toolgrpo.commands.sft import SFTArguments
+    from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
     from toolgrpo.trainer.config import ToolGRPOConfig
     from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
 
@@ -59,7 +59,7 @@ def flags_of_command(command: str) -> dict[str, Flag]:
         "check": (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
         "replay": (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
         "evaluate": (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig),
-        "sft": (SFTArguments,),
+        "sft": (SFTArguments, ToolSFTConfig, ModelConfig),
     }
     filled_in = vars(ToolGRPOConfig())
     found: dict[str, Flag] = {}

@@ -170,7 +170,11 @@ PAGES: dict[str, Page] = {
         "Teach a model the form of tool calls from example conversations.",
         {
             "model and data": ("model_name_or_path", "dataset_id_or_path", "tools_script", "max_length", "output_dir"),
-            "training": ("max_steps", "batch_size", "micro_batch_size", "learning_rate", "warmup_steps"),
+            "training": (
+                *("max_steps", "num_train_epochs", "batch_size", "micro_batch_size", "learning_rate", "warmup_steps"),
+                *("bf16", "gradient_checkpointing", "use_peft", "lora_r", "lora_alpha", "dtype", "seed"),
+            ),
+            "saving": ("save_steps", "save_total_limit", "resume_from_checkpoint"),
         },
     ),
 }
@@ -204,7 +208,7 @@ def help_text(command: str, theme: str = "", *, width: int | None = None) -> str
     for name, names in themes.items():
         lines = [_entry(flags[flag], page, width, in_short=theme != "all") for flag in names]
         parts.append("\n".join([f"{name}:", *lines]))
-    others = "" if theme == "all" or command == "sft" else "; --help all: every flag, TRL's and Transformers' too"
+    others = "" if theme == "all" else "; --help all: every flag, TRL's and Transformers' too"
     parts.append(f"--help THEME: one of {', '.join(_filled(page, flags, everything=False))}{others}")
     return "\n\n".join(parts)
 

@@ -11,11 +11,12 @@ Not covered: packing several conversations into one sequence, which TRL does wit
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from datasets import Dataset
@@ -53,9 +54,8 @@ _LINES = 20  # of a whole run, where there is no terminal
 class SFTArguments:
     """What is taught."""
 
-    dataset_id_or_path: str | None = field(
-        default=None,
-        metadata={"help": "A .jsonl file of conversations; `nano`: nano's demonstrations, from scratch."},
+    dataset_id_or_path: str = field(
+        metadata={"help": "A .jsonl file of conversations; `nano`: nano's demonstrations, from scratch."}
     )
     tools_script: str | None = field(
         default=None, metadata={"help": "Tools that rows without a column `tools` are rendered with."}
@@ -108,6 +108,13 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
         super().__post_init__()
 
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with these fields set; what TRL has derived stays."""
+        config = copy.copy(self)
+        for name, value in changes.items():
+            setattr(config, name, value)
+        return config
+
 
 @dataclass(frozen=True, slots=True)
 class SFTResult:
@@ -134,21 +141,19 @@ def parse_sft_arguments(argv: Sequence[str]) -> tuple[SFTArguments, ToolSFTConfi
 
 def _with_batch(sft: SFTArguments, config: ToolSFTConfig) -> ToolSFTConfig:
     """Return the config with our two names for the sizes of a batch read."""
-    if sft.micro_batch_size is not None:
-        config.per_device_train_batch_size = sft.micro_batch_size
-    if sft.batch_size is not None:
-        at_once = config.per_device_train_batch_size * config.world_size
-        if sft.batch_size < at_once and sft.micro_batch_size is None:
-            config.per_device_train_batch_size = max(1, sft.batch_size // config.world_size)
-            at_once = config.per_device_train_batch_size * config.world_size
-        if sft.batch_size % at_once:
-            raise ConfigError(
-                f"batch_size {sft.batch_size} is no multiple of the {at_once} conversations that "
-                f"{config.world_size} process{'' if config.world_size == 1 else 'es'} take at once; change it, or "
-                f"--micro_batch_size"
-            )
-        config.gradient_accumulation_steps = sft.batch_size // at_once
-    return config
+    at_a_time = sft.micro_batch_size or config.per_device_train_batch_size
+    if sft.batch_size is None:
+        return config.changed(per_device_train_batch_size=at_a_time)
+    if sft.micro_batch_size is None:
+        at_a_time = max(1, min(at_a_time, sft.batch_size // config.world_size))
+    at_once = at_a_time * config.world_size
+    if sft.batch_size % at_once:
+        raise ConfigError(
+            f"batch_size {sft.batch_size} is no multiple of the {at_once} conversations that "
+            f"{config.world_size} process{'' if config.world_size == 1 else 'es'} take at once; change it, or "
+            f"--micro_batch_size"
+        )
+    return config.changed(per_device_train_batch_size=at_a_time, gradient_accumulation_steps=sft.batch_size // at_once)
 
 
 def run_sft(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
@@ -169,13 +174,15 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     tokenizer = load_tokenizer(path, revision=model.model_revision, trust_remote_code=config.trust_remote_code)
     shape = _shape_of(path, config, model)
     longest = config.max_length or int(shape.config.get_text_config().max_position_embeddings)
-    if config.learning_rate is None:
-        config.learning_rate = learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
+    rate = config.learning_rate or learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
     examples = _examples(sft, tokenizer, longest)
     n_tokens = sum(sum(example.mask) for example in examples)
-    config.disable_tqdm = True
-    config.max_length = None  # nothing is cut: what is too long was refused
-    config.model_init_kwargs = _init_kwargs(model)
+    config = config.changed(
+        learning_rate=rate,
+        disable_tqdm=True,
+        max_length=None,  # nothing is cut: what is too long was refused
+        model_init_kwargs=_init_kwargs(model),
+    )
     progress = _Progress(console if config.process_index == 0 else Console(quiet=True))
     folder = Path(config.output_dir)
     if model.use_peft and not model.lora_target_modules:
@@ -197,7 +204,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     progress.say(
         f"{len(examples)} conversations, {n_tokens} tokens to learn, {config.num_train_epochs:g} pass(es) or "
         f"{config.max_steps} steps on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
-        f"precision, {config.world_size} process(es), learning rate {config.learning_rate:.2g}"
+        f"precision, {config.world_size} process(es), learning rate {rate:.2g}"
     )
     with storage_errors("the trained model", folder):
         resumed = _checkpoint(config)
@@ -315,7 +322,7 @@ def _examples(sft: SFTArguments, tokenizer: Any, max_length: int) -> list[Exampl
         toolbox.close()
     encode = ConversationEncoder(tokenizer)
     examples = []
-    for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path))):
+    for index, row in enumerate(read_conversations(sft.dataset_id_or_path)):
         example = encode(row["messages"], row["tools"] or schemas)
         if len(example.ids) > max_length:
             raise DataError(

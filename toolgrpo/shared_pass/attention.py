@@ -11,8 +11,8 @@ Which attention runs is decided by the model's config, which generation reads to
 again while the backward pass of that forward runs.
 
 Exact: every token sees precisely the tokens it would see in its padded row. On the CPU
-`tree_attention` computes each pair once; elsewhere, and where a sliding window cuts rows, it is one
-SDPA call per segment, whose keys a window crops and masks by position.
+`tree_attention` computes each pair once; elsewhere, and where a sliding window cuts rows, segments
+of like size are computed in one SDPA call (`segment_batches.py`).
 
 Not covered: attention sinks, soft-capped scores, biases; models that have them are refused in
 `scoring.py`.
@@ -20,17 +20,16 @@ Not covered: attention sinks, soft-capped scores, biases; models that have them 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass.packing import Segment
+from toolgrpo.shared_pass.segment_batches import SegmentBatches, attend_in_batches, batches_of
 from toolgrpo.shared_pass.torch_seam import after_backward_pass, attention_name, set_attention_name
 from toolgrpo.shared_pass.tree_attention import fits, tiles_of, tree_attention
 
@@ -41,24 +40,21 @@ NAME = "toolgrpo_prefix_shared"
 
 class PrefixLayout:
     """The segments of one packed sequence,
-    and the masks their attention needs (built once, used by every layer).
+    and the batches their attention is computed in (built once, used by every layer).
     """
 
     def __init__(self, segments: tuple[Segment, ...]) -> None:
         self.segments = segments
         self.tiles = tiles_of(segments)
         self.longest_row = max(segment.position + segment.length for segment in segments)
-        self._masks: dict[tuple[int, int, int | None, torch.device], torch.Tensor] = {}
+        self._batches: dict[tuple[int | None, torch.device], SegmentBatches] = {}
 
-    def mask(self, n_queries: int, n_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-        """Return bool (n_queries, n_keys): the last query, at the last key, sees `window` back."""
-        key = (n_queries, n_keys, window, device)
-        if key not in self._masks:
-            behind = torch.arange(n_keys - n_queries, n_keys, device=device)[:, None] - torch.arange(
-                n_keys, device=device
-            )
-            self._masks[key] = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
-        return self._masks[key]
+    def batches(self, window: int | None, device: torch.device) -> SegmentBatches:
+        """Return the segments in batches, for queries that see `window` tokens back."""
+        key = (window, device)
+        if key not in self._batches:
+            self._batches[key] = batches_of(self.segments, window, device)
+        return self._batches[key]
 
 
 def _attend(
@@ -79,60 +75,15 @@ def _attend(
             f"{type(module).__name__} did not hand `prefix_layout` down to its attention, so prompts cannot be shared "
             f"in this model; set prefix_sharing to off."
         )
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     in_window = sliding_window is None or prefix_layout.longest_row <= sliding_window
-    if in_window and fits(query, key, value, dropout):
-        return tree_attention(query, key, value, prefix_layout.tiles, scaling).transpose(1, 2).contiguous(), None
-    outputs = [
-        _attend_segment(query, key, value, segment, prefix_layout, sliding_window, dropout_p=dropout, scale=scaling)
-        for segment in prefix_layout.segments
-    ]
-    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
-
-
-def _attend_segment(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segment: Segment,
-    layout: PrefixLayout,
-    window: int | None,
-    **options: Any,
-) -> torch.Tensor:
-    """Return one segment's outputs.
-
-    Causal attention skips the half that a mask computes and throws away.
-
-    So a segment longer than what stands before it brings its ancestors' queries along (computed
-    again, and dropped), which makes it a plain causal row; a shorter one is masked; a windowed one
-    always is, unless the window holds it all.
-    """
-    first = 0 if window is None else max(0, segment.position - window + 1)
-    keys, values = _visible(key, segment, first), _visible(value, segment, first)
-    n_keys = keys.shape[2]
-    all_in_window = window is None or n_keys <= window
-    if all_in_window and n_keys < 2 * segment.length:
-        queries = _visible(query, segment, first)
-        outputs = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, **options)
-        return outputs[:, :, n_keys - segment.length :]
-    queries = query[:, :, segment.start : segment.end]
-    mask = layout.mask(segment.length, n_keys, window, query.device)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, **options)
-
-
-def _visible(states: torch.Tensor, segment: Segment, first: int) -> torch.Tensor:
-    """Return keys or values of a segment's row from `first` on: ancestors', then its own."""
-    parts, position = [], 0
-    for start, end in (*segment.ancestors, (segment.start, segment.end)):
-        skip = max(0, first - position)
-        position += end - start
-        if start + skip < end:
-            parts.append((start + skip, end))
-    if all(a[1] == b[0] for a, b in itertools.pairwise(parts)):
-        return states[:, :, parts[0][0] : parts[-1][1]]
-    return torch.cat([states[:, :, start:end] for start, end in parts], 2)
+    if in_window and query.device.type == "cpu":
+        groups = query.shape[1] // key.shape[1]
+        whole_key, whole_value = (states.repeat_interleave(groups, 1) for states in (key, value))
+        if fits(query, whole_key, whole_value, dropout):
+            tree = tree_attention(query, whole_key, whole_value, prefix_layout.tiles, scaling)
+            return tree.transpose(1, 2).contiguous(), None
+    batches = prefix_layout.batches(None if in_window else sliding_window, query.device)
+    return attend_in_batches(query, key, value, batches, scaling, dropout), None
 
 
 AttentionInterface.register(NAME, _attend)

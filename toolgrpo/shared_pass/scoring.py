@@ -37,10 +37,11 @@ __all__ = ["MODES", "ScoredTokens", "SharedPass", "unsupported"]
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")
-WORTH_IT = 0.9
-"""`auto` shares where the packed sequence has at most this part of the padded tokens (see
-benchmarks/training_pass.py).
-"""
+WORTH_IT = {"cpu": 0.9}
+"""`auto` shares where the packed sequence has at most this part of the padded tokens, by device (see
+benchmarks/training_pass.py)."""
+_WORTH_IT_ELSEWHERE = 0.75
+"""An accelerator gathers keys for its batches of segments, which must be won back; not measured."""
 
 
 class ScoredTokens(NamedTuple):
@@ -161,8 +162,9 @@ class SharedPass:
         budget = self.max_tokens or (None if at_a_time == n_rows else at_a_time * width)
         packings = pack_in_passes(rows, budget)
         plan = _agree_on_plan(packings, n_rows * width, input_ids.device)
+        worth_it = WORTH_IT.get(input_ids.device.type, _WORTH_IT_ELSEWHERE)
         fits = self.max_tokens is None or plan.most_padded_tokens <= self.max_tokens
-        if self.mode == "auto" and fits and plan.packed_tokens > WORTH_IT * plan.padded_tokens:
+        if self.mode == "auto" and fits and plan.packed_tokens > worth_it * plan.padded_tokens:
             self._tell("prefix sharing: rows with too little in common and little padding use the padded pass")
             return None
         packings += [_idle_pass()] * (plan.n_passes - len(packings))

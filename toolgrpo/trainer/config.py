@@ -45,11 +45,8 @@ LORA_SYNCS = ("merge", "adapter")
 class ToolGRPOConfig(
     RecordingOptions,
     WatchOptions,
-<<<<<<< HEAD
     ShapingOptions,
     ToolOutputOptions,
-=======
->>>>>>> f20
     TrainingRowsOptions,
     GroupDrawingOptions,
     PromptOptions,

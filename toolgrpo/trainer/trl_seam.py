@@ -386,6 +386,11 @@ def shared_logps(
     if odd:
         shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
         return None
+    if trainer.args.torch_compile:
+        shared_pass.fall_back_to_padded(
+            "torch_compile would compile each batch's layout anew; leave one of the two out"
+        )
+        return None
     scored = shared_pass.score_completions(
         model,
         input_ids,
