@@ -95,7 +95,7 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
             else:
                 self.use_cpu: bool = True  # gloo, or each process would train for itself
         if trains_on_cpu(self.use_cpu):
-            self.dataloader_pin_memory = False
+            self.dataloader_pin_memory: bool = False
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
