@@ -91,19 +91,19 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     def __post_init__(self) -> None:
         if trains_on_cpu(self.use_cpu) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-                self.ddp_backend = self.ddp_backend or "gloo"
+                self.ddp_backend: str | None = self.ddp_backend or "gloo"
             else:
-                self.use_cpu = True  # gloo, or each process would train for itself
+                self.use_cpu: bool = True  # gloo, or each process would train for itself
         if trains_on_cpu(self.use_cpu):
-            self.dataloader_pin_memory = False
-        self.bf16 = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+            self.dataloader_pin_memory: bool = False
+        self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
                 raise ConfigError(
                     f"{name} belongs to how TRL makes tokens itself, and has no effect here; leave it out"
                 )
         if self.max_steps == 0:
-            self.max_steps = -1  # one pass over the conversations, or num_train_epochs
+            self.max_steps: int = -1  # one pass over the conversations, or num_train_epochs
         if self.learning_rate is not None and self.learning_rate <= 0:
             raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
         super().__post_init__()
