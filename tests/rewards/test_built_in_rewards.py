@@ -12,6 +12,7 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, tool_counts
 from toolgrpo.rewards.gym import _is_formula, bare_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 
@@ -23,7 +24,7 @@ def tool(content: str, name: str = "add") -> dict[str, Any]:
     return {"role": "tool", "name": name, "content": content}
 
 
-def score(name: str, completion: list[dict[str, Any]], answer: str, **columns: Any) -> float:
+def score(name: str, completion: list[dict[str, Any]], answer: str, **columns: Any) -> Score:
     (value,) = get_reward(name)(completions=[completion], answer=[answer], **{k: [v] for k, v in columns.items()})
     return value
 

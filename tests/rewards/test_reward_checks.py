@@ -11,11 +11,12 @@ import pytest
 from toolgrpo.errors import ConfigError, PluginError, RewardError, SandboxError
 from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.unscored import Score
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")]
 
 
-def call(reward: Reward, **columns: Any) -> list[float]:
+def call(reward: Reward, **columns: Any) -> list[Score]:
     prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(3)]
     return reward(prompts=prompts, completions=COMPLETIONS, completion_ids=[[1]] * 3, answer=["a", "b", "c"], **columns)
 
