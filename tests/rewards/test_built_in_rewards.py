@@ -264,7 +264,7 @@ def test_scorers_that_evaluate_the_answer_take_the_right_one_and_no_program(task
     (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
     columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
 
-    def scored(answer: str) -> float:
+    def scored(answer: str) -> Score:
         return score("reasoning_gym", [said(f"<answer>{answer}</answer>")], "", **columns)
 
     entry = "__import__('sys')._getframe(0).f_locals['entry']"

@@ -41,7 +41,7 @@ def test_an_async_reward_is_awaited_also_inside_a_running_loop(tmp_path: Path) -
     )
     reward = load_reward(path)
 
-    async def within() -> list[float]:
+    async def within() -> list[Score]:
         return call(reward)
 
     assert call(reward) == asyncio.run(within()) == [1.0, 1.0, 1.0]
