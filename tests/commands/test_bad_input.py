@@ -62,6 +62,8 @@ FILES: dict[str, str | bytes] = {
 NO_TOOLS = "No TOOL_FUNCTIONS found in"
 NO_REWARD = "has no reward_func. Write one"
 
+POOLS = ("hard", "normal", "easy")
+
 TABLE: list[tuple[str, str]] = [
     # the config file
     ("--config DIR/none.yaml", "there is no such file"),
@@ -168,7 +170,8 @@ TABLE: list[tuple[str, str]] = [
     ),
     ("--dry_run perhaps", "must be true or false, got 'perhaps'"),
     ("--system_prompt", "--system_prompt needs a value after it"),
-    ("--eval_questions 4 --dataset_id_or_path DIR/rows.jsonl", "give another file: --eval_dataset_id_or_path"),
+    ("--eval_questions 4 --dataset_id_or_path DIR/rows.jsonl", "give another file (--eval_dataset_id_or_path FILE)"),
+    ("--eval_share 1", "eval_share must be a share of the rows, at least 0 and below 1; got 1.0"),
     ("--eval_questions 4 --eval_split nope", "the splits train and heldout, got 'nope'"),
     # groups and batches
     (
@@ -198,7 +201,38 @@ TABLE: list[tuple[str, str]] = [
     ("--engine vlm", "must be one of 'auto', 'vllm_colocate'"),
     ("--engine transformers --vllm_server_urls http://x", "vllm_server_urls is given, but engine is 'transformers'"),
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
-    ('--chat_template_kwargs {"enable_thinking":false}', "has no effect here; use enable_thinking"),
+    ("--chat_template_kwargs thinking", "must be a dictionary (on the command line in JSON), got 'thinking'"),
+    ("--text_prompts raw_text", "must be one of 'chat', 'raw'"),
+    ("--long_prompts cut", "must be one of 'refuse', 'skip'"),
+    ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
+    ("--quiet perhaps", "must be true or false, got 'perhaps'"),
+    ("--doctor_every -1", "doctor_every must be"),
+    ("--max_world_failures 2", "max_world_failures must be"),
+    # what a step teaches
+    ("--skip_dead_rows on", "must be one of 'auto', 'off'"),
+    ("--loss_denominator live --loss_type bnpo", "loss_denominator live needs a loss that counts tokens or rows"),
+    ("--dynamic_sampling refill", "must be one of 'off', 'backfill'"),
+    ("--dynamic_sampling backfill --oversample 3", "oversample must be from 1 to 2 times the groups of a step, got 3"),
+    ("--max_groups_drawn 0.5", "max_groups_drawn must be at least 1 times the groups of a step, got 0.5"),
+    ("--curriculum hard", "must be one of 'off', 'difficulty_pools'"),
+    ("--hard_up_to 0.9", "hard_up_to must not be above normal_up_to, got 0.9 and 0.75"),
+    ("--normal_up_to 0.1", "hard_up_to must not be above normal_up_to, got 0.25 and 0.1"),
+    *((f"--{pool}_weight -1", f"{pool}_weight must be 0 or a positive number, got -1") for pool in POOLS),
+    ("--unseen_weight 0", "unseen_weight 0 would never draw a row for the first time"),
+    ("--retire_after_solved 0", "retire_after_solved must be at least 1, got 0"),
+    ("--row_weights DIR/nowhere.json", "nowhere.json"),
+    (
+        "--row_pass_min 0.5 --row_pass_max 0.1",
+        "row_pass_min and row_pass_max must be shares in this order, got 0.5 and 0.1",
+    ),
+    ("--row_pass_k 2", "row_pass_k, row_pass_min and row_pass_max filter rows by a report; name it in row_weights"),
+    ("--advantage gae", "must be one of 'grpo', 'loo', 'max_rl'"),
+    ('--penalty {"turns":2}', "the penalty on turns must be between 0 and 1, got 2"),
+    ('--overlong {"buffer":8}', "overlong needs buffer (tokens) and penalty, and nothing else; got buffer"),
+    ("--void_turns drop", "must be one of 'keep', 'mask_turn', 'mask_episode', 'end'"),
+    ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
+    ("--echo_weight 2", "echo_weight must be between 0 and 1, got 2"),
+    ("--echo_tools add", "echo_tools is given, but echo_weight is 0"),
     ("--engine_retries -1", "engine_retries must be at least 0, got -1"),
     ("--engine_timeout 0", "engine_timeout must be a positive number of seconds, got 0"),
     ("--unmarked_calls run", "must be one of 'answer', 'accept', 'ignore'"),

@@ -54,7 +54,7 @@ def test_tools_json_gives_the_prompt_of_the_training_and_a_function_another(save
     episode = read_episodes(saved / "episodes.jsonl")[0]
 
     def prompt(tools: Any) -> list[int]:
-        ids = tokenizer.apply_chat_template(episode["row"]["prompt"], tools=tools, add_generation_prompt=True)
+        ids = tokenizer.apply_chat_template(episode["prompt"], tools=tools, add_generation_prompt=True)
         return list(ids["input_ids"])
 
     assert prompt(tools) == list(episode["prompt_ids"])

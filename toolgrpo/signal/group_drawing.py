@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.signal.admission import Admission
@@ -120,6 +121,10 @@ class GroupDrawingOptions:
         if self.row_weights is None and filters != (1, 0.0, 1.0):
             raise ConfigError(
                 "row_pass_k, row_pass_min and row_pass_max filter rows by a report; name it in row_weights"
+            )
+        if self.row_weights is not None and not Path(self.row_weights).is_file():
+            raise ConfigError(
+                f"row_weights {self.row_weights} is no file; it is what `toolgrpo evaluate --report FILE` writes"
             )
 
     @property

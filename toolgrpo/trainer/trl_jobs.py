@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +65,12 @@ class TRLJobOptions:
         config: Any = self
         for name in ("generation_kwargs", "chat_template_kwargs"):
             value = getattr(config, name)
+            if isinstance(value, str):  # a flag
+                with suppress(json.JSONDecodeError):
+                    value = json.loads(value)
+                    setattr(config, name, value)
             if value is not None and not isinstance(value, Mapping):
-                raise ConfigError(f"{name} must be a dictionary, got {value!r}")
+                raise ConfigError(f"{name} must be a dictionary (on the command line in JSON), got {value!r}")
         self._take_generation_kwargs(config)
         self._take_template_kwargs(config)
 
