@@ -371,7 +371,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), asyncio.run(box.session(
 
 
 def test_a_module_beside_the_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beside_the_command.py").write_text(MATH.read_text())
+    (tmp_path / "beside_the_command.py").write_text(MATH.with_name("math_tools.py").read_text())
     monkeypatch.chdir(tmp_path)
     with load_tools("beside_the_command", workers=1) as box:
         assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 2}}).content == "3"
