@@ -66,10 +66,11 @@ def answer(model: str, tools: Sequence[ToolSpec], problems: Sequence[Problem], f
     from datasets import Dataset
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+    from toolgrpo.observe.options import RecordedShare
 
     config = ToolGRPOConfig(
         str(folder), per_device_train_batch_size=8, num_generations=8, max_completion_length=224, max_turn_tokens=64,
-        engine="transformers", report_to="none", use_cpu=True, record_episodes=False,
+        engine="transformers", report_to="none", use_cpu=True, record_episodes=RecordedShare(False),
     )  # fmt: skip
     rows = [{"prompt": [{"role": "user", "content": problem.question}]} for problem in problems]
     trainer = ToolGRPOTrainer(

@@ -147,6 +147,7 @@ def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
     from toolgrpo.data.arithmetic import arithmetic_rows
+    from toolgrpo.observe.options import RecordedShare
 
     rows = arithmetic_rows("train", 512, seed=1)
     config = ToolGRPOConfig(
@@ -157,7 +158,7 @@ def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
         report_to="none",
         use_cpu=True,
         gradient_checkpointing=False,
-        record_episodes=False,
+        record_episodes=RecordedShare(False),
         vllm_max_model_length=1024,
     )
     tools = Path(__file__).parent.parent / "tools_funcs" / "arithmetic_tools.py"

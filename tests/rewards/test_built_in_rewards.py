@@ -12,6 +12,7 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, tool_counts
 from toolgrpo.rewards.gym import _is_formula, bare_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 
@@ -23,7 +24,7 @@ def tool(content: str, name: str = "add") -> dict[str, Any]:
     return {"role": "tool", "name": name, "content": content}
 
 
-def score(name: str, completion: list[dict[str, Any]], answer: str, **columns: Any) -> float:
+def score(name: str, completion: list[dict[str, Any]], answer: str, **columns: Any) -> Score:
     (value,) = get_reward(name)(completions=[completion], answer=[answer], **{k: [v] for k, v in columns.items()})
     return value
 
@@ -263,7 +264,7 @@ def test_scorers_that_evaluate_the_answer_take_the_right_one_and_no_program(task
     (row,) = load_tasks(f"reasoning_gym:{task}:1:3")
     columns = {"gym_task": task, "gym_entry": row["gym_entry"]}
 
-    def scored(answer: str) -> float:
+    def scored(answer: str) -> Score:
         return score("reasoning_gym", [said(f"<answer>{answer}</answer>")], "", **columns)
 
     entry = "__import__('sys')._getframe(0).f_locals['entry']"

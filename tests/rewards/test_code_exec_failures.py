@@ -9,9 +9,10 @@ import pytest
 
 from toolgrpo.errors import SandboxError
 from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.unscored import Score
 
 
-def score(program: str) -> float:
+def score(program: str) -> Score:
     completion = [{"role": "assistant", "content": f"```python\n{program}\n```"}]
     (value,) = get_reward("code_exec")(completions=[completion], tests=[["assert twice(2) == 4"]])
     return value

@@ -11,11 +11,12 @@ import pytest
 from toolgrpo.errors import ConfigError, PluginError, RewardError, SandboxError
 from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.unscored import Score
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")]
 
 
-def call(reward: Reward, **columns: Any) -> list[float]:
+def call(reward: Reward, **columns: Any) -> list[Score]:
     prompts = [[{"role": "user", "content": f"question {row}"}] for row in range(3)]
     return reward(prompts=prompts, completions=COMPLETIONS, completion_ids=[[1]] * 3, answer=["a", "b", "c"], **columns)
 
@@ -40,7 +41,7 @@ def test_an_async_reward_is_awaited_also_inside_a_running_loop(tmp_path: Path) -
     )
     reward = load_reward(path)
 
-    async def within() -> list[float]:
+    async def within() -> list[Score]:
         return call(reward)
 
     assert call(reward) == asyncio.run(within()) == [1.0, 1.0, 1.0]

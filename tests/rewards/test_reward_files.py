@@ -11,6 +11,7 @@ import pytest
 
 from toolgrpo.data import load_tasks
 from toolgrpo.rewards import load_reward
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.tools import load_tools, run_tool
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
@@ -32,7 +33,7 @@ def episode(*calls: tuple[str, str, bool]) -> Trajectory:
     return Trajectory((1,), (), (), (), (), turns, StopReason.FINISHED)
 
 
-def score(name: str, text: str, trajectory: Trajectory, **columns: Any) -> float:
+def score(name: str, text: str, trajectory: Trajectory, **columns: Any) -> Score:
     reward = load_reward(REPOSITORY / "rewards" / name)
     columns = {key: [value] for key, value in columns.items()}
     (value,) = reward(completions=[[{"role": "assistant", "content": text}]], trajectories=[trajectory], **columns)

@@ -24,12 +24,13 @@ from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.running import Oversight
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.rewards.watched import watched
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two")]
 
 
-def call(function: Callable[..., Any], timeout_s: float | None = None, **columns: Any) -> list[float]:
+def call(function: Callable[..., Any], timeout_s: float | None = None, **columns: Any) -> list[Score]:
     reward = Reward(function, name="mine", source="here.py", timeout_s=timeout_s)
     return reward(completions=COMPLETIONS, prompts=["p", "q"], **columns)
 

@@ -138,7 +138,7 @@ def test_an_evaluation_is_not_bound_to_the_training_batch(
 def test_tools_and_thinking_of_a_row_count(tmp_path: Path) -> None:
     tools = load_tools(ROOT / "tools_funcs" / "math_tools.py")
     try:
-        rows = [{"prompt": "short", "tools": ["add"]}, {"prompt": "short", "tools": None}]
+        rows: list[dict[str, Any]] = [{"prompt": "short", "tools": ["add"]}, {"prompt": "short", "tools": None}]
         both = measure_window(rows, CHAT, tools, max_completion_length=100)
         one = measure_window(rows[:1], CHAT, tools, max_completion_length=100)
     finally:

@@ -10,6 +10,7 @@ import pytest
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.grading.split_plan import Suite
@@ -132,7 +133,7 @@ def test_what_a_comparison_needs_of_the_set_up_is_there(sandbox: Sandbox) -> Non
     assert not grade(sandbox, "class Node: pass\ndef depth(node): return 2", suite).all_passed
 
 
-def score(allow: list[Any] | None, **columns: Any) -> tuple[list[float], dict[str, float]]:
+def score(allow: list[Any] | None, **columns: Any) -> tuple[list[Score], dict[str, float]]:
     programs = [RIGHT, "def apply(f, x): return 0", "def twice(x): return 2 * x"]
     metrics: dict[str, float] = {}
     given = {} if allow is None else {"allow_forgeable": allow}

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import Rung, Sandbox
 from toolgrpo.sandbox.rungs.ladder import probe
 
@@ -61,7 +62,7 @@ def with_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         shared._sandbox.close()
 
 
-def scores(rows: list[tuple[dict[str, Any], str]]) -> list[float]:
+def scores(rows: list[tuple[dict[str, Any], str]]) -> list[Score]:
     """Of one call of the reward: pairs of a task and an answer's program."""
     return get_reward("code_exec")(
         completions=[answer(program) for _, program in rows],

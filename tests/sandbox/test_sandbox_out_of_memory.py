@@ -16,6 +16,7 @@ import pytest
 from toolgrpo.errors import SandboxError
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.code_exec import _Shared
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import RunStatus, Sandbox
 from toolgrpo.sandbox.client import host_process
 
@@ -122,7 +123,7 @@ def test_code_exec_scores_no_program_that_the_kernel_killed(counter: Counter, mo
     monkeypatch.setattr(_Shared, "_sandbox", None)
     program = f"{rest()}def twice(x):\n    return 2 * x"
     completion = [{"role": "assistant", "content": f"```python\n{program}\n```"}]
-    scores: list[float] = []
+    scores: list[Score] = []
 
     def score() -> None:
         scores.extend(get_reward("code_exec")(completions=[completion], tests=[["assert twice(2) == 4"]]))

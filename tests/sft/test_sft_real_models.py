@@ -59,7 +59,7 @@ def taught(base: Path, out: Path, *more: str) -> tuple[SFTResult, str]:
 def test_trl_is_given_our_tokens_and_our_mask(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[SFTTrainer] = []
 
-    class Remembered(SFTTrainer):  # type: ignore[misc]  # TRL ships no types
+    class Remembered(SFTTrainer):
         def __init__(self, **arguments: object) -> None:
             super().__init__(**arguments)
             seen.append(self)

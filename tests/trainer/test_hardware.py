@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from toolgrpo.engines.policy import compute_dtype
-from toolgrpo.trainer import hardware
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
@@ -47,7 +46,7 @@ def test_fp16_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cpu_may_train_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     assert not trains_on_cpu(False) and trains_on_cpu(True)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # what cpu.yaml says

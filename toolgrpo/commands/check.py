@@ -196,7 +196,7 @@ class CheckRun:
 
         def mean(write: Any) -> float:
             totals = score_made_up(rows, write, rewards, weights, threshold).totals
-            return sum(totals) / len(totals)
+            return sum(total or 0.0 for total in totals) / len(totals)  # one that is not scored earns nothing
 
         bad = mean(nonsense)
         if any(row.get("answer") is None for row in rows):

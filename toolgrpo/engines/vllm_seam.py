@@ -226,7 +226,9 @@ def _served_rank(rank: int) -> int:
 class StepEngine:
     """A vLLM `LLMEngine` in this process, driven one step at a time. Knows token ids only."""
 
-    def __init__(self, engine: Any, number: int, *, sleep_mode: bool = False, keeps_base: bool = False) -> None:
+    def __init__(
+        self, engine: Any, number: int | None = None, *, sleep_mode: bool = False, keeps_base: bool = False
+    ) -> None:
         self._running: Any = engine  # None once it was shut down
         self._end = weakref.finalize(self, _end_vllm, engine, number)  # at the latest when nobody has it
         self._end.atexit = False
@@ -355,12 +357,12 @@ class StepEngine:
         self._end()
 
 
-def _end_vllm(engine: Any, number: int) -> None:
+def _end_vllm(engine: Any, number: int | None) -> None:
     from vllm.distributed.parallel_state import destroy_model_parallel
     from vllm.v1.engine import core
 
     with _ending:
-        shares_group = _living.pop(number)
+        shares_group = number is not None and _living.pop(number)
         whole_cleanup = core.cleanup_dist_env_and_memory
         if _living:
             core.cleanup_dist_env_and_memory = _no_cleanup

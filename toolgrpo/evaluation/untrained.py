@@ -78,7 +78,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         malformed=malformed,
         failed=Counter(r.error.value for r in results if r.error is not None and r.error.value not in malformed),
         stops=Counter(t.stop_reason.value for t in batch.trajectories),
-        rewards=batch.totals,
+        rewards=tuple(total for total in batch.totals if total is not None),
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
         pass_1=fmean(batch.successes),
         pass_k=fmean(pass_at_k(_successes(group), len(group), len(group)) for group in groups),

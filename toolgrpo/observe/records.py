@@ -56,13 +56,14 @@ def episode_files(folder: Path, kind: str = "episodes") -> list[Path]:
     return [folder / f"{stem}.jsonl" for stem in ordered if parts(folder / f"{stem}.jsonl")]
 
 
-def read_episodes(path: Path) -> list[Record]:
+def read_episodes(path: Path | str) -> list[Record]:
     """Return all episodes of a recording, or of a run's folder, in the order they were written."""
     return list(iter_episodes(path))
 
 
-def iter_episodes(path: Path) -> Iterator[Record]:
+def iter_episodes(path: Path | str) -> Iterator[Record]:
     """Yield the episodes of a recording, or of all recordings in a folder, one at a time."""
+    path = Path(path)
     for file in episode_files(path) if path.is_dir() else [path]:
         for record in _objects(file):
             if "ids" in record:

@@ -88,14 +88,14 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         if batch.mode == "train":
             self._phases.begin("training")
         elif len(batch):
-            mean = sum(batch.totals) / len(batch)
+            totals = [total for total in batch.totals if total is not None]
             self._write(
                 "measured",
                 step=batch.step,
                 label=self._label,
                 n=len(batch),
                 successes=sum(batch.successes),
-                reward=round(mean, 6),
+                reward=round(sum(totals) / len(totals), 6) if totals else None,
             )
 
     def close(self) -> None:

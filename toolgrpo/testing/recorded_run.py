@@ -79,7 +79,7 @@ def _batch(kinds: list[str], step: int, mode: Mode, size: int, first: int, said:
     graded = batch.graded(grades, lambda one: one.total == 1.0)
     if mode == "heldout":
         return graded
-    totals = graded.totals
+    totals = [one.total or 0.0 for one in graded.episodes]
     means = [sum(totals[place // size * size :][:size]) / size for place in range(len(kinds))]
     numbered = graded.numbered(first)
     return numbered.with_advantages([total - mean for total, mean in zip(totals, means, strict=True)])
@@ -140,7 +140,7 @@ def _see_tokens(recorder: EpisodeRecorder, batch: RolloutBatch) -> None:
 
 def _step_line(batch: RolloutBatch, said: Said) -> dict[str, Any]:
     metrics = {
-        "reward": sum(batch.totals) / len(batch),
+        "reward": sum(total or 0.0 for total in batch.totals) / len(batch),
         "success": sum(batch.successes) / len(batch),
         "entropy": 0.5,
         "step_time": 4.0,
