@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import MetricsLog
+from toolgrpo.observe.own_display import loaded_lines
 from toolgrpo.observe.progress import RunProgress, StepsCallback
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.observe.steps import StepLog
 from toolgrpo.observe.token_texts import token_texts
-from toolgrpo.observe.trackers import RolloutTables
+from toolgrpo.observe.trackers import RolloutTables, guard_trackers
 from toolgrpo.observe.trouble_metrics import trouble_metrics
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rollout import Observer, Rollouts
@@ -33,8 +35,18 @@ from toolgrpo.rollout.observers import Observers
 from toolgrpo.trainer.given_parts import GivenParts
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.model_card import ModelCard
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
-__all__ = ["Watchers", "demand_of", "model_card", "open_engine", "open_rollouts", "open_watchers"]
+__all__ = [
+    "Watchers",
+    "demand_of",
+    "fitting_of",
+    "model_card",
+    "open_engine",
+    "open_rollouts",
+    "open_watchers",
+    "say_loaded",
+]
 
 
 def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) -> ModelCard:
@@ -79,6 +91,13 @@ def open_engine(engine: Engine | None, policy: Policy, demand: Demand, opened: E
     return built
 
 
+def fitting_of(given: GivenParts, engine: Engine, say: Callable[[str], None]) -> Callable[..., Any]:
+    """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
+    thinking = given.args.enable_thinking
+    window = PromptRoom(tokens=engine.max_model_len, chat=given.chat, tools=given.toolbox, enable_thinking=thinking)
+    return partial(rows_that_fit, window=window, policy=given.args.long_prompts, say=say)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchers:
     """Who watches a training, beside those that the user brings."""
@@ -110,15 +129,19 @@ def open_watchers(
     given: GivenParts,
     *,
     progress: RunProgress,
-    tables: RolloutTables,
+    callbacks: list[TrainerCallback],
     log: Callable[[Mapping[str, float]], None],
     model_name: str,
     process: int,
     is_main: bool,
 ) -> Watchers:
-    """Return the watchers of one process; `log` takes the metrics of a rollout."""
+    """Return the watchers of one process; `log` takes the metrics of a rollout.
+
+    The trackers among TRL's callbacks are guarded, so that none can stop a run.
+    """
     args, tool_names = given.args, given.tool_names
     recording = episodes_path(Path(args.output_dir), process)
+    guard_trackers(callbacks, args.report_to)
     recorder = EpisodeRecorder(recording, share=args.record_episodes, token_text=token_texts(given.tokenizer))
     step_log = StepLog(
         recording.with_name("steps.jsonl") if is_main else None,
@@ -142,7 +165,7 @@ def open_watchers(
         metrics=MetricsLog(
             log_unless_world_fails, lambda done: trouble_metrics(done, tool_names, args.episode_limits())
         ),
-        tables=tables,
+        tables=RolloutTables(callbacks, with_tables=args.log_completions),
         doctor=DoctorWatch(progress.say, every=args.doctor_every, record=record),
     )
 
@@ -164,6 +187,27 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers) -> Ro
         end_at_void_turn=args.void_turns == "end",
         find_outputs=args.echo_weight > 0,
     )
+
+
+def say_loaded(
+    given: GivenParts,
+    built: BuiltEngine,
+    policy: Policy,
+    rows: Any,
+    rewards: Sequence[str],
+    say: Callable[[str], None],
+) -> None:
+    """Say what was loaded, as the commands do."""
+    lines = loaded_lines(
+        model=policy.get_model(),
+        n_rows=len(rows) if hasattr(rows, "__len__") else None,
+        tools=given.toolbox,
+        rewards=rewards,
+        engine=f"{built.choice.name} ({built.choice.why})",
+        chat=given.chat.name,
+    )
+    for line in lines:
+        say(line)
 
 
 def _described(dataset: Any) -> str:

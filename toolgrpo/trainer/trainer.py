@@ -26,10 +26,9 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.folder_claim import FolderClaim, claim_folder
-from toolgrpo.observe.own_display import library_bars_off, loaded_lines, take_display
+from toolgrpo.observe.own_display import library_bars_off, take_display
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.steady_console import SteadyConsole
-from toolgrpo.observe.trackers import RolloutTables, guard_trackers
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.rollout.batch import Mode
@@ -37,7 +36,15 @@ from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import reward_seam, trl_jobs, trl_seam
-from toolgrpo.trainer.assembly import demand_of, model_card, open_engine, open_rollouts, open_watchers
+from toolgrpo.trainer.assembly import (
+    demand_of,
+    fitting_of,
+    model_card,
+    open_engine,
+    open_rollouts,
+    open_watchers,
+    say_loaded,
+)
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
@@ -46,7 +53,6 @@ from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.given_parts import Tools, load_tokenizer, take_parts
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.model_card import write_beside_model
-from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.token_tap import TokenTap
 
@@ -135,22 +141,17 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._raw_text = given.raw_text
         is_main = self.is_world_process_zero()
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not is_main))
-        window = PromptRoom(
-            tokens=built.engine.max_model_len,
-            chat=given.chat,
-            tools=given.toolbox,
-            enable_thinking=args.enable_thinking,
-        )
-        self.fitting = partial(rows_that_fit, window=window, policy=args.long_prompts, say=self.progress.say)
+        self.fitting = fitting_of(given, built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
+        self.log_completions = False  # TRL's own table has no tools in it
         watchers = open_watchers(
             given,
             progress=self.progress,
-            tables=self._rollout_tables(),
+            callbacks=self.callback_handler.callbacks,
             log=partial(trl_seam.log_metrics, self),
             model_name=str(self.model.config._name_or_path),
             process=self.accelerator.process_index,
@@ -177,7 +178,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             n_processes=self.accelerator.num_processes,
         )
         if not self.progress.brings_own_log:
-            self._show_from_python(kwargs.get("callbacks") or ())
+            take_display(self.remove_callback, kwargs.get("callbacks") or ())
+            say_loaded(given, built, self.policy, self.train_dataset, self.reward_func_names, self.progress.say)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -375,29 +377,6 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             return padded(model, *args, **kwargs) if shared is None else shared
 
         return self._batch.score_tokens(score, *args, **kwargs)
-
-    def _show_from_python(self, given: Sequence[Any]) -> None:
-        """Say what was loaded, as the commands do, and let nobody else show the steps."""
-        take_display(self, given)
-        lines = loaded_lines(
-            model=self.policy.get_model(),
-            n_rows=len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None,
-            tools=self.toolbox,
-            rewards=self.reward_func_names,
-            engine=f"{self.engine_choice.name} ({self.engine_choice.why})",
-            chat=self.chat.name,
-        )
-        for line in lines:
-            self.progress.say(line)
-
-    def _rollout_tables(self) -> RolloutTables:
-        """Guard the trackers, so that none can stop a run, and return tables of episodes for them.
-
-        TRL's own table has no tools in it.
-        """
-        guard_trackers(self.callback_handler.callbacks, self.args.report_to)
-        self.log_completions = False
-        return RolloutTables(self.callback_handler.callbacks, with_tables=self.args.log_completions)
 
     def _group_size(self, mode: Mode) -> int:
         return int(self.args.num_generations if mode == "train" else self.num_generations_eval)
