@@ -1,4 +1,4 @@
-"""Parts are connected by values: no part but the TRL seam and checkpointing gets the trainer, and no config is changed."""
+"""Parts are connected by values: no part but TRL's seams and checkpointing reads the trainer, and no config is changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ pytestmark = pytest.mark.lock
 
 PACKAGE = Path(__file__).parents[2] / "toolgrpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MAY_TAKE_A_TRAINER = {f"trainer/{name}.py" for name in ("trl_seam", "trl_batch", "reward_seam", "checkpointing")}
+SEAMS = {f"trainer/{name}.py" for name in ("trl_seam", "trl_batch", "trl_signal", "reward_seam")}
+# What is kept of a batch between TRL's calls: it calls the seams, which need the trainer, and reads nothing of it.
+HAND_IT_ON = {f"trainer/{name}.py" for name in ("batch_in_training", "batch_signal")}
+MAY_TAKE_A_TRAINER = {*SEAMS, *HAND_IT_ON, "trainer/checkpointing.py"}
 CONFIGS = {"args", "config", "script", "script_args", "model_config", "evaluation"}
 
 
@@ -30,6 +33,17 @@ def test_a_trainer_of_any_kind_is_taken_by_its_seams_only() -> None:
     }
     assert {one for one in found if one.partition(":")[0] not in MAY_TAKE_A_TRAINER} == set()
     assert found, "the seams are still found"
+
+
+@pytest.mark.parametrize("file", sorted(HAND_IT_ON))
+def test_what_hands_the_trainer_on_reads_nothing_of_it(file: str) -> None:
+    tree = ast.parse((PACKAGE / file).read_text())
+    read = [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("trainer", "self._trainer")
+    ]
+    assert read == [], f"{file} reads {read} of the trainer; pass the value, or a callable"
 
 
 def is_field_of_a_config(target: ast.expr) -> bool:

@@ -32,7 +32,7 @@ PUBLIC = {
         "torch.distributed.fsdp",
         "torch.distributed.tensor",
     ),
-    *("transformers.trainer_utils", "transformers.cache_utils", "transformers.integrations"),
+    *("transformers.trainer_utils", "transformers.cache_utils", "transformers.integrations", "transformers.utils"),
 }
 ROOTS = ("trl", "vllm", "torch", "transformers", "accelerate", "peft")
 PRIVATE = re.compile(

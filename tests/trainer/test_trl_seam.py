@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from toolgrpo.trainer import trl_seam
-from toolgrpo.trainer.trl_seam import GenerationOutput
+from toolgrpo.trainer.generation_output import GenerationOutput
 from toolgrpo.trajectory import Ledger, StopReason
 
 pytestmark = pytest.mark.contract

@@ -6,7 +6,7 @@ Not covered: what libraries warn of, which goes where it always goes in a progra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +20,13 @@ from toolgrpo.tools.base import ToolProvider
 __all__ = ["library_bars_off", "loaded_lines", "take_display"]
 
 
-def take_display(trainer: Any, given: Sequence[Any] = ()) -> None:
-    """Take away the callbacks that print Transformers' dictionaries and bars,
+def take_display(remove: Callable[[Any], object], given: Sequence[Any] = ()) -> None:
+    """Remove from a trainer the callbacks that print Transformers' dictionaries and bars,
     but those that the user has given.
     """
     for kind in {PrinterCallback, ProgressCallback, transformers.trainer.DEFAULT_PROGRESS_CALLBACK}:
         if not any(one is kind or type(one) is kind for one in given):
-            trainer.remove_callback(kind)
+            remove(kind)
 
 
 @contextmanager

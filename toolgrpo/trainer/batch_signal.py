@@ -23,27 +23,31 @@ from toolgrpo.signal.penalties import EpisodeSize
 from toolgrpo.signal.shaping import Member, loss_mask, members_of
 from toolgrpo.signal.tool_outputs import output_mask
 from toolgrpo.trainer import trl_seam, trl_signal
+from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["BatchSignal"]
 
 
 class BatchSignal:
-    """One trainer's; `group_size` says how many episodes of a question there are."""
+    """One trainer's, which is only handed on to TRL's seams.
 
-    def __init__(self, trainer: Any, group_size: Callable[[Mode], int]) -> None:
+    `group_size` says how many episodes of a question there are.
+    """
+
+    def __init__(self, trainer: Any, args: ToolGRPOConfig, group_size: Callable[[Mode], int]) -> None:
         self._trainer = trainer
+        self._args = args
         self._group_size = group_size
-        self._shaping = trainer.args.shaping()
+        self._shaping = args.shaping()
         self._members: list[Member] = []  # of all processes, of the batch that was graded last
         self._outputs: list[list[int]] | None = None  # where tools speak, of the batch that was generated last
         self._logps: torch.Tensor | None = None  # of the policy's own pass, until its loss is known
 
     def loss_masks(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
         """Return which tokens of a new batch are trained on."""
-        args = self._trainer.args
-        if args.echo_weight:
-            self._outputs = [output_mask(one, args.echo_tools) for one in trajectories]
+        if self._args.echo_weight:
+            self._outputs = [output_mask(one, self._args.echo_tools) for one in trajectories]
         return [loss_mask(trajectory, self._shaping.void_turns) for trajectory in trajectories]
 
     def graded(
@@ -58,7 +62,7 @@ class BatchSignal:
         if batch is None:
             return None, rewards_per_func
         grades = trl_signal.own_grades(self._trainer, rewards_per_func, batch.trajectories, dropped)
-        batch = batch.graded(grades, success_at(self._trainer.args.success_threshold))
+        batch = batch.graded(grades, success_at(self._args.success_threshold))
         self._members = gather_object(members_of(batch))
         return batch, trl_signal.without_dropped(rewards_per_func, self._members)
 
@@ -72,7 +76,7 @@ class BatchSignal:
         """Raise, in every process, if too many of the episodes that ran for a training batch were dropped."""
         if batch.mode == "train":
             drops = gather_object([one.drop for one in batch.episodes])
-            check_dropped_share(drops, self._trainer.args.max_dropped_share)
+            check_dropped_share(drops, self._args.max_dropped_share)
 
     def applied(self, output: dict[str, Any]) -> dict[str, Any]:
         """Return TRL's batch with the advantages and masks that the config asks for."""

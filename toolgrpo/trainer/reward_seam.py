@@ -38,7 +38,8 @@ from toolgrpo.rewards.withdrawal import asked_in_thread
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.held_time import timers_held
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule, row_order
-from toolgrpo.trainer.trl_seam import GenerationOutput, log_metrics, mode_of
+from toolgrpo.trainer.generation_output import GenerationOutput
+from toolgrpo.trainer.trl_seam import log_metrics, mode_of
 from toolgrpo.trainer.trl_signal import quiet_about_unscored
 from toolgrpo.trajectory import Trajectory
 

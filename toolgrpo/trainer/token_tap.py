@@ -2,7 +2,7 @@
 
 Of each rollout `n` episodes are chosen, in turn the one with the most positive and the one with the
 most negative advantage. Their numbers travel with TRL's batch through its shuffling and splitting
-(`trl_seam.add_numbers`), and are met again in the pass that makes the loss. Nothing is drawn at
+(`trl_batch.add_numbers`), and are met again in the pass that makes the loss. Nothing is drawn at
 random, and nothing that is trained on changes.
 
 Not covered: liger's fused loss, which shows no log-probabilities.
@@ -18,7 +18,7 @@ import torch
 
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import RolloutBatch, Scored
-from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer import trl_batch
 
 __all__ = ["TokenTap", "chosen_episodes"]
 
@@ -37,7 +37,7 @@ class TokenTap:
         """Choose among the episodes of a rollout, and mark TRL's rows with their numbers."""
         if self._n == 0:
             return
-        trl_seam.add_numbers(output, numbers)
+        trl_batch.add_numbers(output, numbers)
         self._step = batch.step
         recorded = [
             one
@@ -63,10 +63,10 @@ class TokenTap:
         logps, entropies = scored[0], scored[1]
         if logps is None:
             return
-        for row, number in enumerate(trl_seam.numbers_of(self._inputs)):
+        for row, number in enumerate(trl_batch.numbers_of(self._inputs)):
             episode = self._chosen.pop(number, None)
             if episode is not None:
-                seen = trl_seam.tokens_of_row(self._inputs, row, logps, entropies, episode.trajectory.mask)
+                seen = trl_batch.tokens_of_row(self._inputs, row, logps, entropies, episode.trajectory.mask)
                 line = {"step": self._step, "episode": number, **seen}
                 self._recorder.tokens_seen(line, list(episode.trajectory.ids))
 

@@ -1,11 +1,12 @@
 """What TRL's trainer hands from its rewards to its loss: the keys of that dict, in one place.
 
-The second of the two files that know TRL's trainer from inside (`trl_seam.py` is the first). Used
-here, and held by `tests/trainer/test_trl_batch.py`:
+The second of the files that know TRL's trainer from inside (`trl_seam.py` is the first). Used here, and held by `tests/trainer/test_trl_batch.py`:
 
 * `_generate_and_score_completions` returns a dict of a generation batch, and `_compute_loss` reads
   the same keys of a micro-batch: `advantages`, (B,) or (B, T), `completion_mask`, `tool_mask`,
   `prompt_mask`, `num_items_in_batch`, `old_per_token_logps`;
+* a row of it is an episode, in the order of `_generate`; what is added (`add_numbers`) is shuffled
+  and split with the others;
 * it reads the old policy's log-probabilities before it asks for rewards, where the steps of a batch
   differ in their weights or the engine in its numbers; there it takes NaN for a token that nobody
   could score, and leaves it out of `sampling/sampling_logp_difference`;
@@ -19,7 +20,7 @@ here, and held by `tests/trainer/test_trl_batch.py`:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +31,8 @@ from toolgrpo.signal.training_rows import ROW_LOSSES, TOKEN_LOSSES, dead_by_rewa
 from toolgrpo.trainer.live_rows import RowChoice, is_live
 
 __all__ = [
+    "add_numbers",
+    "advantages_of",
     "choose_rows",
     "choose_rows_of_old_policy",
     "clear_dead_groups",
@@ -37,9 +40,11 @@ __all__ = [
     "in_dead_groups",
     "live_flags",
     "mean_entropy_of_live",
+    "numbers_of",
     "reads_old_policy",
     "settle_denominator",
     "skips_rows",
+    "tokens_of_row",
 ]
 
 Batch = dict[str, Any]
@@ -158,6 +163,46 @@ def mean_entropy_of_live(trainer: Any, micro_batch: Batch, choice: RowChoice | N
     tokens, live_tokens = trainer.accelerator.gather(counts).view(-1, 2).sum(dim=0).tolist()
     logged = trainer._metrics["train"]["entropy"]
     logged[-1] = logged[-1] * tokens / live_tokens if live_tokens else math.nan
+
+
+def advantages_of(output: Mapping[str, Any]) -> list[float]:
+    """Return the advantage of each episode; the mean over its sampled tokens where they have their own."""
+    advantages = output["advantages"]
+    if advantages.dim() > 1:
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return [float(value) for value in advantages.tolist()]
+
+
+def add_numbers(output: dict[str, Any], numbers: Sequence[int]) -> None:
+    """Let each row of TRL's batch bear the number of its episode."""
+    output["episode_numbers"] = torch.tensor(numbers, device=output["completion_ids"].device)
+
+
+def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
+    numbers = inputs.get("episode_numbers")
+    return [] if numbers is None else [int(number) for number in numbers.tolist()]
+
+
+def tokens_of_row(
+    inputs: Mapping[str, Any], row: int, logps: torch.Tensor, entropies: torch.Tensor | None, mask: Sequence[int]
+) -> dict[str, list[float | None] | None]:
+    """Return what a pass gave for the tokens of one episode; None for those that were not sampled."""
+
+    def own(values: torch.Tensor | None) -> list[float | None] | None:
+        if values is None:
+            return None
+        given = values[row].detach().float().expand(len(mask)) if values.shape[1] == 1 else values[row].detach().float()
+        return [round(value, 8) if m else None for value, m in zip(given[: len(mask)].tolist(), mask, strict=True)]
+
+    advantages = inputs["advantages"]
+    return {
+        "trainer_logprobs": own(logps),
+        "entropy": own(entropies),
+        "correction": own(inputs.get("importance_sampling_ratio")),
+        "advantage": own(advantages) if advantages.dim() > 1 else None,
+    }
 
 
 def live_flags(trainer: Any) -> Any:

@@ -87,19 +87,19 @@ class TRLJobOptions:
         for name, value in given.items():
             setattr(config, name, value)
 
-    def _take_template_kwargs(self, config: Any) -> None:
-        given = dict(config.chat_template_kwargs or {})
+    def _take_template_kwargs(self, being_made: Any) -> None:
+        given = dict(being_made.chat_template_kwargs or {})
         odd = sorted(given.keys() & set(_SAID_ELSEWHERE))
         if odd:
             raise ConfigError(f"chat_template_kwargs has {odd[0]}, which each episode says itself; leave it out")
         thinking = given.get("enable_thinking")
         if thinking is None:
             return
-        if config.enable_thinking not in (None, thinking):
+        if being_made.enable_thinking not in (None, thinking):
             raise ConfigError(
-                f"enable_thinking is {config.enable_thinking}, but chat_template_kwargs says {thinking}; keep one of them"
+                f"enable_thinking is {being_made.enable_thinking}, but chat_template_kwargs says {thinking}; keep one of them"
             )
-        config.enable_thinking = thinking
+        being_made.enable_thinking = thinking
 
 
 def is_text(rows: Any) -> bool:

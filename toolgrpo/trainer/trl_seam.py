@@ -1,10 +1,11 @@
-"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`, `trl_signal.py`). Tested
-with TRL 1.16.0.
+"""Whatever is private in TRL's trainer, but for its batches (`trl_batch.py`, `trl_signal.py`) and its
+rewards (`reward_seam.py`). Tested with TRL 1.16.0.
 
 What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
 changes):
 
-* `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built by `GenerationOutput.as_trl`;
+* `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built by `GenerationOutput.as_trl`
+  (`generation_output.py`);
 * `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows
   of a rollout;
 * `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says
@@ -15,9 +16,6 @@ changes):
   and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
 * `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
   its arguments and gives its three results;
-* `GRPOTrainer._generate_and_score_completions` returns a dict of tensors, a row an episode in the
-  order of `_generate`: `advantages` is read, and `episode_numbers` is added (`add_numbers`), which
-  TRL shuffles and splits with the others; `_compute_loss(model, inputs)` gets a piece of it;
 * `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
   of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
   (`skip_epochs`);
@@ -35,11 +33,9 @@ changes):
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,14 +50,10 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl_batch import live_flags
-from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = [
     "TESTED_VERSIONS",
-    "GenerationOutput",
     "add_fused_head",
-    "add_numbers",
-    "advantages_of",
     "correct_for_engine",
     "count_tokens",
     "has_reward_model",
@@ -70,14 +62,12 @@ __all__ = [
     "log_metrics",
     "mode_of",
     "no_engine_of_trl",
-    "numbers_of",
     "place_in_batch",
     "policy_of",
     "prepare_inputs",
     "restore_place_in_batch",
     "shared_logps",
     "skip_epochs",
-    "tokens_of_row",
     "tune_fused_head",
     "warn_if_untested",
 ]
@@ -92,59 +82,6 @@ def warn_if_untested() -> None:
         warnings.warn(
             f"toolgrpo was tested with TRL {', '.join(TESTED_VERSIONS)}; {trl.__version__} is installed and may not fit.",
             stacklevel=3,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOutput:
-    """What `_generate` gives to TRL, by name."""
-
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
-    mask: list[list[int]]
-    completions: list[list[Message]]
-    logprobs: list[list[float]] | None
-    extra_fields: dict[str, list[Any]]
-
-    @classmethod
-    def from_trajectories(
-        cls, trajectories: Sequence[Trajectory], pad_id: int, masks: Sequence[Sequence[int]] | None = None
-    ) -> GenerationOutput:
-        """Collect the columns; an empty completion gets a pad token that is not trained on.
-
-        TRL wants at least one token per completion. `masks` say which tokens are trained on; without
-        them it is those that were sampled.
-
-        The messages are copies: a reward function that changes them changes no trajectory.
-        """
-        with_logprobs = all(trajectory.has_logprobs for trajectory in trajectories)
-        return cls(
-            prompt_ids=[list(t.prompt_ids) for t in trajectories],
-            completion_ids=[list(t.ids) or [pad_id] for t in trajectories],
-            mask=[list(mask) or [0] for mask in masks or [t.mask for t in trajectories]],
-            completions=[copy.deepcopy(list(t.messages)) for t in trajectories],
-            # Context tokens have no log-probability; TRL masks them, and wants a number there.
-            logprobs=[[0.0 if lp is None else lp for lp in t.logprobs] or [0.0] for t in trajectories]
-            if with_logprobs
-            else None,
-            extra_fields={"trajectories": list(trajectories)},
-        )
-
-    def as_trl(self, completions: Sequence[Any] | None = None) -> tuple[Any, ...]:
-        """Return the tuple of TRL's `_generate`, with these completions if they are not messages.
-
-        It is (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images,
-        tool_images).
-        """
-        return (
-            self.prompt_ids,
-            self.completion_ids,
-            self.mask,
-            self.completions if completions is None else list(completions),
-            self.logprobs,
-            self.extra_fields,
-            None,
-            [],
         )
 
 
@@ -278,46 +215,6 @@ def _is_wrapped(trainer: Any) -> bool:
     if not trainer._dist.is_fsdp:
         return True
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
-
-
-def advantages_of(output: Mapping[str, Any]) -> list[float]:
-    """Return the advantage of each episode; the mean over its sampled tokens where they have their own."""
-    advantages = output["advantages"]
-    if advantages.dim() > 1:
-        mask = output["completion_mask"] * output.get("tool_mask", 1)
-        advantages = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
-    return [float(value) for value in advantages.tolist()]
-
-
-def add_numbers(output: dict[str, Any], numbers: Sequence[int]) -> None:
-    """Let each row of TRL's batch bear the number of its episode."""
-    output["episode_numbers"] = torch.tensor(numbers, device=output["completion_ids"].device)
-
-
-def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
-    numbers = inputs.get("episode_numbers")
-    return [] if numbers is None else [int(number) for number in numbers.tolist()]
-
-
-def tokens_of_row(
-    inputs: Mapping[str, Any], row: int, logps: torch.Tensor, entropies: torch.Tensor | None, mask: Sequence[int]
-) -> dict[str, list[float | None] | None]:
-    """Return what a pass gave for the tokens of one episode; None for those that were not sampled."""
-
-    def own(values: torch.Tensor | None) -> list[float | None] | None:
-        if values is None:
-            return None
-        given = values[row].detach().float().expand(len(mask)) if values.shape[1] == 1 else values[row].detach().float()
-        return [round(value, 8) if m else None for value, m in zip(given[: len(mask)].tolist(), mask, strict=True)]
-
-    advantages = inputs["advantages"]
-    return {
-        "trainer_logprobs": own(logps),
-        "entropy": own(entropies),
-        "correction": own(inputs.get("importance_sampling_ratio")),
-        "advantage": own(advantages) if advantages.dim() > 1 else None,
-    }
 
 
 def place_in_batch(trainer: Any) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""Put a trainer's parts together, once TRL has loaded its model: engine, watchers, rollouts, model card.
+
+Values in, parts out: nothing here knows the trainer. What is opened is put on the caller's stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from toolgrpo.engines.base import Engine
+from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
+from toolgrpo.engines.policy import Policy
+from toolgrpo.observe.doctor import Finding
+from toolgrpo.observe.metrics import MetricsLog
+from toolgrpo.observe.own_display import loaded_lines
+from toolgrpo.observe.progress import RunProgress, StepsCallback
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.rollout_lines import RolloutLines
+from toolgrpo.observe.steps import StepLog
+from toolgrpo.observe.token_texts import token_texts
+from toolgrpo.observe.trackers import RolloutTables, guard_trackers
+from toolgrpo.observe.trouble_metrics import trouble_metrics
+from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
+from toolgrpo.rollout import Observer, Rollouts
+from toolgrpo.rollout.demand import Demand, suit
+from toolgrpo.rollout.observers import Observers
+from toolgrpo.trainer.given_parts import GivenParts
+from toolgrpo.trainer.memory_return import MemoryReturn
+from toolgrpo.trainer.model_card import ModelCard
+from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
+
+__all__ = [
+    "Watchers",
+    "demand_of",
+    "fitting_of",
+    "model_card",
+    "open_engine",
+    "open_rollouts",
+    "open_watchers",
+    "say_loaded",
+]
+
+
+def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) -> ModelCard:
+    """Return what is known of a training before its first step."""
+    base_model = given.named_model
+    if not isinstance(base_model, str):
+        base_model = str(policy.get_model().config._name_or_path or type(given.model).__name__)
+    return ModelCard(
+        base_model=base_model,
+        tools=() if given.toolbox is None else given.toolbox.schemas,
+        rewards=rewards,
+        data=_described(given.train_dataset),
+        is_adapter=hasattr(policy.model, "peft_config"),
+    )
+
+
+def demand_of(
+    given: GivenParts, policy: Policy, train_rows: Any, eval_rows: Any, heldout: Sequence[Mapping[str, Any]]
+) -> Demand:
+    """Return the options of the engines, suited to all the rows that it will be asked about."""
+    evaluated: Iterable[Any] = eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows]
+    args = given.args
+    return suit(
+        args.engine_options(),
+        policy,
+        chain.from_iterable(rows for rows in (train_rows, *evaluated) if hasattr(rows, "__len__")),
+        heldout,
+        chat=given.chat,
+        tools=given.toolbox,
+        max_completion_length=args.episode_limits().max_completion_length,
+        enable_thinking=args.enable_thinking,
+        max_concurrent=args.max_concurrent_episodes,
+    )
+
+
+def open_engine(engine: Engine | None, policy: Policy, demand: Demand, opened: ExitStack) -> BuiltEngine:
+    """Return the engine that was given, or else the one that the config asks for."""
+    if engine is not None:
+        return BuiltEngine(engine, EngineChoice(engine.name, "given"))
+    built = build_engine(policy, demand.options)
+    opened.callback(built.engine.shutdown)
+    return built
+
+
+def fitting_of(given: GivenParts, engine: Engine, say: Callable[[str], None]) -> Callable[..., Any]:
+    """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
+    thinking = given.args.enable_thinking
+    window = PromptRoom(tokens=engine.max_model_len, chat=given.chat, tools=given.toolbox, enable_thinking=thinking)
+    return partial(rows_that_fit, window=window, policy=given.args.long_prompts, say=say)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watchers:
+    """Who watches a training, beside those that the user brings."""
+
+    progress: RunProgress
+    recorder: EpisodeRecorder
+    step_log: StepLog
+    metrics: MetricsLog
+    tables: RolloutTables
+    doctor: DoctorWatch
+
+    def callbacks(self, stop: TrainerCallback, checkpoints: TrainerCallback) -> tuple[TrainerCallback, ...]:
+        """Return the callbacks of the training in their order: a stop saves, and a save logs; a log is
+        shown before what is said of it.
+        """
+        return (
+            *(stop, checkpoints, self.step_log, self.tables, MemoryReturn()),
+            *(StepsCallback(self.progress), self.doctor),
+        )
+
+    def observers(self, of_user: Sequence[Observer]) -> Observers:
+        """Return the observers of its rollouts in their order."""
+        lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
+        own = [self.step_log, self.metrics, self.recorder, self.tables, self.progress, *lines]
+        return Observers([*own, *of_user])
+
+
+def open_watchers(
+    given: GivenParts,
+    *,
+    progress: RunProgress,
+    callbacks: list[TrainerCallback],
+    log: Callable[[Mapping[str, float]], None],
+    model_name: str,
+    process: int,
+    is_main: bool,
+) -> Watchers:
+    """Return the watchers of one process; `log` takes the metrics of a rollout.
+
+    The trackers among TRL's callbacks are guarded, so that none can stop a run.
+    """
+    args, tool_names = given.args, given.tool_names
+    recording = episodes_path(Path(args.output_dir), process)
+    guard_trackers(callbacks, args.report_to)
+    recorder = EpisodeRecorder(recording, share=args.record_episodes, token_text=token_texts(given.tokenizer))
+    step_log = StepLog(
+        recording.with_name("steps.jsonl") if is_main else None,
+        facts={"model": model_name, "tools": tool_names},
+        recorded_bytes=lambda: recorder.n_bytes,
+        say=progress.say,
+    )
+
+    def log_unless_world_fails(metrics: Mapping[str, float]) -> None:
+        log(metrics)
+        stop_if_world_fails(metrics, args.max_world_failures)
+
+    def record(finding: Finding) -> None:
+        step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
+        step_log.event("finding", finding.sentence, step=step, rule=finding.rule, section=finding.section)
+
+    return Watchers(
+        progress=progress,
+        recorder=recorder,
+        step_log=step_log,
+        metrics=MetricsLog(
+            log_unless_world_fails, lambda done: trouble_metrics(done, tool_names, args.episode_limits())
+        ),
+        tables=RolloutTables(callbacks, with_tables=args.log_completions),
+        doctor=DoctorWatch(progress.say, every=args.doctor_every, record=record),
+    )
+
+
+def open_rollouts(given: GivenParts, engine: Engine, observers: Observers) -> Rollouts:
+    args = given.args
+    return Rollouts(
+        engine=engine,
+        chat=given.chat,
+        limits=args.episode_limits(),
+        tokenizer=given.tokenizer,
+        tools=given.toolbox,
+        closes_tools=given.closes_tools,
+        observers=observers,
+        engine_retries=args.engine_retries,
+        unmarked_calls=args.unmarked_calls,
+        max_concurrent=args.max_concurrent_episodes,
+        enable_thinking=args.enable_thinking,
+        end_at_void_turn=args.void_turns == "end",
+        find_outputs=args.echo_weight > 0,
+    )
+
+
+def say_loaded(
+    given: GivenParts,
+    built: BuiltEngine,
+    policy: Policy,
+    rows: Any,
+    rewards: Sequence[str],
+    say: Callable[[str], None],
+) -> None:
+    """Say what was loaded, as the commands do."""
+    lines = loaded_lines(
+        model=policy.get_model(),
+        n_rows=len(rows) if hasattr(rows, "__len__") else None,
+        tools=given.toolbox,
+        rewards=rewards,
+        engine=f"{built.choice.name} ({built.choice.why})",
+        chat=given.chat.name,
+    )
+    for line in lines:
+        say(line)
+
+
+def _described(dataset: Any) -> str:
+    """Return in a few words what somebody trains on."""
+    columns = getattr(dataset, "column_names", None) or ()
+    size = f"{len(dataset)} rows" if hasattr(dataset, "__len__") else "rows without end"
+    return f"{size} with {', '.join(columns)}" if columns else size

@@ -1,0 +1,216 @@
+"""The life of one batch between the calls of TRL: rows, episodes, rewards, advantages, loss.
+
+TRL comes by in this order:
+
+    generate_and_score       the rows of a generation batch; around the next two
+      generate               its episodes, run here or drawn before
+      calculate_rewards      what they are worth, asked once
+    compute_loss             of a micro-batch: the rows that are read, and the tool-output loss
+      score_tokens           each forward pass, there and wherever TRL makes one
+
+What one call leaves for a later one of the same batch is kept here and nowhere else.
+
+Invariants: rewards are asked once per episode; observers hear of a batch once, when its advantages
+are known; the calls that are collective are made in every process alike, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from toolgrpo.rollout import RolloutBatch, Rollouts
+from toolgrpo.rollout.batch import Mode
+from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
+from toolgrpo.trainer.batch_signal import BatchSignal
+from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
+from toolgrpo.trainer.generation_output import GenerationOutput
+from toolgrpo.trainer.live_rows import RowChoice, Scores
+from toolgrpo.trainer.token_tap import TokenTap
+
+__all__ = ["BatchInTraining"]
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class BatchInTraining:
+    """The batch that a trainer works on; the trainer itself is only handed on to TRL's seams.
+
+    `run` runs an episode per row with the current weights; `load_weights` gives them to the engine
+    and returns the step they are of; `calculate_rewards` asks the trainer as TRL would.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        args: ToolGRPOConfig,
+        rollouts: Rollouts,
+        *,
+        run: Callable[[Rows, Mode], RolloutBatch],
+        load_weights: Callable[[], int],
+        calculate_rewards: Callable[..., torch.Tensor],
+        group_size: Callable[[Mode], int],
+        drawing: DrawnBatches | None,
+        token_tap: TokenTap,
+        pad_id: int,
+        raw_text: bool,
+        process: int,
+        n_processes: int,
+    ) -> None:
+        self.rollout_seconds = 0.0
+        self.n_episodes = 0  # of all processes, so far
+        self._trainer = trainer
+        self._args = args
+        self._rollouts = rollouts
+        self._run = run
+        self._load_weights = load_weights
+        self._calculate_rewards = calculate_rewards
+        self._group_size = group_size
+        self._drawing = drawing
+        self._token_tap = token_tap
+        self._pad_id = pad_id
+        self._raw_text = raw_text
+        self._process, self._n_processes = process, n_processes
+        self._signal = BatchSignal(trainer, args, group_size)
+        self._rows: Rows = []
+        self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
+        self._ran: RolloutBatch | None = None  # from its generation until its advantages are known
+        self._asked_rewards: torch.Tensor | None = None  # from their asking until TRL wants them
+        self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
+        self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
+
+    def generate_and_score(self, inputs: list[dict[str, Any]], of_trl: Callable[[Any], dict[str, Any]]) -> Any:
+        """Return what TRL makes of a generation batch, as its loss shall see it."""
+        drawing = self._drawing if self._mode == "train" else None
+        self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
+        self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
+        output = of_trl(inputs)
+        if drawn is not None:
+            reward_seam.log_drawn(self._trainer, drawn)
+        old_choice, self._row_choice = self._row_choice, None
+        output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
+        self._tell_of_batch(output)
+        output, shares = trl_batch.settle_denominator(self._trainer, trl_batch.fill_old_logps(output, old_choice))
+        if self._mode == "train":
+            trl_seam.log_metrics(self._trainer, shares)
+        return output
+
+    def _draw(self, drawing: DrawnBatches, n_rows: int) -> DrawnBatch:
+        step = self._load_weights()
+        drawn = drawing.draw(
+            self._rollouts,
+            self._args.sampling_options(),
+            partial(reward_seam.ask_rewards, self._trainer),
+            n_rows=n_rows,
+            step=step,
+            first_number=self.n_episodes,
+        )
+        self.n_episodes += drawn.n_episodes
+        return drawn
+
+    def generate(self, prompts: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the episodes of these prompts in the form of TRL."""
+        if self._drawn is None:
+            rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
+            batch = self._run(rows, self._mode)
+            self._ran = batch = batch.numbered(self._first_number(len(batch)))
+            trajectories = batch.trajectories
+        else:
+            self._ran, trajectories = self._drawn.ran, self._drawn.trajectories
+            batch = self._ran
+        self.rollout_seconds += batch.times.duration_s
+        trl_seam.count_tokens(self._trainer, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
+        masks = self._signal.loss_masks(trajectories)
+        output = GenerationOutput.from_trajectories(trajectories, self._pad_id, masks)
+        completions = trl_jobs.texts_of(output.completions) if self._raw_text else output.completions
+        if trl_batch.reads_old_policy(self._trainer):
+            self._ask_before_old_policy(prompts, output, completions)
+        return output.as_trl(completions)
+
+    def _first_number(self, n: int) -> int:
+        """Return a number that no other episode of the run has,
+        in any process, nor the n - 1 after it.
+        """
+        first = self.n_episodes + self._process * n
+        self.n_episodes += self._n_processes * n
+        return first
+
+    def _ask_before_old_policy(
+        self, prompts: Sequence[Any], output: GenerationOutput, completions: Sequence[Any]
+    ) -> None:
+        """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
+        that they say is dead.
+        """
+        fields = [
+            dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
+        ]
+        inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
+        self._asked_rewards = self._calculate_rewards(inputs, prompts, completions, output.completion_ids)
+        self._row_choice = trl_batch.choose_rows_of_old_policy(self._trainer, self._in_dead_groups)
+
+    def calculate_rewards(
+        self, of_trl: Callable[..., torch.Tensor], inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> torch.Tensor:
+        """Return the rewards of all processes, which TRL is asked for unless they are known."""
+        rewards_per_func, self._asked_rewards = self._asked_rewards, None
+        if rewards_per_func is not None:
+            return rewards_per_func
+        if self._drawn is None:
+            if not self._raw_text and trl_seam.has_reward_model(self._trainer):
+                prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
+            calculate = partial(of_trl, inputs, prompts, completions, completion_ids_list)
+            with trl_jobs.point_to_raw_text(prompts, raw=self._raw_text):
+                self._ran, rewards_per_func = self._signal.graded(self._ran, calculate)
+        else:  # they were asked as the groups ended
+            rewards_per_func = reward_seam.answers_of(self._trainer, self._drawn)
+            self._signal.hear_of(self._drawn.trajectories, rewards_per_func)
+        self._in_dead_groups = trl_batch.in_dead_groups(
+            self._trainer, rewards_per_func, len(prompts), self._group_size(self._mode)
+        )
+        return rewards_per_func
+
+    def _tell_of_batch(self, output: dict[str, Any]) -> None:
+        """Let observers hear of the batch, now that its advantages are known."""
+        batch, self._ran = self._ran, None
+        trl_seam.log_dropped(self._trainer, output)
+        if batch is None or not batch.is_graded:
+            return
+        if batch.mode == "train":
+            trained = batch.trajectories if self._drawn is None else self._drawn.trajectories
+            numbers = [int(trajectory.metadata["episode"]) for trajectory in trained]
+            # A group that was drawn may be trained on in another process than the one it ran in.
+            own = dict(zip(numbers, trl_batch.advantages_of(output), strict=True))
+            parts = [own] if self._drawn is None else gather_object([own])
+            advantages = {number: advantage for part in parts for number, advantage in part.items()}
+            batch = batch.with_advantages([advantages.get(int(t.metadata["episode"])) for t in batch.trajectories])
+            self._rollouts.observers.batch_done(batch)
+            self._token_tap.choose(batch, output, numbers)
+            self._signal.check_dropped(batch)
+        else:
+            self._rollouts.observers.batch_done(batch)
+
+    def compute_loss(self, inputs: dict[str, Any], of_trl: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the loss of a micro-batch, of the rows that have something to learn from."""
+        self._row_choice = choice = trl_batch.choose_rows(self._trainer, inputs)
+        try:
+            with trl_batch.mean_entropy_of_live(self._trainer, inputs, choice):
+                return self._signal.with_output_loss(of_trl(), inputs)
+        finally:
+            self._row_choice = None
+
+    def score_tokens(self, score: Callable[..., Scores], *args: Any, **kwargs: Any) -> Scores:
+        """Return what a forward pass gives for the tokens of its rows, of which it may read some."""
+        choice = self._row_choice
+        scored = score(*args, **kwargs) if choice is None else choice.score(score, *args, **kwargs)
+        self._token_tap.hear(scored)
+        self._signal.heard(scored[0])
+        return scored
+
+    @property
+    def _mode(self) -> Mode:
+        return trl_seam.mode_of(self._trainer)

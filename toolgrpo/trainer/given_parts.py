@@ -1,0 +1,162 @@
+"""What a trainer is made of, of what the user gave: names, datasets, tokenizer, chat format, tools and
+rewards, as TRL and the rollouts take them.
+
+Nothing here knows a trainer, and nothing is loaded but the tokenizer and the tools. What is opened
+is put on the stack of the caller, who closes it where the construction fails later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedModel
+
+from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
+from toolgrpo.chat.base import ChatFormat
+from toolgrpo.chat.raw_text import RawText
+from toolgrpo.data.given_rows import as_dataset
+from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.named_models import folder_of
+from toolgrpo.observe.trackers import installed_trackers
+from toolgrpo.rewards.named import named_rewards
+from toolgrpo.tools import load_tools
+from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
+from toolgrpo.trainer import trl_jobs
+from toolgrpo.trainer.config import ToolGRPOConfig
+
+__all__ = ["GivenParts", "Tools", "load_tokenizer", "take_parts"]
+
+_MOST_ROWS_PROVEN = 256  # whose system messages the chat format is proven for
+
+Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenParts:
+    """The parts of one trainer that are there before its model is loaded."""
+
+    named_model: str | PreTrainedModel  # as the user says it
+    model: str | PreTrainedModel  # as TRL loads it
+    args: ToolGRPOConfig
+    reward_funcs: Any
+    train_dataset: Any
+    eval_dataset: Any
+    tokenizer: Any
+    template: Any  # the tokenizer, with the arguments that the config has for its chat template
+    chat: ChatFormat
+    toolbox: ToolProvider | None
+    closes_tools: bool  # False: they belong to whoever loaded them
+    raw_text: bool  # prompts are continued as they are
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [] if self.toolbox is None else list(self.toolbox.names)
+
+    def check_model(self, vocabulary: int, rows: Iterable[Mapping[str, Any]] | None) -> None:
+        """Raise unless tokenizer and chat format suit a loaded model and its rows."""
+        check_vocabulary(self.tokenizer, vocabulary)
+        prove_rows(self.chat, self.template, (row["prompt"] for row in islice(rows or (), _MOST_ROWS_PROVEN)))
+
+
+def take_parts(
+    model: str | PreTrainedModel,
+    reward_funcs: Any,
+    args: ToolGRPOConfig | None,
+    train_dataset: Any,
+    eval_dataset: Any,
+    tokenizer: Any,
+    *,
+    tools: Tools | None,
+    chat: ChatFormat | None,
+    factory: Callable[[], Any] | None,
+    opened: ExitStack,
+) -> GivenParts:
+    """Return what these arguments of a trainer stand for, or say what does not go together.
+
+    `factory` makes the environments of a job that was written for TRL.
+    """
+    args = args or ToolGRPOConfig("toolgrpo-output")
+    named_model, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
+    train_dataset = as_dataset(train_dataset, "train_dataset")
+    eval_dataset = as_dataset(eval_dataset, "eval_dataset")
+    tokenizer = tokenizer or load_tokenizer(model, revision=_revision(args), trust_remote_code=args.trust_remote_code)
+    raw_text = args.text_prompts == "raw" and trl_jobs.is_text(train_dataset)
+    template = with_template_arguments(tokenizer, args.chat_template_kwargs)
+    chat = chat or (RawText(tokenizer) if raw_text else resolve_format(template))
+    toolbox = _as_toolbox(tools, args, factory)
+    if toolbox is not None and toolbox is not tools:
+        opened.callback(toolbox.close)
+    reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
+    if raw_text and toolbox is not None:
+        raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")
+    if raw_text and args.draws_groups:
+        raise ConfigError(
+            "dynamic_sampling, curriculum and row_weights draw conversations; set text_prompts to chat, or leave them out"
+        )
+    if train_dataset is None and factory is not None:
+        n_rows = args.generation_batch_size // args.num_generations
+        train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
+    args.check_tools(toolbox.names if toolbox is not None else ())
+    return GivenParts(
+        named_model=named_model,
+        model=model,
+        args=args.changed(report_to=installed_trackers(args.report_to), reward_weights=weights),
+        reward_funcs=reward_funcs,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        tokenizer=tokenizer,
+        template=template,
+        chat=chat,
+        toolbox=toolbox,
+        closes_tools=toolbox is not tools,
+        raw_text=raw_text,
+    )
+
+
+def _as_toolbox(
+    tools: Tools | None, args: ToolGRPOConfig, factory: Callable[[], Any] | None = None
+) -> ToolProvider | None:
+    if factory is not None:
+        if isinstance(tools, ToolProvider):
+            raise ConfigError(
+                "an environment_factory and a toolbox that is loaded already; use load_tools(..., environment=...) for both"
+            )
+        return load_tools(tools or None, environment=factory, tool_timeout_s=args.tool_timeout)
+    if tools is None or isinstance(tools, ToolProvider):
+        timeout_s = getattr(tools, "timeout_s", args.tool_timeout)
+        if args.tool_timeout not in (TOOL_TIMEOUT_S, timeout_s):
+            raise ConfigError(
+                f"tool_timeout is {args.tool_timeout:g}, but the toolbox that was given was loaded with "
+                f"{timeout_s:g} s for a call; use load_tools(..., tool_timeout_s={args.tool_timeout:g}), or leave "
+                f"tool_timeout out"
+            )
+        return tools
+    return load_tools(tools, tool_timeout_s=args.tool_timeout)
+
+
+def _revision(args: ToolGRPOConfig) -> str | None:
+    """Return the revision that the model is loaded in; its tokenizer belongs to it."""
+    kwargs = args.model_init_kwargs
+    return kwargs.get("revision") if isinstance(kwargs, dict) else None
+
+
+def load_tokenizer(
+    model: str | PreTrainedModel, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Return the tokenizer that lies beside the model, in the same revision."""
+    path = model if isinstance(model, str) else model.config._name_or_path
+    if not path:
+        raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"no tokenizer could be loaded from {path!r}: {error}. Give a folder that `save_pretrained` wrote, a hub id, "
+            f"or `nano` for the embedded model."
+        ) from error
