@@ -261,6 +261,8 @@ class Trajectory:
             }
             for turn in self.turns
         )
+        record["outputs"] = tuple(_fields(output) for output in self.outputs)
+        record["dropped"] = None if self.dropped is None else _fields(self.dropped)
         return record
 
     @classmethod
@@ -311,7 +313,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _fields(value: Trajectory | Turn | CallAttempt | ToolResult) -> dict[str, Any]:
+def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | ToolOutput | Drop) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 

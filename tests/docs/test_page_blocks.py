@@ -24,7 +24,7 @@ from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.commands.main import COMMANDS
 from toolgrpo.commands.replay import ReplayArguments
-from toolgrpo.commands.sft import SFTArguments
+from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
 from toolgrpo.testing.page_blocks import SHELL, Block, commands_of, page_blocks
 from toolgrpo.testing.page_rooms import PythonRoom, run_command
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -35,7 +35,8 @@ BLOCKS = [block for page in PAGES for block in page_blocks(page)]
 OF_TRAINING = (ScriptArguments, ToolGRPOConfig, ModelConfig)
 FLAGS = {
     "train": {field.name for kind in OF_TRAINING for field in dataclasses.fields(kind)} | {*ALIASES, "config"},
-    "sft": {field.name for field in dataclasses.fields(SFTArguments)} | {"config"},
+    "sft": {field.name for kind in (SFTArguments, ToolSFTConfig, ModelConfig) for field in dataclasses.fields(kind)}
+    | {"config"},
 }
 OWN = {"evaluate": EvaluationArguments, "check": CheckArguments, "replay": ReplayArguments}
 FLAGS |= {name: FLAGS["train"] | {field.name for field in dataclasses.fields(kind)} for name, kind in OWN.items()}

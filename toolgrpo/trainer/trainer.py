@@ -277,8 +277,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     ) -> RolloutBatch:
         """Run one episode per held-out row with the current weights, graded.
 
-        Nothing is trained or recorded.
+        Nothing is trained; observers hear of it, and the recording keeps it.
         """
+        self._claim_folder()
         batch = grade(
             self.rollout(rows, options, label=label),
             trl_jobs.taking_text(self.reward_funcs) if self._raw_text else self.reward_funcs,
