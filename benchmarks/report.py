@@ -113,7 +113,7 @@ def recorded_job(folder: Path, steps: int, record_tokens: int) -> dict[str, floa
             save_strategy="no",
         ),
         train_dataset=load_tasks("arithmetic"),
-        tools=str(ROOT / "tools_funcs" / "math_tools.py"),
+        tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
     )
     watch = Stopwatch()
     for method in ("batch_done",):
