@@ -18,7 +18,7 @@ from toolgrpo.testing import tiny_trainer
         ({"vllm_tensor_parallel_size": 2}, r"one copy per process.*vllm serve --tensor-parallel-size 2"),
         pytest.param(
             {"vllm_enable_sleep_mode": True},
-            "no GPU here; leave it out",
+            "training is on the CPU; leave it out",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can sleep"),
         ),
     ],
