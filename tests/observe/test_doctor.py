@@ -126,6 +126,11 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a solved run needs no entropy": ("entropy_collapses", {"entropy": FALLING, "success": 0.95}, ()),
     "success rises too": ("reward_without_success", {"reward": RISING, "success": RISING}, ()),
     "few calls at all": ("tool_fails", {"tools/multiply/calls": 2.0, "tools/multiply/failures": 2.0}, ()),
+    "calls that cannot be read are no tool": (
+        "tool_fails",
+        {"tools/unnamed/calls": 30.0, "tools/unnamed/failures": 30.0},
+        (),
+    ),
     "several causes": ("one_parse_error", {"tools/error/unclosed": 20.0, "tools/error/invalid_json": 20.0}, ()),
 }
 

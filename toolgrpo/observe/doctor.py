@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from toolgrpo.observe.call_lookalikes import FORMS
 from toolgrpo.observe.log_reading import (
+    NO_NAME,
     Log,
     calls_in,
     cut_shares,
@@ -155,7 +156,8 @@ def _cut_by_length(logs: Sequence[Log]) -> str | None:
 
 
 def _tool_fails(logs: Sequence[Log]) -> str | None:
-    worst = max(tools_in(logs), key=lambda name: _share_failed(logs, name), default=None)
+    tools = [name for name in tools_in(logs) if name != NO_NAME]  # calls that cannot be read are another trouble
+    worst = max(tools, key=lambda name: _share_failed(logs, name), default=None)
     if worst is None or _share_failed(logs, worst) < 0.5:
         return None
     return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "NO_NAME",
     "Log",
     "calls_in",
     "cut_shares",
@@ -20,6 +21,9 @@ __all__ = [
     "tools_in",
     "total_of",
 ]
+
+NO_NAME = "unnamed"
+"""What metrics call the tool of a call whose name could not be read."""
 
 Log = Mapping[str, float]
 """One log of a training: metrics by name, and `step`, the step after which it was written."""

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from accelerate.utils import gather_object
 
+from toolgrpo.observe.log_reading import NO_NAME
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.rollout.void_turns import is_void
@@ -136,9 +137,9 @@ def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> Metrics:
         "tools/truncated": Metric(float(sum(r.truncated for r in results)), sum),
         "tools/cached": Metric(float(sum(r.cached for r in results)), sum),
     }
-    for name, count in Counter(r.name or "unnamed" for r in results).items():
+    for name, count in Counter(r.name or NO_NAME for r in results).items():
         metrics[f"tools/{name}/calls"] = Metric(float(count), sum)
-        metrics[f"tools/{name}/failures"] = Metric(float(sum((r.name or "unnamed") == name for r in failures)), sum)
+        metrics[f"tools/{name}/failures"] = Metric(float(sum((r.name or NO_NAME) == name for r in failures)), sum)
     for cause, count in Counter(r.error for r in failures if r.error is not None).items():
         metrics[f"tools/error/{cause}"] = Metric(float(count), sum)
     latencies = sorted(r.duration_s for r in results)
