@@ -21,6 +21,7 @@ class Asked:
         self.calls: list[Any] = []
         self.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings=tied))
         self._resets = list(resets)
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
 
     def sleep(self, level: int) -> None:
         self.calls.append(("sleep", level))
