@@ -21,22 +21,12 @@ from toolgrpo.commands.train import TrainingRun, parse_arguments
 from toolgrpo.errors import ConfigError, EngineError, RewardError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models.nano.build import build_nano
-from toolgrpo.models.nano.recipe import NanoRecipe, Phase
+from toolgrpo.testing.mini_nano import MINI_NANO
 from toolgrpo.trainer.stopping import finish_before_stopping
 
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-MINI = NanoRecipe(
-    hidden_size=64,
-    intermediate_size=128,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    phases=(Phase(name="mini", steps=1, calls={1: 1.0}, canonical=1.0),),
-    toolsets_per_step=1,
-    examples_per_toolset=2,
-)
 
 # Called for the rows before (greedy, sampled), for the one step, and then for the rows after.
 REWARD = """
@@ -55,7 +45,7 @@ def reward_func(completions, **kwargs):
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("mini")
-    build_nano(MINI, folder)
+    build_nano(MINI_NANO, folder)
     return folder
 
 

@@ -15,24 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from toolgrpo.commands.sft import learning_rate_for
 from toolgrpo.models.nano.build import build_nano
 from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
-from toolgrpo.models.nano.recipe import NanoRecipe, Phase
 from toolgrpo.models.nano.toolsets import CANONICAL
 from toolgrpo.sft.batches import collate
 from toolgrpo.sft.encoder import ConversationEncoder
 from toolgrpo.sft.loss import SupervisedLoss
+from toolgrpo.testing.mini_nano import MINI_NANO
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-MINI = NanoRecipe(
-    hidden_size=64,
-    intermediate_size=128,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    phases=(Phase(name="mini", steps=1, calls={1: 1.0}, canonical=1.0),),
-    toolsets_per_step=1,
-    examples_per_toolset=2,
-)
 
 
 def _sft(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +34,7 @@ def _sft(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sft")
-    build_nano(MINI, folder / "model")
+    build_nano(MINI_NANO, folder / "model")
     rng = random.Random(0)
     rows = [demonstrate(draw_training_problem(rng, 1), CANONICAL, rng, None) for _ in range(24)]
     (folder / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))

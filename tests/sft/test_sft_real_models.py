@@ -18,28 +18,18 @@ from toolgrpo.commands import sft
 from toolgrpo.commands.sft import SFTResult, parse_sft_arguments, run_sft
 from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.models.nano.build import build_nano
-from toolgrpo.models.nano.recipe import NanoRecipe, Phase
 from toolgrpo.sft.encoder import ConversationEncoder
+from toolgrpo.testing.mini_nano import MINI_NANO
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "recipes" / "data" / "tool_calls_12.jsonl"
-MINI = NanoRecipe(
-    hidden_size=64,
-    intermediate_size=128,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    phases=(Phase(name="mini", steps=1, calls={1: 1.0}, canonical=1.0),),
-    toolsets_per_step=1,
-    examples_per_toolset=2,
-)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("sft") / "model"
-    build_nano(MINI, folder)
+    build_nano(MINI_NANO, folder)
     return folder
 
 

@@ -19,7 +19,7 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.build import EngineOptions, choose_engine
 from toolgrpo.engines.memory import kv_bytes_per_token
 from toolgrpo.engines.policy import Policy
-from toolgrpo.rollout.rollouts import as_messages
+from toolgrpo.rollout.rollouts import as_messages, thinking_of
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
@@ -135,7 +135,6 @@ def measure_window(
     measured = rows if len(rows) <= _MOST_MEASURED else heapq.nlargest(_MOST_MEASURED, rows, key=size)
     longest = 0
     for row in measured:
-        own = row.get("enable_thinking")
-        thinking = enable_thinking if own is None else bool(own)
+        thinking = thinking_of(row, enable_thinking)
         longest = max(longest, len(chat.prompt(as_messages(row["prompt"]), schemas_of(row), enable_thinking=thinking)))
     return Window(longest, max_completion_length, longest // 8 if len(measured) < len(rows) else 0)

@@ -28,7 +28,7 @@ from toolgrpo.trajectory import Message, Trajectory, Turn
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Rollouts", "as_messages"]
+__all__ = ["Rollouts", "as_messages", "thinking_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,10 @@ class Rollouts:
 
     def episode(self, row: Row, number: int) -> Episode:
         """Return what an episode of this row starts from; `number` is its place in the rollout."""
-        own = row.get("enable_thinking")
         return Episode(
             messages=as_messages(row["prompt"]),
             row=row,
-            enable_thinking=self.enable_thinking if own is None else bool(own),
+            enable_thinking=thinking_of(row, self.enable_thinking),
             number=number,
         )
 
@@ -147,3 +146,9 @@ def as_messages(prompt: str | Sequence[Message]) -> tuple[Message, ...]:
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
     return tuple(dict(message) for message in prompt)
+
+
+def thinking_of(row: Row, default: bool | None) -> bool | None:
+    """Return what a chat template is told of thinking: a row's own column decides."""
+    own = row.get("enable_thinking")
+    return default if own is None else bool(own)

@@ -14,6 +14,7 @@ from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.rollout.rollouts import as_messages, thinking_of
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
@@ -53,16 +54,14 @@ class PromptRoom:
 
     def length(self, row: Mapping[str, Any]) -> int:
         """Return the tokens of a row's prompt, or a bound that is below the window."""
-        prompt = row["prompt"]
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        messages = as_messages(row["prompt"])
         offered = offered_tools(self.tools, row)
         schemas = [] if offered is None else offered.schemas
         bound = len(str([messages, schemas]).encode(errors="replace")) + _FOR_A_MESSAGE * (len(messages) + 1)
         bound += len(self.chat.prompt(_STUB, [])) if bound < self.tokens else 0
         if bound < self.tokens:
             return bound
-        own = row.get("enable_thinking")
-        thinking = self.enable_thinking if own is None else bool(own)
+        thinking = thinking_of(row, self.enable_thinking)
         return len(self.chat.prompt(messages, schemas, enable_thinking=thinking))
 
 

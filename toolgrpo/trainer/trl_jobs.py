@@ -59,23 +59,25 @@ class TRLJobOptions:
     )
 
     def take_trl_arguments(self) -> None:
-        """Spread the dictionaries of TRL's config over the fields they stand for."""
+        """Spread the dictionaries of TRL's config over the fields they stand for.
+
+        To be called while the config is made: the fields are those of the class that this is mixed
+        into.
+        """
         if self.text_prompts not in TEXT_PROMPTS:
             raise ConfigError(f"text_prompts must be one of {', '.join(TEXT_PROMPTS)}; got {self.text_prompts!r}")
-        config: Any = self
+        fields = vars(self)
         for name in ("generation_kwargs", "chat_template_kwargs"):
-            value = getattr(config, name)
+            value = fields[name]
             if isinstance(value, str):  # a flag
                 with suppress(json.JSONDecodeError):
-                    value = json.loads(value)
-                    setattr(config, name, value)
+                    fields[name] = value = json.loads(value)
             if value is not None and not isinstance(value, Mapping):
                 raise ConfigError(f"{name} must be a dictionary (on the command line in JSON), got {value!r}")
-        self._take_generation_kwargs(config)
-        self._take_template_kwargs(config)
+        self._take_generation_kwargs(dict(fields["generation_kwargs"] or {}))
+        self._take_template_kwargs(dict(fields["chat_template_kwargs"] or {}))
 
-    def _take_generation_kwargs(self, config: Any) -> None:
-        given = dict(config.generation_kwargs or {})
+    def _take_generation_kwargs(self, given: dict[str, Any]) -> None:
         if given.pop("do_sample", True) is not True:
             raise ConfigError("generation_kwargs has do_sample: false, but episodes of training are always sampled")
         unknown = sorted(given.keys() - set(_SAMPLING))
@@ -84,22 +86,19 @@ class TRLJobOptions:
                 f"generation_kwargs has {', '.join(unknown)}, which the engines here do not have: every token is drawn for "
                 f"itself, with {', '.join(_SAMPLING)}; leave the rest out"
             )
-        for name, value in given.items():
-            setattr(config, name, value)
+        vars(self).update(given)
 
-    def _take_template_kwargs(self, being_made: Any) -> None:
-        given = dict(being_made.chat_template_kwargs or {})
+    def _take_template_kwargs(self, given: dict[str, Any]) -> None:
         odd = sorted(given.keys() & set(_SAID_ELSEWHERE))
         if odd:
             raise ConfigError(f"chat_template_kwargs has {odd[0]}, which each episode says itself; leave it out")
         thinking = given.get("enable_thinking")
         if thinking is None:
             return
-        if being_made.enable_thinking not in (None, thinking):
-            raise ConfigError(
-                f"enable_thinking is {being_made.enable_thinking}, but chat_template_kwargs says {thinking}; keep one of them"
-            )
-        being_made.enable_thinking = thinking
+        said = vars(self)["enable_thinking"]
+        if said not in (None, thinking):
+            raise ConfigError(f"enable_thinking is {said}, but chat_template_kwargs says {thinking}; keep one of them")
+        vars(self)["enable_thinking"] = thinking
 
 
 def is_text(rows: Any) -> bool:
