@@ -6,6 +6,7 @@ TRL's alone. TRL's tests themselves are not part of this repository.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -335,11 +336,13 @@ def test_generation_kwargs_are_our_fields(tmp_path: Path) -> None:
 def test_an_environment_factory_is_an_environment(tmp_path: Path) -> None:
     call = '<tool_call>\n{"name": "increment", "arguments": {"step": 1}}\n</tool_call>'
 
+    first_turns = itertools.count()
+
     def counting(request: Any, number: int) -> list[int]:
         asked = TOKENIZER.decode(request.ids)
         assert "Count to one." in asked and "increment" in asked
         answered = "<tool_response>" in asked.rpartition("Count to one.")[2]
-        return [*TOKENIZER("Done" if answered or number % 2 else call)["input_ids"], END]
+        return [*TOKENIZER("Done" if answered or next(first_turns) % 2 else call)["input_ids"], END]
 
     config = tiny_config(tmp_path, max_steps=1, logging_steps=10, learning_rate=0.1, reward_weights=[0.5])
     trainer = ToolGRPOTrainer(
