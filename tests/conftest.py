@@ -116,3 +116,11 @@ class Launcher:
 @pytest.fixture(scope="session")
 def launcher() -> Launcher:
     return Launcher()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with whole commands and real engines where several processes share the files, so that they end together."""
+    if config.getoption("dist", "no") == "no" and not hasattr(config, "workerinput"):
+        return
+    long_files = {item.path for item in items if item.get_closest_marker("e2e") or item.get_closest_marker("vllm")}
+    items.sort(key=lambda item: item.path not in long_files)

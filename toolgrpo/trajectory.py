@@ -15,6 +15,7 @@ This module imports nothing heavier than the standard library.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -241,6 +242,14 @@ class Trajectory:
     def has_logprobs(self) -> bool:
         """Whether every sampled token came with its log-probability."""
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
+
+    def completion(self) -> list[Message]:
+        """Return what a reward function reads: a copy of the messages, and at least one of the assistant.
+
+        An episode that ended before its first turn (a deadline, a failure of the engine) said
+        nothing: plug-ins that look at `completion[-1]["content"]` find an empty text.
+        """
+        return copy.deepcopy(list(self.messages)) or [{"role": "assistant", "content": ""}]
 
     def to_record(self) -> dict[str, Any]:
         """Return a JSON-ready dict; `from_record` gives back an equal trajectory.

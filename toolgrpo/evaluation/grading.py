@@ -12,7 +12,6 @@ Not covered: reward models (modules of torch), which TRL runs itself in training
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -76,7 +75,7 @@ def grade(
         "log_metric": log_metric,
         "log_extra": log_extra,
     }
-    completions = [copy.deepcopy(list(t.messages)) for t in batch.trajectories]
+    completions = [t.completion() for t in batch.trajectories]
     totals = [0.0] * len(rows)
     by_name: list[dict[str, float | None]] = [{} for _ in rows]
     with noted_drops() as dropped:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,7 @@ class GenerationOutput:
             prompt_ids=[list(t.prompt_ids) for t in trajectories],
             completion_ids=[list(t.ids) or [pad_id] for t in trajectories],
             mask=[list(mask) or [0] for mask in masks or [t.mask for t in trajectories]],
-            completions=[copy.deepcopy(list(t.messages)) for t in trajectories],
+            completions=[t.completion() for t in trajectories],
             # Context tokens have no log-probability; TRL masks them, and wants a number there.
             logprobs=[[0.0 if lp is None else lp for lp in t.logprobs] or [0.0] for t in trajectories]
             if with_logprobs
