@@ -65,3 +65,11 @@ def test_no_view_is_wider_than_its_screen(
         browser.open(f"{page.as_uri()}#/{view}")
         assert browser.run("document.documentElement.scrollWidth") <= width, view
     assert browser.messages == []
+
+
+def test_a_turn_that_the_deadline_cut_was_being_decoded(page: Path, shown: Callable[[Path, str], Chromium]) -> None:
+    browser = shown(page, "")
+    browser.open("about:blank", until="location.href === 'about:blank'")
+    browser.open(f"{page.as_uri()}#/timeline")
+    text = str(browser.run("document.querySelector('main').innerText"))
+    assert "It waited most for decoding" in text

@@ -326,7 +326,7 @@ def _world_causes(logs: Sequence[Log]) -> str:
     engine = mean_of(logs, "stop/engine_failure") or 0.0
     parts = [f"{percent(engine)} lost by the engine"] if engine else []
     parts += [
-        f"{total_of(logs, f'tools/error/{cause}') / len(logs):.3g} calls a rollout {_LOST[cause]}"
+        f"{total_of(logs, f'tools/error/{cause}') / len(logs):.3g} of the calls in a rollout {_LOST[cause]}"
         for cause in _WORLD_CAUSES
         if total_of(logs, f"tools/error/{cause}")
     ]

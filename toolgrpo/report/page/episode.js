@@ -107,6 +107,13 @@ function segmentsOf(episode) {
     found.push({ what: "decoding", from: start + turn.t0, to: start + turn.t0 + turn.s, name: `turn ${number + 1}` });
     for (const result of turn.re || []) if (result.s > 0) found.push({ what: "tool", from: start + result.t0, to: start + result.t0 + result.s, name: result.n || "tool" });
   });
+  if (episode.stop === "deadline") {
+    // What the deadline cut has no end of its own: calls without a result, or else a turn that was being decoded.
+    const last = episode.turns.at(-1);
+    const from = Math.max(start, ...found.map((one) => one.to));
+    const called = last && (last.at || []).length > (last.re || []).length;
+    found.push({ what: called ? "tool" : "decoding", from, to: start + (episode.d || 0), name: called ? "tool" : `turn ${episode.turns.length + 1}` });
+  }
   return found;
 }
 
