@@ -43,8 +43,9 @@ install:
 train: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS="$${OMP_NUM_THREADS:-$$($(CORES))}" accelerate launch --config_file recipes/accelerate/cpu.yaml recipes/train.py --config recipes/configs/nano.yaml $(ARGS)
 
+# Two processes share the test files; each file runs whole in one of them.
 test: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m "not slow" $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -m slow $(ARGS)
