@@ -44,7 +44,9 @@ def found(browser: Chromium, page: Path, asked: str) -> int:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_each_cause_finds_its_episodes(page: Path, shown: Callable[[Path, str], Chromium], cause: ToolErrorKind) -> None:
+def test_each_cause_finds_its_episodes(
+    page: Path, shown: Callable[[Path, str], Chromium], cause: ToolErrorKind
+) -> None:
     assert 0 < found(shown(page, ""), page, f"cause={cause}") < 4
 
 

@@ -31,6 +31,7 @@ from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.profile import ProfileOptions
 from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import TRLJobOptions
@@ -43,6 +44,7 @@ LORA_SYNCS = ("merge", "adapter")
 
 @dataclass
 class ToolGRPOConfig(
+    ProfileOptions,
     RecordingOptions,
     WatchOptions,
     ShapingOptions,
