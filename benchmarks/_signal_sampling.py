@@ -12,7 +12,6 @@ import math
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -88,70 +87,12 @@ def show(results: dict[str, Any]) -> None:
 
 
 def train(argv: list[str]) -> None:
-    from transformers import TrainerCallback
+    from _heldout_runs import Plan, run
 
-    from toolgrpo import ToolGRPOTrainer
     from toolgrpo.commands.arguments import parse_arguments
-    from toolgrpo.commands.parts import RunParts
-    from toolgrpo.commands.terminal import Terminal
 
-    script, config, model = parse_arguments(argv)
-    terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
-    parts = RunParts(script, config, model, terminal)
-    heldout = list(parts.heldout_rows() or ())
-    trainer = ToolGRPOTrainer(
-        parts.model_path(str(model.model_name_or_path)),
-        parts.rewards(),
-        config.changed(disable_tqdm=True),
-        train_dataset=parts.training_rows(),
-        tools=parts.toolbox(),
-    )
-    greedy = config.changed(temperature=0.0).sampling_options()
-    curve: list[dict[str, Any]] = []
-
-    def success() -> float:
-        right = trainer.measure(heldout, greedy, label="held out").successes
-        return sum(right) / len(right)
-
-    class Curve(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
-        """Measures every few steps, and ends the run at the target."""
-
-        def __init__(self) -> None:
-            self.measuring_s = 0.0
-            self.started = time.monotonic()
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.started = time.monotonic()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % EVERY and state.global_step < state.max_steps:
-                return
-            before = time.monotonic()
-            seconds = before - self.started - self.measuring_s
-            rate = success()
-            curve.append(
-                {"step": state.global_step, "episodes": trainer.n_episodes, "seconds": seconds, "success": rate}
-            )
-            print(
-                f"step {state.global_step}: {rate:.3f} after {trainer.n_episodes} episodes, {seconds:.1f} s", flush=True
-            )
-            self.measuring_s += time.monotonic() - before
-            control.should_training_stop = control.should_training_stop or rate >= TARGET
-
-    trainer.add_callback(Curve())
-    try:
-        before = success()
-        trainer.train()
-    finally:
-        trainer.close()
-    logs = [log for log in trainer.state.log_history if "reward/groups_without_spread" in log]
-    found = {
-        "before": before,
-        "curve": curve,
-        "reached": next((point for point in curve if point["success"] >= TARGET), None),
-        "live_rate": fmean(1 - log["reward/groups_without_spread"] for log in logs),
-    }
-    (Path(config.output_dir) / "curve.json").write_text(json.dumps(found))
+    found = run(argv, Plan(target=TARGET, due=lambda step, episodes: step % EVERY == 0))
+    (Path(parse_arguments(argv)[1].output_dir) / "curve.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 
 skipped_rows   the training pass of the last third of the nano run, whole and without its dead rows, on the same batches
 backfill       nano to 0.9 held-out success with and without the replacement of dead groups, in episodes and in seconds
+chains         a harder task to 0.5, plain and with pools, backfill, the tool-output loss and all three, on equal episodes
 
 Prints a table a part and writes benchmarks/results/learning_signal.json.
 """
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import _chains
 import _signal_sampling
 import _skipped_rows
 
@@ -37,6 +39,7 @@ class Part(NamedTuple):
 PARTS = {
     "skipped_rows": Part(_skipped_rows.measure, _skipped_rows.show),
     "backfill": Part(_signal_sampling.measure, _signal_sampling.show),
+    "chains": Part(_chains.measure, _chains.show),
 }
 
 

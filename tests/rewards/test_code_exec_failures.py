@@ -1,4 +1,4 @@
-"""`code_exec` and a sandbox that is lost: tried again, then an error; never a score."""
+"""`code_exec` and `reasoning_gym`, and a sandbox that is lost: tried again, then an error; never a score."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import psutil
 import pytest
 
+from toolgrpo.data import load_tasks
 from toolgrpo.errors import SandboxError
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.unscored import Score
@@ -39,3 +40,18 @@ def test_a_sandbox_that_is_lost_is_opened_anew_and_then_an_error(monkeypatch: py
         with pytest.raises(SandboxError):
             score(right)
     assert (score(right), score(wrong)) == (1.0, 0.0), "and when it can, it is"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is Linux's")
+def test_the_sandbox_of_reasoning_gym_is_replaced_too() -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    row = load_tasks("reasoning_gym:basic_arithmetic:1:1")[0]
+
+    def mark() -> list[Score]:
+        completion = [{"role": "assistant", "content": str(row["answer"])}]
+        columns = {name: [row[name]] for name in ("gym_task", "gym_entry")}
+        return list(get_reward("reasoning_gym")(completions=[completion], **columns))
+
+    assert mark() == [1.0]
+    kill_the_sandbox()
+    assert mark() == [1.0], "opened anew"

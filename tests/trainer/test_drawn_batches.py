@@ -23,6 +23,7 @@ from toolgrpo.rewards.base import Reward
 from toolgrpo.rollout import EpisodeLimits, Observer, RolloutBatch, Rollouts
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
+from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer
 from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule
@@ -125,6 +126,29 @@ def test_it_trains_as_if_the_admitted_groups_had_been_sampled_at_once(
     assert first["reward_trained"] == expected["reward"]
     if expected["judge/length"] is not None:
         assert (first["judge/length"], expected["judge/length"]) == (4.0, 8.0), "a group is asked about at a time"
+
+
+def test_a_group_that_only_a_penalty_tells_apart_is_live_and_not_replaced(tmp_path: Path) -> None:
+    """All are worth 1, in answers of several lengths."""
+    asked: dict[str, list[int]] = {}
+
+    def solved(trajectories: list[Any], number: list[int], **_: Any) -> list[float]:
+        for n, trajectory in zip(number, trajectories, strict=True):
+            asked.setdefault(str(n), []).append(len(trajectory.ids))
+        return [1.0] * len(trajectories)
+
+    changes = {"penalty": {"output_tokens": 0.5}}
+    drawn, kept = train(tmp_path / "drawn", solved, rows(*range(8)), dynamic_sampling="backfill", **changes)
+    assert [one.row["number"] for one in kept.batches[0].episodes[::4]] == [0, 1], "nothing was replaced"
+    assert all(len(set(lengths)) > 1 for lengths in asked.values())
+    (log,) = logged(drawn, "sampling/live_rate", "reward/groups_without_spread", "grad_norm", "shaping/penalty")
+    assert (log["sampling/live_rate"], log["reward/groups_without_spread"]) == (1.0, 0.0)
+    at_once, _ = train(tmp_path / "at_once", solved, rows(0, 1), **changes)
+    assert logged(drawn, *LOGGED) == logged(at_once, *LOGGED) and log["grad_norm"] > 0 and log["shaping/penalty"] > 0
+    without, _ = train(tmp_path / "without", solved, rows(0, 1))
+    assert logged(without, "reward/groups_without_spread", "grad_norm") == [
+        {"reward/groups_without_spread": 1.0, "grad_norm": 0.0}
+    ]
 
 
 def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_path: Path) -> None:
@@ -352,7 +376,7 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
         drawing = DrawnBatches(
             options=GroupDrawingOptions(dynamic_sampling="backfill"),
             order=order,
-            rule=RewardRule(("r",), (1.0,), False, lambda scored: bool(scored.total)),
+            rule=RewardRule(("r",), (1.0,), lambda scored: bool(scored.total), Shaping()),
             row_of=lambda row: data[row],
             group_size=4,
             n_processes=n_processes,

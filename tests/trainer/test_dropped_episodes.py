@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from toolgrpo import DropEpisode, ToolGRPOTrainer
 from toolgrpo.drops import EnvironmentLost
@@ -13,6 +14,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
 
@@ -114,3 +116,72 @@ def test_some_lost_environments_cost_their_episodes_alone(tmp_path: Path) -> Non
     trainer = tiny_trainer(tmp_path, reward, lengths, parts={"tools": ScriptedTools({}, reward=gives)}, max_steps=1)
     trainer.train()
     assert asked == [7] and trainer.state.log_history[0]["dropped/environment_lost"] == 1
+
+
+def varied(request: SampleRequest, number: int) -> list[int]:
+    return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="scripted"),
+        pytest.param({"script": None, "temperature": 1.0}, id="drawn", marks=pytest.mark.slow),
+        pytest.param(
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
+            id="in the middle of an optimizer step",
+        ),
+        pytest.param({"dynamic_sampling": "backfill", "curriculum": "difficulty_pools"}, id="backfill"),
+    ],
+)
+def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """No checkpoint was asked for; the run that is mended becomes the one whose tools never broke."""
+    script = changes.pop("script", varied)
+
+    def train(folder: Path, breaks_at: int | None, resume: str | None = None) -> tuple[Any, int]:
+        calls: list[int] = []
+
+        def judge(completions: list[Any], trajectories: list[Any], **_: Any) -> list[Any]:
+            calls.append(len(completions))
+            if len(calls) == breaks_at:
+                return [DropEpisode("the judge is away")] * len(completions)
+            return [float(sum(t.ids) % 3) for t in trajectories]
+
+        trainer = tiny_trainer(
+            folder,
+            judge,
+            script,
+            rows=[{"prompt": f"question {number}"} for number in range(9)],
+            engine="auto" if script else "transformers",
+            learning_rate=1e-2,
+            max_turn_tokens=12,
+            max_steps=6,
+            save_strategy="no",
+            **changes,
+        )
+        try:
+            if breaks_at is None:
+                trainer.train(resume_from_checkpoint=resume)
+            else:
+                with pytest.raises(TooManyDroppedError, match="the judge is away"):
+                    trainer.train()
+        finally:
+            trainer.close()
+        return trainer, len(calls)
+
+    def episodes(folder: Path) -> list[Any]:
+        keys = ("step", "row", "ids", "reward_given")
+        return [[r[k] for k in keys] + [r["metadata"]["episode"]] for r in read_episodes(folder / "episodes.jsonl")]
+
+    whole, n_calls = train(tmp_path / "whole", None)
+    broken, _ = train(tmp_path / "broken", n_calls // 2 + 2)
+    assert [one.path.name for one in complete_checkpoints(tmp_path / "broken")] == [
+        f"checkpoint-{broken.state.global_step}"
+    ]
+    assert 0 < broken.state.global_step < 6
+    assert any(row[3] is None for row in episodes(tmp_path / "broken")), "what was dropped can be looked at"
+    resumed, _ = train(tmp_path / "broken", None, resume="auto")
+    assert episodes(tmp_path / "broken") == episodes(tmp_path / "whole")
+    assert resumed.n_episodes == whole.n_episodes
+    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -22,8 +22,8 @@ __all__ = ["N_CALLS", "chain_rows"]
 N_CALLS = 4
 
 
-def chain_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return `n` different questions.
+def chain_rows(split: Split, n: int, seed: int = 0, n_calls: int = N_CALLS) -> list[dict[str, Any]]:
+    """Return `n` different questions of `n_calls` calls each.
 
     Each is {"prompt": messages, "answer": text of the number, "n_calls": 4, "gold_calls": JSON}.
     """
@@ -31,15 +31,15 @@ def chain_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]:
         raise DataError(f"the chains have the splits {' and '.join(SPLITS)}, got {split!r}")
     if n < 0:
         raise DataError(f"the number of chains must be at least 0, got {n}")
-    rng = random.Random(f"chains {split} {seed}")
+    rng = random.Random(f"chains {split} {seed}" + ("" if n_calls == N_CALLS else f" of {n_calls}"))
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < n:
-        problem = draw_problem(rng, N_CALLS)
+        problem = draw_problem(rng, n_calls)
         if problem.split == split:
             rows[problem.question] = {
                 "prompt": [{"role": "user", "content": problem.question}],
                 "answer": str(problem.answer),
-                "n_calls": N_CALLS,
+                "n_calls": n_calls,
                 "gold_calls": _calls(problem),
             }
     return list(rows.values())

@@ -118,15 +118,20 @@ class LineFile:
     def sync(self) -> int:
         """Bring everything to the disk, and return how many bytes of lines there are."""
         try:
-            if self._file is None:
-                own = self.path.stat().st_size if self.path.is_file() else 0
-                return own + sum(map(_n_bytes, parts(self.path)[: None if not self.path.is_file() else -1]))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            return self._set_aside_bytes + self._file.tell()
+            if self._file is not None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            return self.size()
         except OSError as error:
             self._drop()
             raise self._not_written(error) from error
+
+    def size(self) -> int:
+        """Return how many bytes of lines there are, on the disk or on their way."""
+        if self._file is not None:
+            return self._set_aside_bytes + self._file.tell()
+        own = self.path.stat().st_size if self.path.is_file() else 0
+        return own + sum(map(_n_bytes, parts(self.path)[: None if not self.path.is_file() else -1]))
 
     def start_anew(self) -> None:
         """Set aside, as `<name>.previous`, what an earlier run left under this name."""

@@ -28,6 +28,7 @@ from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.shaping import Member, Shaping, members_of
 from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
 
 __all__ = [
@@ -66,17 +67,19 @@ class MetricsLog(Observer):
         self,
         log: Callable[[Mapping[str, float]], None],
         more: Callable[[Sequence[Trajectory]], Metrics] = lambda trajectories: {},
+        shaping: Shaping | None = None,
     ) -> None:
         self._log = log
         self._more = more  # what only a run that knows its tools and limits can say
+        self._shaping = shaping or Shaping()
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
             # A process may have had no group to draw.
             own = {**batch_metrics(batch), **self._more(batch.trajectories)} if len(batch) else {}
-            parts = gather_object([_Part(own, batch.totals)])
-            totals = [total for part in parts for total in part.totals]
-            spread = groups_without_spread(totals, batch.group_size)
+            parts = gather_object([_Part(own, tuple(members_of(batch)))])
+            members = [member for part in parts for member in part.members]
+            spread = groups_without_spread(self._shaping.rewards(members, batch.group_size), batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})
 
 
@@ -85,7 +88,7 @@ class _Part:
     """What one process sends to the others."""
 
     metrics: Metrics
-    totals: tuple[float | None, ...]  # a group may be shared by two processes
+    members: tuple[Member, ...]  # a group may be shared by two processes
 
 
 def merged(parts: Sequence[Metrics]) -> dict[str, float]:
@@ -170,12 +173,12 @@ def dropped_metrics(batch: RolloutBatch) -> Metrics:
     }
 
 
-def groups_without_spread(totals: Sequence[float | None], group_size: int) -> float:
-    """Return the share of groups whose rewards are all alike.
+def groups_without_spread(rewards: Sequence[float | None], group_size: int) -> float:
+    """Return the share of groups whose combined rewards are all alike.
 
     The rewards of a group stand together.
     """
-    groups = [totals[start : start + group_size] for start in range(0, len(totals), group_size)]
+    groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
     return sum(is_dead(group) for group in groups) / len(groups)
 
 

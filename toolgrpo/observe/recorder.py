@@ -117,6 +117,10 @@ class EpisodeRecorder(Observer):
                 file.sync()
         return 0 if self._episodes is None else self._episodes.sync()
 
+    def size(self) -> int:
+        """Return how many bytes the recording of episodes has so far."""
+        return 0 if self._episodes is None else self._episodes.size()
+
     def start_anew(self) -> None:
         """Set aside, as `<name>.previous`, what an earlier run recorded under this name."""
         if self._episodes is not None and not self._episodes.is_open:

@@ -47,6 +47,14 @@ def _percent(name: str, of: Callable[[float], float] = lambda share: share) -> C
     return text
 
 
+def _live(log: Log) -> str:
+    """Return the share of live groups: of those that were drawn, where dead ones are replaced."""
+    drawn = log.get("sampling/live_rate")
+    return (
+        _percent("reward/groups_without_spread", lambda dead: 1 - dead)(log) if drawn is None else f"{100 * drawn:.0f}%"
+    )
+
+
 def _seconds(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
@@ -54,7 +62,7 @@ def _seconds(value: float) -> str:
 _COLUMNS = (
     _Column("reward", 6, _number("reward")),
     _Column("success", 7, _number("success")),
-    _Column("live", 4, _percent("reward/groups_without_spread", lambda dead: 1 - dead)),
+    _Column("live", 4, _live),
     _Column("turns", 5, _number("rollout/turns", ".1f"), 3),
     _Column("calls", 5, _number("tools/call_frequency", ".1f")),
     _Column("failed", 6, _percent("tools/failure_frequency")),

@@ -16,21 +16,20 @@ tests, and of programs that did that.
 from __future__ import annotations
 
 import ast
-import atexit
 import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from toolgrpo.errors import RewardError, SandboxError, WorkerLostError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
+from toolgrpo.sandbox.client.shared import SharedSandbox
 from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.grading.split_plan import Suite
 from toolgrpo.trajectory import Message
@@ -41,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0  # of one grade
 _WORKERS = max(2, min(8, os.cpu_count() or 2))
+_SHARED = SharedSandbox(workers=_WORKERS)  # one per process, started by the first program that is scored
 _OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)")
 _CLOSING = re.compile(r"[ \t]*```[ \t]*")
 _MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
@@ -148,9 +148,9 @@ def _task(
 def _score(program: str | None, task: _Task) -> _Score:
     if program is None:
         return _Score(0.0)
-    with suppress(SandboxError), _Shared.lent() as sandbox:
+    with suppress(SandboxError), _SHARED.lent() as sandbox:
         return _graded(sandbox, program, task)
-    with _Shared.lent() as sandbox:
+    with _SHARED.lent() as sandbox:
         try:
             return _graded(sandbox, program, task)
         except WorkerLostError:
@@ -173,38 +173,3 @@ def _say_that_rows_are_refused() -> None:
         "code_exec scores 0 in rows whose tests need objects of the solution (a class of it, a function given to it), "
         "since a program can forge these; see code_exec/forgeable for how many. A row says `allow_forgeable: true` to be graded"
     )
-
-
-class _Shared:
-    """One sandbox per process, started by the first program that is scored."""
-
-    _sandbox: Sandbox | None = None
-    _lock = threading.Lock()
-    _users: ClassVar[dict[Sandbox, int]] = {}
-
-    @classmethod
-    @contextmanager
-    def lent(cls) -> Iterator[Sandbox]:
-        """Lend the sandbox.
-
-        One that fails is given up: closed when nobody uses it any more, and opened anew.
-        """
-        with cls._lock:
-            if cls._sandbox is None:
-                cls._sandbox = Sandbox(workers=_WORKERS)
-                atexit.register(cls._sandbox.close)
-            sandbox = cls._sandbox
-            cls._users[sandbox] = cls._users.get(sandbox, 0) + 1
-        try:
-            yield sandbox
-        except SandboxError:
-            with cls._lock:
-                cls._sandbox = None if cls._sandbox is sandbox else cls._sandbox
-            raise
-        finally:
-            with cls._lock:
-                cls._users[sandbox] -= 1
-                is_done = cls._sandbox is not sandbox and not cls._users[sandbox]
-            if is_done:
-                sandbox.close()
-                atexit.unregister(sandbox.close)

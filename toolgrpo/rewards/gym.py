@@ -7,32 +7,32 @@ give them for a substring or for any text at all.
 
 Some of the scorers evaluate the answer as Python. So all run in the sandbox; those that expect a
 list read literals alone, and those that expect a formula get none but formulas. One that raises, or
-takes more than 5 s, could not read the model's answer, which is then wrong.
+takes more than 5 s, could not read the model's answer, which is then wrong. A sandbox that is lost
+is replaced once, then it is an error.
 """
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import os
 import pickle
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed
-from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD
+from toolgrpo.sandbox.client.shared import SharedSandbox
 from toolgrpo.trajectory import Message
 
 __all__ = ["reasoning_gym"]
 
 _TIMEOUT_S = 5.0
 _WORKERS = max(2, min(8, os.cpu_count() or 2))
+_SHARED = SharedSandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
 _READ_LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")  # with eval
 _READ_FORMULAS = (
     "countdown",
@@ -104,18 +104,10 @@ def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
     if task in _READ_FORMULAS and not _is_formula(answer):
         return 0.0
     code = _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry), reads_lists=task in _READ_LISTS)
-    marks = _sandbox().run(code, timeout=_TIMEOUT_S).value
+    marks = _SHARED.run(code, timeout=_TIMEOUT_S).value
     return float(isinstance(marks, int | float) and marks >= 1.0)
 
 
 def _is_formula(answer: str) -> bool:
     words = re.findall(r"[A-Za-z_]\w*", answer)
     return _NO_FORMULA.search(answer) is None and _NOT_IN_FORMULAS.isdisjoint(words)
-
-
-@cache
-def _sandbox() -> Sandbox:
-    """Return the sandbox, one per process, opened by the first answer that is scored."""
-    sandbox = Sandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))
-    atexit.register(sandbox.close)
-    return sandbox

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +16,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.void_turns import VOID_TURNS, has_void_turn, is_void
 from toolgrpo.signal.advantages import ESTIMATORS, grouped_advantages
+from toolgrpo.signal.group_worth import combined_rewards
 from toolgrpo.signal.penalties import SIZES, EpisodeSize, Overlong, overlong_penalty, relative_penalties
 from toolgrpo.trajectory import Trajectory
 
@@ -97,6 +99,8 @@ class ShapingOptions:
             overlong=_overlong(self.overlong, limit),
             limit=limit,
             void_turns=self.void_turns,
+            normalize_first=getattr(self, "multi_objective_aggregation", None) == "normalize_then_sum",
+            weights=tuple(getattr(self, "reward_weights", None) or ()),
         )
 
     def _changes_of_rewards(self, shaping: Shaping) -> tuple[tuple[str, bool], ...]:
@@ -114,6 +118,7 @@ class Member:
     total: float | None
     drop: Drop | None
     size: EpisodeSize
+    rewards: tuple[float, ...] = ()  # of each function; NaN: it does not score the episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,36 +139,59 @@ class Shaping:
     overlong: Overlong | None = None
     limit: int = 0  # tokens after the prompt
     void_turns: str = "keep"
+    normalize_first: bool = False  # TRL's normalize_then_sum
+    weights: tuple[float, ...] = ()  # of the reward functions; empty: 1 each
 
     @property
     def is_of_trl(self) -> bool:
         """Whether TRL's own advantages are what is wanted."""
         return self.advantage == "grpo" and not self.penalty and self.overlong is None
 
+    def rewards(self, members: Sequence[Member], group_size: int) -> list[float | None]:
+        """Return what advantages are made from, the combined reward of each episode: by its spread a
+        group is dead or live. Groups stand one after the other.
+        """
+        if self.normalize_first:
+            scored = [one.rewards if one.drop is None else (nan,) * len(one.rewards) for one in members]
+            weights = self.weights or (1.0,) * (len(scored[0]) if scored else 0)
+            groups = (scored[start : start + group_size] for start in range(0, len(scored), group_size))
+            return [reward for group in groups for reward in combined_rewards(group, weights, normalize_first=True)]
+        return [
+            None if member.total is None else member.total - penalty - overlong
+            for member, penalty, overlong in zip(members, *self._taken(members, group_size), strict=True)
+        ]
+
     def advantages(self, members: Sequence[Member], group_size: int) -> Shaped:
         """Return the advantages of the episodes of all processes."""
-        totals = [member.total for member in members]
+        penalty, overlong = self._taken(members, group_size)
+        metrics = {}
+        scored = [place for place, member in enumerate(members) if member.total is not None]
+        for name, values, is_set in (("penalty", penalty, bool(self.penalty)), ("overlong", overlong, self.overlong)):
+            if is_set and scored:
+                metrics[f"shaping/{name}"] = fmean(values[place] for place in scored)
+        shaped = self.rewards(members, group_size)
+        return Shaped(tuple(grouped_advantages(shaped, group_size, self.advantage, self.scale)), metrics)
+
+    def _taken(self, members: Sequence[Member], group_size: int) -> tuple[list[float], list[float]]:
+        """Return what is taken off each episode: beside its group, and near the limit."""
         sizes = [member.size for member in members]
-        taken = relative_penalties(totals, sizes, group_size, self.penalty)
-        over = [
+        return relative_penalties([member.total for member in members], sizes, group_size, self.penalty), [
             0.0 if self.overlong is None else overlong_penalty(size.completion_tokens, self.limit, self.overlong)
             for size in sizes
         ]
-        shaped = [
-            None if total is None else total - one - other
-            for total, one, other in zip(totals, taken, over, strict=True)
-        ]
-        metrics = {}
-        scored = [place for place, total in enumerate(totals) if total is not None]
-        for name, values, is_set in (("penalty", taken, bool(self.penalty)), ("overlong", over, self.overlong)):
-            if is_set and scored:
-                metrics[f"shaping/{name}"] = fmean(values[place] for place in scored)
-        return Shaped(tuple(grouped_advantages(shaped, group_size, self.advantage, self.scale)), metrics)
 
 
 def members_of(batch: RolloutBatch) -> list[Member]:
     """Return what other processes need to know of a graded batch."""
-    return [Member(one.total, one.drop, EpisodeSize.of(one.trajectory)) for one in batch.episodes]
+    return [
+        Member(
+            one.total,
+            one.drop,
+            EpisodeSize.of(one.trajectory),
+            tuple(nan if value is None else value for value in one.rewards.values()),
+        )
+        for one in batch.episodes
+    ]
 
 
 def loss_mask(trajectory: Trajectory, void_turns: str) -> tuple[int, ...]:

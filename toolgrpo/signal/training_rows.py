@@ -98,9 +98,6 @@ def why_every_row(args: Any) -> str | None:
 def dead_by_rewards_alone(args: Any) -> bool:
     """Return whether a group whose combined rewards are all alike has no advantage, whatever else.
 
-    Not where the rewards are normalised one by one: two that cancel each other leave some. Nor where
-    something is taken off for the length of an episode.
+    Not where the rewards are normalised one by one: TRL compares those of the whole batch then.
     """
-    return bool(
-        args.multi_objective_aggregation == "sum_then_normalize" and args.penalty is None and args.overlong is None
-    )
+    return bool(args.multi_objective_aggregation == "sum_then_normalize")

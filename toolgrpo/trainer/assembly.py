@@ -173,7 +173,9 @@ def open_watchers(
         recorder=recorder,
         step_log=step_log,
         metrics=MetricsLog(
-            log_unless_world_fails, lambda done: trouble_metrics(done, tool_names, args.episode_limits())
+            log_unless_world_fails,
+            lambda done: trouble_metrics(done, tool_names, args.episode_limits()),
+            args.shaping(),
         ),
         tables=RolloutTables(callbacks, with_tables=args.log_completions),
         doctor=DoctorWatch(progress.say, every=args.doctor_every, record=record),

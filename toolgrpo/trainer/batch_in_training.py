@@ -170,7 +170,7 @@ class BatchInTraining:
             rewards_per_func = reward_seam.answers_of(self._trainer, self._drawn)
             self._signal.hear_of(self._drawn.trajectories, rewards_per_func)
         self._in_dead_groups = trl_batch.in_dead_groups(
-            self._trainer, rewards_per_func, len(prompts), self._group_size(self._mode)
+            self._trainer, self._signal.combined(self._mode), len(prompts), self._group_size(self._mode)
         )
         return rewards_per_func
 

@@ -17,9 +17,8 @@ from accelerate.utils import gather_object
 
 from toolgrpo.evaluation.grading import success_at
 from toolgrpo.rewards.unscored import noted_drops
-from toolgrpo.rollout.batch import Mode, RolloutBatch
+from toolgrpo.rollout.batch import Mode, RolloutBatch, Scored
 from toolgrpo.signal.dropped import check_dropped_share
-from toolgrpo.signal.penalties import EpisodeSize
 from toolgrpo.signal.shaping import Member, loss_mask, members_of
 from toolgrpo.signal.tool_outputs import output_mask
 from toolgrpo.trainer import trl_seam, trl_signal
@@ -69,8 +68,15 @@ class BatchSignal:
     def hear_of(self, trajectories: Sequence[Trajectory], rewards_per_func: torch.Tensor) -> None:
         """Take a batch that was graded elsewhere; NaN alone are the rewards of dropped episodes."""
         grades = trl_signal.own_grades(self._trainer, rewards_per_func, trajectories, {})
-        own = zip(grades, trajectories, strict=True)
-        self._members = gather_object([Member(grade.total, grade.drop, EpisodeSize.of(one)) for grade, one in own])
+        episodes = tuple(Scored({}, one) for one in trajectories)
+        graded = RolloutBatch(episodes=episodes).graded(
+            grades, lambda episode: False
+        )  # who succeeded is known elsewhere
+        self._members = gather_object(members_of(graded))
+
+    def combined(self, mode: Mode) -> list[float | None]:
+        """Return the rewards that advantages are made from, of all processes."""
+        return self._shaping.rewards(self._members, self._group_size(mode))
 
     def check_dropped(self, batch: RolloutBatch) -> None:
         """Raise, in every process, if too many of the episodes that ran for a training batch were dropped."""

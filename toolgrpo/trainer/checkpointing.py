@@ -11,7 +11,10 @@ tokens for the same state (ScriptedEngine and the transformers engine do, on the
 no such thing); no episode stands in the log twice; a log is written at every save, so no metric
 straddles one.
 
-Not covered: resuming with another number of processes gives the model and optimizer back where the
+A run that refuses a batch (too many of its episodes were dropped) is saved as it was when that step
+began.
+
+Not covered: the metrics of steps that were not logged yet when a batch was refused; resuming with another number of processes gives the model and optimizer back where the
 backend can do that, but not the random numbers and places, and says so.
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.storage import storage_failure
 from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer.random_numbers import RandomNumbers
 
 __all__ = ["Checkpoints", "RunIsComplete"]
 
@@ -61,6 +66,20 @@ training_args.bin
 """
 
 
+Place = dict[str, Any]
+"""Where one process of a run is: in its generation batch, in its engine's random numbers, in its log
+of episodes, and in the order of rows.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Where a process was when a step began."""
+
+    place: Place
+    random_numbers: RandomNumbers
+
+
 class RunIsComplete(Exception):
     """Raised when training begins and the checkpoint has all its steps:
     Transformers would train one more.
@@ -80,6 +99,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._output_dir = Path(trainer.args.output_dir)
         self._resumed: Path | None = None
         self._keep = trainer.args.save_total_limit
+        self._begun: _Begun | None = None
 
     def to_resume(self, wanted: str | bool | None) -> str | None:
         """Return the folder to resume from, or None to begin anew.
@@ -90,10 +110,11 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         self._resumed = None if folder is None else Path(folder)
         return None if folder is None else str(folder)
 
-    def save(self, write: Callable[[], None]) -> None:
+    def save(self, write: Callable[[], None], place: Place | None = None) -> None:
         """Let `write` fill the checkpoint of this step; seal it.
 
-        Then delete what is beyond `save_total_limit`.
+        Then delete what is beyond `save_total_limit`. `place` is where the run is to go on, if not
+        from here.
         """
         trainer = self._trainer
         step = trainer.state.global_step
@@ -103,7 +124,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
                 files.begin(folder)
             trainer.accelerator.wait_for_everyone()
             write()
-            self._save_place(folder)
+            self._save_place(folder, place)
             trainer.accelerator.wait_for_everyone()
             if self._is_main:
                 files.seal(folder, step=step, n_processes=trainer.accelerator.num_processes)
@@ -115,6 +136,25 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
                 raise
             raise self._not_saved(folder, reason) from error
         trainer.accelerator.wait_for_everyone()
+
+    def save_step_before(self, write: Callable[[], None]) -> None:
+        """Save the step that was done last, as it was before the one that failed; every process must ask.
+
+        The weights are still its own, for nothing was trained since. What the failed step drew is
+        drawn again by the resumed run, and its episodes stay in the log until then.
+        """
+        step, begun = self._trainer.state.global_step, self._begun
+        folder = files.checkpoint_folder(self._output_dir, step)
+        if begun is None or not step or any(gather_object([files.why_incomplete(folder) is None])):
+            return
+        begun.random_numbers.restore()
+        self.save(write, begun.place)
+        self._warn(f"step {step} is saved in {folder}")
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._begun = _Begun(self._place(self._trainer.recorder.size()), RandomNumbers.now())
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -224,18 +264,22 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
     def _place_file(self, folder: Path) -> Path:
         return folder / f"toolgrpo_place_{self._trainer.accelerator.process_index}.pt"
 
-    def _save_place(self, folder: Path) -> None:
+    def _save_place(self, folder: Path, place: Place | None) -> None:
+        log_bytes = self._trainer.recorder.sync()
+        torch.save(self._place(log_bytes) if place is None else place, self._place_file(folder))
+
+    def _place(self, log_bytes: int) -> Place:
+        """Return where this process is."""
         engine = self._trainer.engine
-        place = {
+        return {
             "batch": trl_seam.place_in_batch(self._trainer),
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": self._trainer.n_episodes,
-            "episode_log_bytes": self._trainer.recorder.sync(),
+            "episode_log_bytes": log_bytes,
             "row_order": None if self._trainer.drawing is None else self._trainer.drawing.order.state(),
         }
-        torch.save(place, self._place_file(folder))
 
-    def _restore_place(self, place: dict[str, Any]) -> str | None:
+    def _restore_place(self, place: Place) -> str | None:
         trainer = self._trainer
         trl_seam.restore_place_in_batch(trainer, place["batch"])
         if place["engine"] is not None and isinstance(trainer.engine, Resumable):

@@ -35,10 +35,11 @@ from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.signal.dropped import grade_of
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
-from toolgrpo.signal.group_worth import combined_rewards, weighted_sums
+from toolgrpo.signal.group_worth import weighted_sums
 from toolgrpo.signal.process_share import ProcessShare
 from toolgrpo.signal.row_order import GroupResult, RowOrder
 from toolgrpo.signal.row_report import read_report, reported_rows
+from toolgrpo.signal.shaping import Shaping, members_of
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["Asked", "DrawnBatch", "DrawnBatches", "RewardRule", "row_order"]
@@ -65,8 +66,8 @@ class RewardRule:
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
-    normalize_first: bool
     succeeded: Success
+    shaping: Shaping  # what is taken off before a group is judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class DrawnBatches:
             for place, (trajectory, of, total) in enumerate(zip(trajectories, rewards, totals, strict=True))
         ]
         episodes = RolloutBatch(episodes=tuple(Scored(row, one) for one in trajectories)).graded(grades, rule.succeeded)
-        combined = combined_rewards(asked.values, rule.weights, normalize_first=rule.normalize_first)
+        combined = rule.shaping.rewards(members_of(episodes), len(trajectories))
         return _Worth(asked, episodes.episodes, not is_dead(combined))
 
     def _agree(self, drawn: GroupDraw[_Worth], share: ProcessShare, planned: Sequence[int]) -> list[_News]:

@@ -133,8 +133,8 @@ def open_drawing(trainer: Any) -> DrawnBatches:
     rule = RewardRule(
         names=tuple(trainer.reward_func_names),
         weights=tuple(trainer.reward_weights.tolist()),
-        normalize_first=trainer.multi_objective_aggregation == "normalize_then_sum",
         succeeded=success_at(args.success_threshold),
+        shaping=args.shaping(),
     )
     return DrawnBatches(
         options=args,

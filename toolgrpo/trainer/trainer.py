@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
+from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.folder_claim import FolderClaim, claim_folder
 from toolgrpo.observe.own_display import library_bars_off, take_display
@@ -201,6 +202,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
+            except TooManyDroppedError:
+                self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
+                raise
         if self.args.load_best_model_at_end:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
@@ -346,8 +350,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return self.train_sampler
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        write = super()._save_checkpoint
-        self._checkpoints.save(lambda: write(model, trial))
+        self._checkpoints.save(lambda: self._write_checkpoint(model, trial))
+
+    def _write_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         return self._batch.generate_and_score(inputs, super()._generate_and_score_completions)

@@ -55,17 +55,17 @@ def skips_rows(trainer: Any) -> bool:
     return why_every_row(trainer.args) is None and not trainer.aux_loss_enabled
 
 
-def in_dead_groups(trainer: Any, rewards_per_func: torch.Tensor, n_own: int, group_size: int) -> torch.Tensor:
-    """Return which of this process's rows belong to a dead group; rewards are of all processes.
+def in_dead_groups(trainer: Any, combined: Sequence[float | None], n_own: int, group_size: int) -> torch.Tensor:
+    """Return which of this process's rows belong to a dead group, by the combined rewards of all
+    processes.
 
     None does where an advantage is no function of the combined reward.
     """
+    device = trainer.accelerator.device
     if not dead_by_rewards_alone(trainer.args):
-        return torch.zeros(n_own, dtype=torch.bool, device=rewards_per_func.device)
-    totals = (rewards_per_func * trainer.reward_weights.to(rewards_per_func.device)).nansum(dim=1)
-    totals[rewards_per_func.isnan().all(dim=1)] = torch.nan
-    dead = [is_dead(group) for group in totals.view(-1, group_size).tolist()]
-    rows = torch.tensor(dead, device=totals.device).repeat_interleave(group_size)
+        return torch.zeros(n_own, dtype=torch.bool, device=device)
+    dead = [is_dead(combined[start : start + group_size]) for start in range(0, len(combined), group_size)]
+    rows = torch.tensor(dead, device=device).repeat_interleave(group_size)
     start = trainer.accelerator.process_index * n_own
     return rows[start : start + n_own]
 
