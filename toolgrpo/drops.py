@@ -20,6 +20,7 @@ class DropCause(StrEnum):
     REWARD = "reward"  # a reward function dropped it
     TOOL = "tool"  # a tool dropped it
     ENVIRONMENT = "environment"  # an environment dropped it, in reset, a method or its reward
+    NO_ROOM = "no_room"  # its prompt, with an environment's first observation, leaves no room for a token
     ENVIRONMENT_LOST = "environment_lost"  # an environment that hung, died or met `episode_timeout`
 
 

@@ -204,7 +204,7 @@ class Trajectory:
     failure: str | None = None  # what went wrong, for StopReason.ENGINE_FAILURE
     reward: float | None = None  # given by a stateful environment, if it gives one
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    dropped: Drop | None = None  # why a tool or an environment says that it cannot be scored
+    dropped: Drop | None = None  # why it cannot be scored: a tool or an environment says so, or it had no room
     outputs: tuple[ToolOutput, ...] = ()  # where tool results lie, if that was asked for
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import EngineError, FinalEngineError, PluginError
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, run_episode
@@ -77,6 +78,20 @@ def test_a_prompt_that_fills_the_window_samples_nothing(over: int) -> None:
     trajectory, engine = run([], max_model_len=len(PROMPT) - over)
     assert trajectory.stop_reason is StopReason.CONTEXT_FULL
     assert trajectory.ids == () and engine.requests == []
+    assert trajectory.dropped is not None and trajectory.dropped.cause is DropCause.NO_ROOM
+    assert trajectory.dropped.reason.startswith(f"the prompt has {len(PROMPT)} tokens, and the context window ")
+
+
+@pytest.mark.parametrize(("room", "dropped"), [(0, True), (1, False)])
+def test_what_an_environment_says_first_takes_part_of_the_window(room: int, dropped: bool) -> None:
+    """An episode that cannot say a word is never asked for its reward."""
+    asked: list[object] = []
+    tools = ScriptedTools({"add": lambda a, b: "3"}, observation=lambda row: "x" * 50, reward=asked.append)
+    trajectory, _ = run(["3"], tools=tools, max_model_len=len(PROMPT) + 50 + room)
+    assert trajectory.stop_reason is StopReason.CONTEXT_FULL and len(trajectory.ids) == room
+    assert (trajectory.dropped is not None) is dropped and len(asked) == (not dropped)
+    if trajectory.dropped is not None:
+        assert f"what the environment's reset returned has {len(PROMPT) + 50} tokens" in trajectory.dropped.reason
 
 
 def test_cut_by_the_completion_length() -> None:

@@ -11,7 +11,7 @@ Invariants:
 
 What ends an episode, in the order it is looked at in each turn:
 
-    1. room       nothing left to sample into: LENGTH, or CONTEXT_FULL if the context window is the tighter bound
+    1. room       nothing left to sample into, which only a prompt can leave: CONTEXT_FULL, and no reward (it is dropped)
     2. sample     the engine fails more than `engine_retries` times in a row, or finally: ENGINE_FAILURE
     3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
@@ -186,6 +186,7 @@ class _EpisodeRun:
             # 1. room
             room = self._room(ledger)
             if room.tokens < 1:
+                self.dropped = self._without_room(ledger, session)
                 return room.when_full
             # 2. sample and parse
             started = self._now()
@@ -345,6 +346,17 @@ class _EpisodeRun:
             tokens=left if cap is None else min(left, cap),
             when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
             by_turn_cap=cap is not None and cap < left,
+        )
+
+    def _without_room(self, ledger: Ledger, session: ToolSession | None) -> Drop:
+        """Return why an episode that cannot say a word is not scored."""
+        observed = session is not None and bool(session.observation)
+        what = "the prompt with what the environment's reset returned" if observed else "the prompt"
+        cure = "let reset return less" if observed else "shorten it"
+        return Drop(
+            DropCause.NO_ROOM,
+            f"{what} has {len(ledger.all_ids)} tokens, and the context window {self.shared.engine.max_model_len}; "
+            f"{cure}, or give the engine a larger window (--vllm_max_model_length)",
         )
 
     def _now(self) -> float:

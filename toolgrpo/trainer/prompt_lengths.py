@@ -2,8 +2,8 @@
 
 A prompt is tokenized only where its bytes alone do not show that it fits: a token has at least one.
 
-Not covered: what an environment says at its reset, which is not known before an episode; datasets
-that are streamed.
+Not covered: what an environment says at its reset, which is not known before an episode, and
+datasets that are streamed. Such an episode is dropped when it begins (`DropCause.NO_ROOM`).
 """
 
 from __future__ import annotations
