@@ -42,6 +42,15 @@ elif [ "$gpus" -ge 1 ]; then
         *) processes=(--num_processes "$gpus") ;;
     esac
 fi
+case "${LAUNCH:-$found}" in
+    cpu*) # the threads that the launcher would take by itself, and would tell of in four lines
+        if [ -z "${OMP_NUM_THREADS:-}" ] && command -v lscpu >/dev/null 2>&1; then
+            cores=$(lscpu -b -p=Core,Socket | grep -v '^#' | sort -u | wc -l)
+            share=$((cores / ${PROCESSES:-$(sed -n 's/^num_processes: *//p' "$launch")}))
+            export OMP_NUM_THREADS=$((share > 1 ? share : 1))
+        fi
+        ;;
+esac
 if [ $# -eq 0 ] && [ -z "${SCRIPT:-}" ]; then
     case "${LAUNCH:-$found}" in
         cpu*) example=financial_smollm2_135m ;;

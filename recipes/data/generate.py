@@ -1,6 +1,7 @@
 """Write the generated data of the recipes again, from its seeds; the files that are shipped are what this writes.
 
-    python recipes/data/generate.py            the finance questions and the handbook's, for training and held out
+    python recipes/data/generate.py            the finance questions and the handbook's, for training and held out,
+                                               and worked examples of questions of the training to show the form with
 
 Finance: each question names everything that its tool wants, and its answer is the tool's whole response, which is what
 the reward `accuracy` compares. Handbook: questions whose answers stand in the documents of recipes/data/handbook, in
@@ -15,7 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from toolgrpo.plugin_files import import_file
+from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 
 HERE = Path(__file__).resolve().parent
@@ -31,13 +35,45 @@ def main() -> None:
     products = _products(random.Random(TRAINING_SEED))
     for product in products:
         (HERE / "handbook" / f"{product['slug']}.md").write_text(_document(product))
-    for kind, ask in _HANDBOOK.items():
-        made = _unlike(
-            lambda rng, ask=ask: ask(rng, products),  # type: ignore[misc]  # mypy cannot infer it
-            {"train": (TRAINING_SEED, 60), "heldout": (HELD_OUT_SEED, 12)},
+    examples: list[Row] = []
+    with load_tools(TOOLS / "handbook_tools.py", workers=1) as box:
+        for kind, ask in _HANDBOOK.items():
+            made = _unlike(
+                lambda rng, ask=ask: ask(rng, products),  # type: ignore[misc]  # mypy cannot infer it
+                {"train": (TRAINING_SEED, 60), "heldout": (HELD_OUT_SEED, 12)},
+            )
+            examples += [_example(row, box) for row in made["train"]]
+            for split, rows in made.items():
+                _write(HERE / f"handbook_{kind}_{split}.jsonl", [_without(row, "calls") for row in rows])
+    random.Random(TRAINING_SEED).shuffle(examples)
+    _write(HERE / "handbook_examples.jsonl", examples)
+
+
+def _without(row: Row, name: str) -> Row:
+    return {key: value for key, value in row.items() if key != name}
+
+
+def _example(row: Row, box: Toolbox) -> Row:
+    """One whole conversation, as it should go: the calls that the question wants, each with what its tool says."""
+    messages: list[Row] = [
+        {
+            "role": "system",
+            "content": str(yaml.safe_load((HERE / "handbook_train.yaml").read_text())["system_prompt"]).strip(),
+        },
+        {"role": "user", "content": row["prompt"]},
+    ]
+    for call in row["calls"]:
+        result = run_tool(box, call)
+        assert result.ok, result.content
+        messages.append(
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
         )
-        for split, rows in made.items():
-            _write(HERE / f"handbook_{kind}_{split}.jsonl", rows)
+        messages.append({"role": "tool", "name": call["name"], "content": result.content})
+    return {"messages": [*messages, {"role": "assistant", "content": row["answer"]}]}
+
+
+def _call(name: str, **arguments: Any) -> Row:
+    return {"name": name, "arguments": arguments}
 
 
 def _unlike(make: Callable[[random.Random], Row], splits: dict[str, tuple[int, int]]) -> dict[str, list[Row]]:
@@ -243,6 +279,7 @@ def _lookup(rng: random.Random, products: list[Row]) -> Row:
         "prompt": _ASKED[key].format(name=product["name"]),
         "answer": str(product[key]),
         "expected_tools": ["search"],
+        "calls": [_call("search", query=f"{key} {product['name']}".lower(), max_results=1)],
     }
 
 
@@ -253,6 +290,10 @@ def _compute(rng: random.Random, products: list[Row]) -> Row:
         "prompt": f"What do {n} of the {first['name']} and {m} of the {second['name']} cost together at list price, in euros?",
         "answer": str(n * first["price"] + m * second["price"]),
         "expected_tools": ["search", "execute_code"],
+        "calls": [
+            *(_call("search", query=f"price {p['name']}".lower(), max_results=1) for p in (first, second)),
+            _call("execute_code", code=f"{n} * {first['price']} + {m} * {second['price']}"),
+        ],
     }
 
 
@@ -262,6 +303,7 @@ def _stock(rng: random.Random, products: list[Row]) -> Row:
         "prompt": f"How many of the {product['name']} are in the {room} warehouse now?",
         "answer": str(in_stock(product["slug"], room)),
         "expected_tools": ["call_api"],
+        "calls": [_call("call_api", path="/stock", query={"product": product["slug"], "warehouse": room})],
     }
 
 
@@ -271,6 +313,7 @@ def _file(rng: random.Random, products: list[Row]) -> Row:
         "prompt": f"What does line {line} of the file {product['slug']}.md say? Answer with the line alone.",
         "answer": _document(product).split("\n")[line - 1],
         "expected_tools": ["read_file"],
+        "calls": [_call("read_file", path=f"{product['slug']}.md", first_line=line, lines=1)],
     }
 
 

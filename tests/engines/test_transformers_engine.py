@@ -129,6 +129,10 @@ def test_a_model_without_a_key_value_cache_is_refused(tiny_qwen3: Any) -> None:
     config = MambaConfig(vocab_size=300, hidden_size=16, state_size=4, num_hidden_layers=1)
     with pytest.raises(ModelError, match="how many positions"):
         TransformersEngine(lambda: MambaForCausalLM(config))
+    with pytest.raises(
+        ModelError, match=r"1 of the 1 layers of MambaForCausalLM keep a recurrent state. Use engine vllm"
+    ):
+        TransformersEngine(lambda: MambaForCausalLM(config), max_model_len=64)
 
 
 def test_a_model_of_no_numbers_is_said_instead_of_trained_on(tiny_qwen3: Any) -> None:

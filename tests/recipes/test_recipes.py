@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -228,6 +229,12 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     ]
     cpu = launch(LAUNCH="cpu", SCRIPT="recipes/evaluate.py").stdout.split()
     assert cpu == ["launch", "--quiet", "--config_file", "recipes/accelerate/cpu.yaml", "recipes/evaluate.py"]
+    (tmp_path / "accelerate").write_text('#!/bin/sh\necho "$OMP_NUM_THREADS"\n')
+    assert launch("--config", "f", LAUNCH="cpu", OMP_NUM_THREADS="7").stdout.strip() == "7"
+    if shutil.which("lscpu"):  # as many as the launcher would take, and without its four lines about them
+        one, many = (int(launch("--config", "f", LAUNCH="cpu", PROCESSES=n).stdout) for n in ("1", "999"))
+        assert one >= 1 and many == 1
+    (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
     for given, example in (("cpu", "financial_smollm2_135m"), ("single_gpu", "financial_qwen2.5_0.5b")):
         alone = launch(LAUNCH=given).stdout
         assert alone.endswith(f"recipes/train.py\n--config\nrecipes/configs/{example}.yaml\n")

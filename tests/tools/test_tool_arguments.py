@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.arguments import ArgumentChecker, names_near, signature_text
+from toolgrpo.tools.arguments import ArgumentChecker, names_near, signature_text, signatures_text
 from toolgrpo.tools.bounds import MAX_DEPTH, read_json
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.plugin.schema import function_schema
@@ -141,6 +141,13 @@ def test_usage_shows_choices_and_lists() -> None:
     text = signature_text("f", function_schema(sample, "f", "h")["function"]["parameters"])
     assert 'unit: "celsius" | "fahrenheit" (optional)' in text
     assert "items: array of integer | null (optional)" in text
+
+
+def test_many_signatures_stand_below_each_other() -> None:
+    schema = function_schema(sample, "f", "h")
+    usage = signature_text("f", schema["function"]["parameters"])
+    assert signatures_text([]) == "" and signatures_text([schema]) == usage
+    assert signatures_text([schema] * 9, indent="  ") == ",\n  ".join([usage] * 9)
 
 
 def nested(depth: int) -> Any:

@@ -7,7 +7,7 @@ Each part says one line about what was loaded. Shared by training and evaluation
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.tools.arguments import signature_text
+from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
@@ -112,7 +112,7 @@ class RunParts:
             tool_timeout_s=self.config.tool_timeout,
             log_path=Path(self.config.output_dir) / "tools.log",
         )
-        signatures = ", ".join(_signature(schema) for schema in toolbox.schemas)
+        signatures = signatures_text(toolbox.schemas, indent=" " * 10)
         self.terminal.say(f"tools     {signatures} from {', '.join(sources)}")
         for notice in toolbox.notices:
             self.terminal.say(f"          {notice}")
@@ -267,11 +267,6 @@ def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Rewar
         reward.check_columns(rows.column_names)
         if isinstance(reward.function, ByTask):
             reward.function.check_columns(rows["reward"], rows.column_names)
-
-
-def _signature(schema: Mapping[str, Any]) -> str:
-    function = schema["function"]
-    return signature_text(function["name"], function.get("parameters", {}))
 
 
 def _count(n: int, noun: str) -> str:

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.sampling import draw
 from toolgrpo.errors import ModelError
 
-__all__ = ["DecodeBatch", "DecodingRow"]
+__all__ = ["DecodeBatch", "DecodingRow", "refuse_recurrent"]
 
 _PREFILL_TOKENS = 16_384  # most tokens, padding included, that one pass over joining rows may have
 
@@ -190,6 +190,17 @@ def _stacked(upper_BHTD: torch.Tensor, lower_BHTD: torch.Tensor) -> torch.Tensor
     return torch.cat(
         [torch.nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in (upper_BHTD, lower_BHTD)]
     )
+
+
+def refuse_recurrent(model: Any) -> None:
+    """Refuse, before anything runs, a model whose layers would keep a recurrent state."""
+    layers = DynamicCache(config=model.config).layers
+    recurrent = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+    if recurrent:
+        raise ModelError(
+            f"engine transformers decodes with a key-value cache, but {recurrent} of the {len(layers)} layers of "
+            f"{type(model).__name__} keep a recurrent state. Use engine vllm_colocate or vllm_server."
+        )
 
 
 def _refuse_other_caches(cache: DynamicCache, model: Any) -> None:

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
-from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow
+from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, refuse_recurrent
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 
 __all__ = ["ReplicaEngine", "TransformersEngine", "TransformersOptions"]
@@ -60,6 +60,7 @@ class TransformersEngine:
     ) -> None:
         self._get_model = model
         self.max_model_len = _context_window(model(), max_model_len)
+        refuse_recurrent(model())
         self._max_rows = max_rows
         self._seed = seed
         self._generator: torch.Generator | None = None

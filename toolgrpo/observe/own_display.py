@@ -14,7 +14,7 @@ import transformers
 from transformers import PrinterCallback, ProgressCallback
 from transformers.utils import logging as transformers_logging
 
-from toolgrpo.tools.arguments import signature_text
+from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 
 __all__ = ["library_bars_off", "loaded_lines", "take_display"]
@@ -47,10 +47,7 @@ def loaded_lines(
     """Return what was loaded, a line for each part."""
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    shown = ", ".join(
-        signature_text(schema["function"]["name"], schema["function"].get("parameters") or {})
-        for schema in ([] if tools is None else tools.schemas)
-    )
+    shown = signatures_text([] if tools is None else tools.schemas, indent=" " * 10)
     return [
         f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
         *([] if n_rows is None else [f"data      {n_rows} rows"]),

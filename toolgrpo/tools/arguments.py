@@ -20,10 +20,11 @@ from toolgrpo.tools.complaints import complaint_of, short
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.validation import SchemaValidator
 
-__all__ = ["ArgumentChecker", "Checked", "names_near", "signature_text"]
+__all__ = ["ArgumentChecker", "Checked", "names_near", "signature_text", "signatures_text"]
 
 _MAX_COMPLAINTS = 3
 _MAX_USAGE_CHARS = 500
+_ONE_LINE_CHARS = 240  # signatures that are longer together stand on a line each
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,13 @@ def signature_text(name: str, parameters: Mapping[str, Any]) -> str:
         for key, sub in parameters.get("properties", {}).items()
     ]
     return short(f"{name}({', '.join(parts)})", _MAX_USAGE_CHARS, quote=False)
+
+
+def signatures_text(schemas: Iterable[Mapping[str, Any]], indent: str = "") -> str:
+    """Return how to call these tools: side by side, or one below the other where that would be long."""
+    functions = [schema["function"] for schema in schemas]
+    texts = [signature_text(function["name"], function.get("parameters") or {}) for function in functions]
+    return (", " if sum(map(len, texts)) <= _ONE_LINE_CHARS else f",\n{indent}").join(texts)
 
 
 def _or_without(schema: Any) -> str:
