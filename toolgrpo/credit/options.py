@@ -184,6 +184,11 @@ class Credit:
         return self.kind == "episode" or (self.kind == "turns" and self.gamma == 1 and not self.has_rewards)
 
     @property
+    def has_more_than_outcomes(self) -> bool:
+        """Whether a group whose outcomes are all alike may teach nevertheless."""
+        return not self.is_of_episode and (self.has_rewards or self.gamma < 1)
+
+    @property
     def adds_to_episode(self) -> bool:
         """Whether its numbers come on top of the episode's advantage, or in its place."""
         return self.kind == "anchor"

@@ -27,7 +27,7 @@ from toolgrpo.rewards.withdrawal import RewardWithdrawn
 from toolgrpo.rollout.batch import Row
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["TurnReward", "get_turn_reward", "load_turn_reward"]
+__all__ = ["Answer", "TurnReward", "TurnWorth", "get_turn_reward", "load_turn_reward"]
 
 _FUNCTION = "turn_reward_func"
 _EXAMPLE = f"def {_FUNCTION}(trajectories, **kwargs): return [[0.0] * len(t.turns) for t in trajectories]"
@@ -168,3 +168,34 @@ def _listed(value: Any) -> Sequence[Any] | None:
     if hasattr(value, "tolist"):  # numpy and torch
         value = value.tolist()
     return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+
+
+Answer = Callable[[Sequence[Row], Sequence[Trajectory]], list[tuple[float, ...]]]
+"""Gives one number for each turn of each trajectory."""
+
+
+@dataclass(frozen=True)
+class TurnWorth:
+    """All rewards by turn of a run, and what each counts.
+
+    An episode that cannot be scored is not asked about: its turns have 0.
+    """
+
+    sources: tuple[Answer, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """Return the weighted sum for each turn of each trajectory."""
+        found = [(0.0,) * len(one.turns) for one in trajectories]
+        asked = [place for place, one in enumerate(trajectories) if one.dropped is None]
+        for source, weight in zip(self.sources, self.weights, strict=True) if asked else ():
+            given = source([rows[place] for place in asked], [trajectories[place] for place in asked])
+            for place, of in zip(asked, given, strict=True):
+                found[place] = tuple(sum_ + weight * value for sum_, value in zip(found[place], of, strict=True))
+        return found
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raise RewardError if a function needs a column that the data does not have."""
+        for source in self.sources:
+            if isinstance(source, TurnReward):
+                source.check_columns(columns)

@@ -122,6 +122,7 @@ class Shaped:
 
     advantages: tuple[float, ...]
     metrics: Mapping[str, float]
+    totals: tuple[float | None, ...]  # the rewards that they were made from
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,8 @@ class Shaping:
         for name, values, is_set in (("penalty", taken, bool(self.penalty)), ("overlong", over, self.overlong)):
             if is_set and scored:
                 metrics[f"shaping/{name}"] = fmean(values[place] for place in scored)
-        return Shaped(tuple(grouped_advantages(shaped, group_size, self.advantage, self.scale)), metrics)
+        advantages = grouped_advantages(shaped, group_size, self.advantage, self.scale)
+        return Shaped(tuple(advantages), metrics, tuple(shaped))
 
 
 def members_of(batch: RolloutBatch) -> list[Member]:
