@@ -3,7 +3,8 @@
     r[t] = p(answer | everything up to the results of turn t) - p(answer | everything before turn t)
 
 IGPO's reward by turn (arXiv 2510.14967): p is the geometric mean over the answer's tokens of the
-model's own probability, if it said the gold answer there. The gains of an episode add up to the
+model's own probability, if it said the gold answer there. What `text` has before `{answer}` is
+given, the answer and what follows it are asked for. The gains of an episode add up to the
 last p less the first, at most 1, however many turns it takes. A turn whose results no later turn
 could read has 0, as has every turn of a row without a gold answer.
 
@@ -30,16 +31,17 @@ _COLUMN = "answer"
 class AnswerAt:
     """A question to the model: how probable is this answer behind the first `end` tokens of an episode?
 
-    `end` counts the tokens after the prompt.
+    `end` counts the tokens after the prompt; `given` are said between them and the answer.
     """
 
     trajectory: Trajectory
     end: int
+    given: tuple[int, ...]
     answer: tuple[int, ...]
 
     @property
     def before(self) -> tuple[int, ...]:
-        return (*self.trajectory.prompt_ids, *self.trajectory.ids[: self.end])
+        return (*self.trajectory.prompt_ids, *self.trajectory.ids[: self.end], *self.given)
 
 
 def places_to_ask(trajectory: Trajectory) -> list[int]:
@@ -60,10 +62,10 @@ class InfoGain:
         questions: list[AnswerAt] = []
         places: list[list[int]] = []
         for row, trajectory in zip(rows, trajectories, strict=True):
-            answer = self._answer(row)
+            given, answer = self._said(row)
             ends = places_to_ask(trajectory) if answer and len(trajectory.turns) > 1 else []
             places.append(list(range(len(questions), len(questions) + len(ends))))
-            questions += [AnswerAt(trajectory, end, answer) for end in ends]
+            questions += [AnswerAt(trajectory, end, given, answer) for end in ends]
         logps = self.logps(questions)
         if len(logps) != len(questions) or any(lp != lp or lp > 1e-3 for lp in logps):
             raise RewardError("turn reward info_gain: the model gave no log-probability for an answer; its weights may be NaN")
@@ -74,6 +76,14 @@ class InfoGain:
             found.append((*gains, *(0.0,) * (len(trajectory.turns) - len(gains))))
         return found
 
-    def _answer(self, row: Row) -> tuple[int, ...]:
+    def _said(self, row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens that lead to the answer, and its own; none where the row has no gold answer."""
         answer: Any = row.get(_COLUMN)
-        return () if answer is None else tuple(self.ids_of(self.text.replace("{answer}", str(answer))))
+        if answer is None:
+            return (), ()
+        lead, _, _ = self.text.partition("{answer}")
+        given = tuple(self.ids_of(lead)) if lead else ()
+        whole = tuple(self.ids_of(self.text.replace("{answer}", str(answer))))
+        if whole[: len(given)] == given:
+            return given, whole[len(given) :]
+        return given, tuple(self.ids_of(self.text.replace(lead, "", 1).replace("{answer}", str(answer))))
