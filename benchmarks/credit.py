@@ -84,13 +84,24 @@ def main() -> None:
 def _warm_up(folder: Path, quick: bool) -> None:
     steps = 1 if quick else WARM_STEPS
     command = [sys.executable, "recipes/train.py", "--config", "recipes/configs/nano.yaml", "--eval_questions", "0"]
-    subprocess.run([*command, "--max_steps", str(steps), "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
+    subprocess.run(
+        [*command, "--max_steps", str(steps), "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S
+    )
 
 
 def _run(seed: int, way: str, warm: Path, quick: bool) -> dict[str, Any]:
     size = ["--max_steps", "2", "--per_device_train_batch_size", "16"] if quick else ["--max_steps", str(STEPS)]
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--model_name_or_path", str(warm), "--seed", str(seed), "--eval_questions", str(HELD_OUT), *TASK, *size]
+        flags = [
+            "--model_name_or_path",
+            str(warm),
+            "--seed",
+            str(seed),
+            "--eval_questions",
+            str(HELD_OUT),
+            *TASK,
+            *size,
+        ]
         command = [sys.executable, __file__, "run", "--config", "recipes/configs/nano.yaml", *flags, *WAYS[way]]
         subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
         found: dict[str, Any] = json.loads((Path(folder) / "curve.json").read_text())
@@ -210,7 +221,9 @@ def train(argv: list[str]) -> None:
             curve.append(
                 {"step": state.global_step, "episodes": trainer.n_episodes, "seconds": seconds, "success": rate}
             )
-            print(f"step {state.global_step}: {rate:.3f} after {trainer.n_episodes} episodes, {seconds:.1f} s", flush=True)
+            print(
+                f"step {state.global_step}: {rate:.3f} after {trainer.n_episodes} episodes, {seconds:.1f} s", flush=True
+            )
             self.measuring_s += time.monotonic() - now
             control.should_training_stop = control.should_training_stop or rate >= max(TARGETS)
 

@@ -68,7 +68,9 @@ class InfoGain:
             questions += [AnswerAt(trajectory, end, given, answer) for end in ends]
         logps = self.logps(questions)
         if len(logps) != len(questions) or any(lp != lp or lp > 1e-3 for lp in logps):
-            raise RewardError("turn reward info_gain: the model gave no log-probability for an answer; its weights may be NaN")
+            raise RewardError(
+                "turn reward info_gain: the model gave no log-probability for an answer; its weights may be NaN"
+            )
         found = []
         for trajectory, own in zip(trajectories, places, strict=True):
             chances = [exp(min(0.0, logps[place])) for place in own]

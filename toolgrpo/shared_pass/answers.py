@@ -6,9 +6,8 @@ a prompt or the turns of one episode, is read once. Nothing here is collective.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np

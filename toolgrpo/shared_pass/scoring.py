@@ -232,7 +232,9 @@ def _score(
     with autocast:
         for packing in packings:
             if again:
-                outputs.append(checkpoint(forward_packing, model, config, packing, input_ids.device, use_reentrant=False))
+                outputs.append(
+                    checkpoint(forward_packing, model, config, packing, input_ids.device, use_reentrant=False)
+                )
             else:
                 outputs.append(forward_packing(model, config, packing, input_ids.device))
     of_passes = [packing.rows * width + packing.columns for packing in packings]

@@ -35,6 +35,7 @@ from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rollout import Observer, Rollouts
 from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.given_parts import GivenParts
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.model_card import ModelCard

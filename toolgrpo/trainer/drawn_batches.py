@@ -70,7 +70,7 @@ class RewardRule:
     weights: tuple[float, ...]
     normalize_first: bool
     succeeded: Success
-    credit: Credit = Credit()
+    credit: Credit = field(default_factory=Credit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.fitting = fitting_of(given, built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
-        self.turn_worth = open_turn_worth(args, given.tokenizer, self.train_dataset, partial(trl_credit.answer_logps, self))
+        self.turn_worth = open_turn_worth(
+            args, given.tokenizer, self.train_dataset, partial(trl_credit.answer_logps, self)
+        )
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
