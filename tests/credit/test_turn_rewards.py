@@ -40,7 +40,7 @@ def test_gold_call_pays_for_each_gold_call_once() -> None:
     rows = [{"gold_calls": gold}, {"gold_calls": None}, {"gold_calls": []}]
     assert reward(rows, [again, again, again]) == [(0.5, 0.0, 0.5, 0.0), (0.0,) * 4, (0.0,) * 4]
     with pytest.raises(
-        RewardError, match="asks for 'gold_calls', which the data does not have. There is: trajectories"
+        RewardError, match=r"asks for 'gold_calls', which the data does not have. There is: trajectories"
     ):
         reward([{"answer": "1"}], [again])
 
@@ -96,7 +96,7 @@ def test_what_is_no_turn_reward_is_said_before_anything_runs(tmp_path: Path) -> 
     )
     with pytest.raises(PluginError, match="must be a function, as in `def turn_reward_func"):
         load_turn_reward(tmp_path / "mine.py")
-    with pytest.raises(PluginError, match="has no missing. Write one"):
+    with pytest.raises(PluginError, match=r"has no missing\. Write one"):
         load_turn_reward(f"{tmp_path / 'mine.py'}:missing")
     with pytest.raises(PluginError, match="must take `trajectories` by name"):
         load_turn_reward(f"{tmp_path / 'mine.py'}:wrong")

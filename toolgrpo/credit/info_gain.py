@@ -13,6 +13,7 @@ It needs no judge and no gold calls, and it tells turns apart where all outcomes
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
@@ -74,7 +75,7 @@ class InfoGain:
         found = []
         for trajectory, own in zip(trajectories, places, strict=True):
             chances = [exp(min(0.0, logps[place])) for place in own]
-            gains = [after - before for before, after in zip(chances, chances[1:], strict=False)]
+            gains = [after - before for before, after in itertools.pairwise(chances)]
             found.append((*gains, *(0.0,) * (len(trajectory.turns) - len(gains))))
         return found
 
