@@ -133,6 +133,8 @@ class Turn:
     closed: bool = True  # False: cut by a limit before its end-of-turn token
     duration_s: float = 0.0  # of the sampling
     started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
+    reward: float | None = None  # what a stateful environment gave after the turn's calls, if it gives one by step
+    state: str | None = None  # how it names the state it was in then, if it does
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.

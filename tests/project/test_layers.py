@@ -24,6 +24,7 @@ LAYERS = (
     {"engines", "shared_pass"},
     {"rollout"},
     {"signal"},
+    {"credit"},
     {"evaluation", "observe", "trainer", "report"},
     {"sft", "models"},
     {"commands"},

@@ -81,6 +81,8 @@ def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) 
         episode, own, texts, _ = by_place[record["mode"], record.get("label"), record["step"], record["episode"]]
         assert episode["r"] == record["reward_given"] and episode["ok"] == record["success"]
         assert episode.get("a") == record["advantage"] and episode["stop"] == record["stop_reason"]
+        of_turns = record.get("turn_advantages") or [None] * len(episode["turns"])
+        assert [turn.get("ta") for turn in episode["turns"]] == of_turns
         assert [turn["c"] for turn in episode["turns"]] == [turn["content"] for turn in record["turns"]]
         assert texts["prompts"][record["prompt_id"]]["m"] == record["prompt"]
         assert texts["prompts"][record["prompt_id"]]["row"] == record["row"]

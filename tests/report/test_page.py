@@ -75,8 +75,14 @@ def test_an_episode_is_a_conversation_and_its_tokens(shown: Show, page: Path) ->
     said = text_of(browser)
     for part in ("What is 0 plus 2?", "raised", "cached", "7 characters cut", "The answer is 2.", "repeats a call"):
         assert part in said
+    assert "advantage +0.5" in said and "advantage −0.25" in said  # of its turns
     browser.press("t")
     browser.wait_for("document.querySelectorAll('.token').length > 10")
+    assert browser.run("document.querySelector('select').value") == "advantage"
+    by_turn = browser.run(
+        "[...document.querySelectorAll('.tokens[role=group] .token.sampled')].map((one) => one.className.includes('down'))"
+    )
+    assert True in by_turn and False in by_turn
     browser.press("k")
     browser.wait_for("location.hash.includes('view=tokens') && location.hash.includes('/1?')")
     browser.wait_for("document.querySelector('.crumbs').innerText.includes('episode 1')")

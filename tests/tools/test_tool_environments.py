@@ -158,3 +158,73 @@ def test_trl_finds_the_same_tools_in_it() -> None:
     ]
     with load_tools(environment=guess, workers=1) as box:
         assert box.names == theirs
+
+
+BY_STEP = """
+class Walk:
+    def reset(self, **row):
+        self.at = 0
+    def go(self, by: int) -> int:
+        "Go.
+
+        Args:
+            by: How far.
+        "
+        self.at += by
+        return self.at
+    def step_reward(self):
+        return SAYS
+    def state_key(self) -> str:
+        return f"at {self.at}"
+
+ENVIRONMENT = Walk
+""".replace('"Go.', '"""Go.').replace('        "\n        self.at', '        """\n        self.at')
+
+
+def test_it_gives_a_reward_and_a_state_after_the_calls_of_a_turn(tmp_path: Path) -> None:
+    (tmp_path / "walk.py").write_text(BY_STEP.replace("SAYS", "self.at / 4"))
+    with load_tools(tmp_path / "walk.py", workers=1) as box:
+        assert box.names == ["go"]
+
+        async def episode() -> list[tuple[float | None, str | None]]:
+            async with box.session({}) as session:
+                return [await _after(session, by) for by in ("1", "2")]
+
+        assert asyncio.run(episode()) == [(0.25, "at 1"), (0.75, "at 3")]
+
+
+async def _after(session: ToolboxSession, by: str) -> tuple[float | None, str | None]:
+    await session.call([attempt("go", by=by)])
+    return await session.after_turn()
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("None", "step_reward must be a finite number, got None"),
+        ("float('nan')", "must be a finite number"),
+        ("1 / 0", "step_reward failed: ZeroDivisionError"),
+    ],
+)
+def test_a_reward_by_step_that_is_no_number_ends_the_run(tmp_path: Path, says: str, words: str) -> None:
+    (tmp_path / "walk.py").write_text(BY_STEP.replace("SAYS", says))
+    with load_tools(tmp_path / "walk.py", workers=1) as box:
+
+        async def episode() -> None:
+            async with box.session({}) as session:
+                await _after(session, "1")
+
+        with pytest.raises(PluginError, match=words):
+            asyncio.run(episode())
+
+
+def test_an_environment_that_is_gone_after_a_turn_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "walk.py").write_text("import os\n" + BY_STEP.replace("SAYS", "os._exit(1)"))
+    with load_tools(tmp_path / "walk.py", workers=1) as box:
+
+        async def episode() -> None:
+            async with box.session({}) as session:
+                await _after(session, "1")
+
+        with pytest.raises(EnvironmentLost, match="step_reward"):
+            asyncio.run(episode())

@@ -50,6 +50,7 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int) -> di
         "reward_given": episode.total,
         "rewards": dict(episode.rewards),
         "advantage": episode.advantage,
+        **_of_turns(episode),
         **({} if episode.drop is None else {"drop": {"cause": episode.drop.cause, "reason": episode.drop.reason}}),
         **({} if episode.trained else {"trained": False}),
         "prompt": prompt_messages(prompt),
@@ -89,3 +90,12 @@ def segments(trajectory: Trajectory, queued_s: float) -> list[dict[str, Any]]:
 
 def _segment(what: str, turn: int, start_s: float, s: float) -> dict[str, Any]:
     return {"what": what, "turn": turn, "start_s": round(start_s, 4), "s": round(s, 4)}
+
+
+def _of_turns(episode: Scored) -> dict[str, Any]:
+    """Return what the turns were worth by themselves, and what they got, where anybody says so."""
+    rewards, advantages = episode.turn_rewards, episode.turn_advantages
+    return {
+        **({} if rewards is None else {"turn_rewards": list(rewards)}),
+        **({} if advantages is None else {"turn_advantages": list(advantages)}),
+    }

@@ -154,6 +154,8 @@ def _worth(record: Record) -> Text:
     text.append(f"together {_reward(record):g}", style="bold")
     if record.get("advantage") is not None:
         text.append(f", advantage {record['advantage']:.3g}")
+    if record.get("turn_advantages"):
+        text.append(f" (by turn {', '.join(format(value, '+.3g') for value in record['turn_advantages'])})")
     if record.get("failure"):
         text.append(f"\n{plain(str(record['failure']))}", style="red")
     row = {name: value for name, value in (record.get("row") or {}).items() if value is not None}

@@ -59,7 +59,7 @@ def _bounded(value: Any, depth: int = 6) -> Any:
 def episode_texts(record: Record) -> dict[str, Any]:
     """Return everything of an episode but its tokens, its prompt and its row."""
     timings = record.get("timings") or {}
-    turns = [_turn(turn) for turn in record.get("turns") or ()]
+    turns = [_turn(turn) | _credit(record, place) for place, turn in enumerate(record.get("turns") or ())]
     return _without_none(
         {
             "n": record.get("episode"),
@@ -100,6 +100,17 @@ def _turn(turn: Record) -> dict[str, Any]:
             "re": [_result(result) for result in turn.get("results") or ()] or None,
         }
     )
+
+
+def _credit(record: Record, turn: int) -> dict[str, Any]:
+    """Return what a turn was worth by itself, and its advantage, where turns have their own."""
+
+    def of_turn(name: str) -> float | None:
+        values = record.get(name)
+        known = isinstance(values, list) and turn < len(values)
+        return float(f"{values[turn]:.6g}") if known and isinstance(values[turn], int | float) else None
+
+    return _without_none({"tr": of_turn("turn_rewards"), "ta": of_turn("turn_advantages")})
 
 
 def _attempt(attempt: Record) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from typing import Any
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.assignment import best_total
-from toolgrpo.trajectory import AttemptStatus, Trajectory
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, Trajectory
 
-__all__ = ["gold_calls"]
+__all__ = ["GoldCall", "gold_calls", "listed_calls", "made_calls"]
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
 _READABLE = (AttemptStatus.OK, AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
@@ -38,7 +38,9 @@ _FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class GoldCall:
+    """One call in the form in which calls are compared."""
+
     name: str | None  # None: it could not be read
     arguments: Mapping[str, Any]
 
@@ -46,17 +48,17 @@ class _Call:
 def gold_calls(trajectories: Sequence[Trajectory], gold_calls: Sequence[Any], **_: Any) -> list[float | None]:
     """Return how near the calls of each episode are to the gold ones of its row."""
     return [
-        None if gold is None else _score(_made(trajectory), _gold(gold, row))
+        None if gold is None else _score(made_calls(trajectory.attempts), listed_calls(gold, row))
         for row, (trajectory, gold) in enumerate(zip(trajectories, gold_calls, strict=True))
     ]
 
 
-def _score(made: Sequence[_Call], gold: Sequence[_Call]) -> float:
+def _score(made: Sequence[GoldCall], gold: Sequence[GoldCall]) -> float:
     if not gold:
         return 0.0 if made else 1.0
     called, wanted = Counter(call.name for call in made), Counter(call.name for call in gold)
     names = (called & wanted).total() / (called | wanted).total()
-    by_tool: defaultdict[str | None, list[_Call]] = defaultdict(list)
+    by_tool: defaultdict[str | None, list[GoldCall]] = defaultdict(list)
     for call in made:
         by_tool[call.name].append(call)
     pairs = sum(
@@ -66,21 +68,23 @@ def _score(made: Sequence[_Call], gold: Sequence[_Call]) -> float:
     return (names + pairs) / (1 + sum(1 + len(call.arguments) for call in gold))
 
 
-def _likeness(made: _Call, gold: _Call) -> float:
+def _likeness(made: GoldCall, gold: GoldCall) -> float:
     given, wanted = set(made.arguments), set(gold.arguments)
     names = len(given & wanted) / len(given | wanted) if given | wanted else 1.0
     return names + sum(bool(made.arguments[name] == gold.arguments[name]) for name in given & wanted)
 
 
-def _made(trajectory: Trajectory) -> list[_Call]:
-    calls: list[_Call] = []
-    for attempt in trajectory.attempts:
+def made_calls(attempts: Sequence[CallAttempt]) -> list[GoldCall]:
+    """Return the calls that were tried; those that cannot be read are calls of no tool."""
+    calls: list[GoldCall] = []
+    for attempt in attempts:
         readable = attempt.status in _READABLE and len(calls) < _MOST_CALLS
-        calls.append(_Call(attempt.name, _normal(attempt.arguments or {})) if readable else _Call(None, {}))
+        calls.append(GoldCall(attempt.name, _normal(attempt.arguments or {})) if readable else GoldCall(None, {}))
     return calls
 
 
-def _gold(value: Any, row: int) -> list[_Call]:
+def listed_calls(value: Any, row: int) -> list[GoldCall]:
+    """Return the calls that a row names; `row` is its place, for the error."""
     try:
         listed = json.loads(value) if isinstance(value, str) else value
         found = []
@@ -88,7 +92,7 @@ def _gold(value: Any, row: int) -> list[_Call]:
             arguments = call.get("arguments") or {}
             arguments = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
             given = {name: item for name, item in arguments.items() if item is not None}
-            found.append(_Call(_text(call["name"]), _normal(given)))
+            found.append(GoldCall(_text(call["name"]), _normal(given)))
         return found
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RewardError(

@@ -72,6 +72,8 @@ class Scored:
     drop: Drop | None = None
     advantage: float | None = None  # None: nothing is trained on it, or not known yet
     trained: bool = True  # or it was drawn, and left out of the batch
+    turn_rewards: tuple[float, ...] | None = None  # one for each turn; None: nobody gives any
+    turn_advantages: tuple[float, ...] | None = None  # likewise; None: each turn has its episode's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +152,27 @@ class RolloutBatch:
             ),
         )
 
-    def with_advantages(self, advantages: Sequence[float | None]) -> RolloutBatch:
-        """Return the batch with the advantage of each episode; None: it is not trained on."""
+    def with_turn_rewards(self, rewards: Sequence[tuple[float, ...]]) -> RolloutBatch:
+        """Return the batch with what each turn of each episode was worth by itself."""
+        return replace(
+            self,
+            episodes=tuple(replace(one, turn_rewards=of) for one, of in zip(self.episodes, rewards, strict=True)),
+        )
+
+    def with_advantages(
+        self,
+        advantages: Sequence[float | None],
+        of_turns: Sequence[tuple[float, ...] | None] | None = None,
+    ) -> RolloutBatch:
+        """Return the batch with the advantage of each episode, and of its turns where these differ;
+        None: it is not trained on.
+        """
+        turns = of_turns or [None] * len(self.episodes)
         return replace(
             self,
             episodes=tuple(
-                replace(one, advantage=advantage) for one, advantage in zip(self.episodes, advantages, strict=True)
+                replace(one, advantage=advantage, turn_advantages=by_turn)
+                for one, advantage, by_turn in zip(self.episodes, advantages, turns, strict=True)
             ),
         )
 

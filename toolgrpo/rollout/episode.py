@@ -307,6 +307,9 @@ class _EpisodeRun:
             refused = tuple(_refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
             results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
+            if answered and not any(result.error is ToolErrorKind.DROPPED for result in answered):
+                said = await session.after_turn()
+                turn = replace(turn, reward=said.reward, state=said.state)
             ledger.say(*(_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)))
         finally:
             self._record(ledger, turn.answered(results))

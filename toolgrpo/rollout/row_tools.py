@@ -16,7 +16,7 @@ from typing import Any
 
 from toolgrpo.errors import DataError
 from toolgrpo.nearest import nearest
-from toolgrpo.tools.base import ToolProvider, ToolSession
+from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 __all__ = ["check_tool_names", "offered_tools"]
@@ -84,6 +84,9 @@ class _OfferedSession:
 
     async def reward(self) -> float | None:
         return await self._session.reward()
+
+    async def after_turn(self) -> AfterTurn:
+        return await self._session.after_turn()
 
     async def __aenter__(self) -> _OfferedSession:
         await self._session.__aenter__()

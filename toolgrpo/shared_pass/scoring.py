@@ -32,7 +32,7 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.shared_pass.attention import PrefixLayout, keep_for_backward, shared_attention
 from toolgrpo.shared_pass.packing import Packing, Segment, pack_in_passes, rows_of_batch
 
-__all__ = ["MODES", "ScoredTokens", "SharedPass", "unsupported"]
+__all__ = ["MODES", "ScoredTokens", "SharedPass", "forward_packing", "unsupported", "unsupported_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class SharedPass:
         """
         if self.mode == "off":
             return None
-        reason = _unsupported_model(unwrapped)
+        reason = unsupported_model(unwrapped)
         if reason is not None:
             self.fall_back_to_padded(f"{type(unwrapped).__name__} cannot share prompts: {reason}")
             return None
@@ -232,9 +232,11 @@ def _score(
     with autocast:
         for packing in packings:
             if again:
-                outputs.append(checkpoint(_forward, model, config, packing, input_ids.device, use_reentrant=False))
+                outputs.append(
+                    checkpoint(forward_packing, model, config, packing, input_ids.device, use_reentrant=False)
+                )
             else:
-                outputs.append(_forward(model, config, packing, input_ids.device))
+                outputs.append(forward_packing(model, config, packing, input_ids.device))
     of_passes = [packing.rows * width + packing.columns for packing in packings]
     places = torch.from_numpy(np.concatenate(of_passes)).to(input_ids.device)
 
@@ -248,7 +250,7 @@ def _score(
     return ScoredTokens(logps, scatter([entropies for _, entropies in outputs if entropies is not None]))
 
 
-def _forward(
+def forward_packing(
     model: Any, config: Any, packing: Packing, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run one forward pass; return log-probabilities and entropies of the scored places."""
@@ -270,7 +272,8 @@ def _forward(
     return logps, entropies
 
 
-def _unsupported_model(unwrapped: Any) -> str | None:
+def unsupported_model(unwrapped: Any) -> str | None:
+    """Return why this model, with its adapters, cannot run on packed prefix trees, or None if it can."""
     adapters = getattr(unwrapped, "peft_config", {})
     if any(getattr(adapter, "is_prompt_learning", False) for adapter in adapters.values()):
         return "its adapter puts tokens of its own before every row"

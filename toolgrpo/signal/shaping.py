@@ -127,6 +127,7 @@ class Shaped:
 
     advantages: tuple[float, ...]
     metrics: Mapping[str, float]
+    totals: tuple[float | None, ...]  # the rewards that they were made from
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,8 @@ class Shaping:
             if is_set and scored:
                 metrics[f"shaping/{name}"] = fmean(values[place] for place in scored)
         shaped = self.rewards(members, group_size)
-        return Shaped(tuple(grouped_advantages(shaped, group_size, self.advantage, self.scale)), metrics)
+        advantages = grouped_advantages(shaped, group_size, self.advantage, self.scale)
+        return Shaped(tuple(advantages), metrics, tuple(shaped))
 
     def _taken(self, members: Sequence[Member], group_size: int) -> tuple[list[float], list[float]]:
         """Return what is taken off each episode: beside its group, and near the limit."""

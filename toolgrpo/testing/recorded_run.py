@@ -82,7 +82,8 @@ def _batch(kinds: list[str], step: int, mode: Mode, size: int, first: int, said:
     totals = [one.total or 0.0 for one in graded.episodes]
     means = [sum(totals[place // size * size :][:size]) / size for place in range(len(kinds))]
     numbered = graded.numbered(first)
-    return numbered.with_advantages([total - mean for total, mean in zip(totals, means, strict=True)])
+    of_turns = [(0.5, -0.25, 0.75) if kind == "repeats" else None for kind in kinds]
+    return numbered.with_advantages([total - mean for total, mean in zip(totals, means, strict=True)], of_turns)
 
 
 def _trajectory(kind: str, question: int, place: int, said: Said) -> Trajectory:

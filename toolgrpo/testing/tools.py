@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from toolgrpo.tools.base import ToolProvider
+from toolgrpo.tools.base import AfterTurn, ToolProvider
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 __all__ = ["ScriptedTools", "attempt", "call_all"]
@@ -46,11 +46,13 @@ class ScriptedTools:
         delay_s: float = 0.0,
         observation: Callable[[Mapping[str, Any]], str | None] = lambda row: None,
         reward: Callable[[Mapping[str, Any]], float | None] = lambda row: None,
+        after_turn: Callable[[Mapping[str, Any]], AfterTurn] = lambda row: AfterTurn(),
     ) -> None:
         self.answers = dict(answers)
         self.delay_s = delay_s
         self.observation = observation
         self.reward = reward
+        self.after_turn = after_turn
         self.calls: list[tuple[str | None, Mapping[str, Any] | None]] = []
         self.open_sessions = 0
         self.closed_sessions = 0
@@ -96,6 +98,9 @@ class _Session:
 
     async def reward(self) -> float | None:
         return self._tools.reward(self._row)
+
+    async def after_turn(self) -> AfterTurn:
+        return self._tools.after_turn(self._row)
 
     async def __aenter__(self) -> _Session:
         self._tools.open_sessions += 1

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
+from toolgrpo.tools.base import AfterTurn
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.result_cache import ResultCache
 from toolgrpo.tools.tool_reply import Reply
@@ -29,6 +30,8 @@ class BackendSession(Protocol):
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply: ...
 
     async def reward(self) -> float | None: ...
+
+    async def after_turn(self) -> AfterTurn: ...
 
     async def close(self) -> None: ...
 
@@ -88,6 +91,9 @@ class _StatelessSession:
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments)
+
+    async def after_turn(self) -> AfterTurn:
+        return AfterTurn()
 
     async def reward(self) -> float | None:
         return None

@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from toolgrpo.trajectory import CallAttempt, ToolResult
 
-__all__ = ["TOOL_TIMEOUT_S", "TOOL_WORKERS", "ToolProvider", "ToolSession"]
+__all__ = ["TOOL_TIMEOUT_S", "TOOL_WORKERS", "AfterTurn", "ToolProvider", "ToolSession"]
 
 TOOL_TIMEOUT_S = 30.0  # seconds that a call may take where nobody says otherwise
 TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they share what it has imported
+
+
+class AfterTurn(NamedTuple):
+    """What a stateful environment says after the calls of a turn: a reward for it, and a name of the state it is in."""
+
+    reward: float | None = None
+    state: str | None = None
 
 
 class ToolSession(Protocol):
@@ -32,6 +39,10 @@ class ToolSession(Protocol):
 
     async def reward(self) -> float | None:
         """Return what a stateful environment gives for the episode so far, if anything."""
+        ...
+
+    async def after_turn(self) -> AfterTurn:
+        """Return what a stateful environment says after the calls of a turn, if anything."""
         ...
 
     async def __aenter__(self) -> ToolSession: ...

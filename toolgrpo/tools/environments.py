@@ -19,6 +19,7 @@ from typing import Any
 from toolgrpo.drops import DropEpisode, EnvironmentLost
 from toolgrpo.errors import PluginError
 from toolgrpo.processes.wire import pack_objects
+from toolgrpo.tools.base import AfterTurn
 from toolgrpo.tools.plugin.loaded_plugin import EnvironmentSpec
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.tool_reply import Reply
@@ -117,6 +118,24 @@ class EnvironmentSession:
             raise PluginError(f"environment {self._spec.name}: the reward method failed: {reply.text}")
         return _as_reward(reply.text, self._spec.name)
 
+    async def after_turn(self) -> AfterTurn:
+        """Return what the instance says after the calls of a turn, if its class has anything to say."""
+        said: dict[str, Any] = {}
+        for method in self._spec.by_step:
+            if self._worker is None:
+                raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
+            reply = await self._ask({"op": "by_step", "method": method}, self._timeout_s)
+            if reply.error in _GONE:
+                self._lose(f"{method}: {reply.text}")
+                raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
+            if reply.error is ToolErrorKind.DROPPED:
+                raise DropEpisode(reply.text)
+            if reply.error is not None:
+                raise PluginError(f"environment {self._spec.name}: {method} failed: {reply.text}")
+            said[method] = reply.text
+        reward = said.get("step_reward")
+        return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), said.get("state_key"))
+
     async def close(self) -> None:
         """Let the instance clean up, within a short time, and end its process."""
         if self._worker is not None:
@@ -153,6 +172,15 @@ def _advice(problem: str) -> str:
             "toolbox.session({...})."
         )
     return "Mend reset, or the row."
+
+
+def _as_step_reward(text: str, name: str) -> float:
+    reward = _as_reward(text, name)
+    if reward is None:
+        raise PluginError(
+            f"environment {name}: step_reward must be a finite number, got None; for nothing to say, give 0"
+        )
+    return reward
 
 
 def _as_reward(text: str, name: str) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, names_near
 from toolgrpo.tools.backends import BackendSession, ToolBackend
-from toolgrpo.tools.base import TOOL_TIMEOUT_S
+from toolgrpo.tools.base import TOOL_TIMEOUT_S, AfterTurn
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
@@ -158,6 +158,14 @@ class ToolboxSession:
             if reward is not None:
                 return reward
         return None
+
+    async def after_turn(self) -> AfterTurn:
+        """Return what the environment says after the calls of a turn, if it says anything."""
+        for part in self._parts:
+            said = await part.after_turn()
+            if said != AfterTurn():
+                return said
+        return AfterTurn()
 
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
         if attempt.status is not AttemptStatus.OK or attempt.name is None:

@@ -15,6 +15,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from toolgrpo.credit.info_gain import AnswerAt, InfoGain
+from toolgrpo.credit.options import INFO_GAIN
+from toolgrpo.credit.turn_rewards import Answer, TurnWorth, get_turn_reward, load_turn_reward
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.engines.policy import Policy
@@ -32,6 +35,7 @@ from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rollout import Observer, Rollouts
 from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.given_parts import GivenParts
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.model_card import ModelCard
@@ -45,6 +49,7 @@ __all__ = [
     "model_card",
     "open_engine",
     "open_rollouts",
+    "open_turn_worth",
     "open_watchers",
     "say_loaded",
 ]
@@ -200,6 +205,31 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers) -> Ro
         end_at_void_turn=args.void_turns == "end",
         find_outputs=args.echo_weight > 0,
     )
+
+
+def open_turn_worth(
+    args: ToolGRPOConfig, tokenizer: Any, rows: Any, answer_logps: Callable[[Sequence[AnswerAt]], list[float]]
+) -> TurnWorth:
+    """Return the rewards by turn that the config asks for, in the order of their weights.
+
+    `answer_logps` asks the model how probable an answer is.
+    """
+    sources: list[Answer] = []
+    for name in args.turn_reward or ():
+        if name == INFO_GAIN:
+            sources.append(InfoGain(answer_logps, partial(_ids_of, tokenizer), args.info_gain_text))
+        else:
+            sources.append(get_turn_reward(name, args.reward_timeout))
+    sources += [load_turn_reward(path, args.reward_timeout) for path in args.turn_reward_fn or ()]
+    worth = TurnWorth(tuple(sources), tuple(args.turn_reward_weights or (1.0,) * len(sources)))
+    columns = getattr(rows, "column_names", None)
+    if columns is not None:
+        worth.check_columns(columns)
+    return worth
+
+
+def _ids_of(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def say_loaded(

@@ -23,9 +23,11 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from toolgrpo.credit.turn_rewards import TurnWorth
 from toolgrpo.rollout import RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
+from toolgrpo.trainer.batch_credit import BatchCredit
 from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
@@ -57,6 +59,7 @@ class BatchInTraining:
         group_size: Callable[[Mode], int],
         drawing: DrawnBatches | None,
         token_tap: TokenTap,
+        turn_worth: TurnWorth,
         pad_id: int,
         raw_text: bool,
         process: int,
@@ -77,6 +80,7 @@ class BatchInTraining:
         self._raw_text = raw_text
         self._process, self._n_processes = process, n_processes
         self._signal = BatchSignal(trainer, args, group_size)
+        self._credit = BatchCredit(trainer, args.credits(), turn_worth, args.num_generations)
         self._rows: Rows = []
         self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
         self._ran: RolloutBatch | None = None  # from its generation until its advantages are known
@@ -94,6 +98,8 @@ class BatchInTraining:
             reward_seam.log_drawn(self._trainer, drawn)
         old_choice, self._row_choice = self._row_choice, None
         output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
+        if self._mode == "train":
+            output = self._credit.applied(output, self._signal.outcomes)
         self._tell_of_batch(output)
         output, shares = trl_batch.settle_denominator(self._trainer, trl_batch.fill_old_logps(output, old_choice))
         if self._mode == "train":
@@ -166,9 +172,12 @@ class BatchInTraining:
             calculate = partial(of_trl, inputs, prompts, completions, completion_ids_list)
             with trl_jobs.point_to_raw_text(prompts, raw=self._raw_text):
                 self._ran, rewards_per_func = self._signal.graded(self._ran, calculate)
+            if self._ran is not None and self._mode == "train":
+                self._ran = self._credit.asked(self._ran)
         else:  # they were asked as the groups ended
             rewards_per_func = reward_seam.answers_of(self._trainer, self._drawn)
             self._signal.hear_of(self._drawn.trajectories, rewards_per_func)
+            self._credit.hear_of(self._drawn.trajectories, self._drawn.turn_rewards)
         self._in_dead_groups = trl_batch.in_dead_groups(
             self._trainer, self._signal.combined(self._mode), len(prompts), self._group_size(self._mode)
         )
@@ -184,10 +193,12 @@ class BatchInTraining:
             trained = batch.trajectories if self._drawn is None else self._drawn.trajectories
             numbers = [int(trajectory.metadata["episode"]) for trajectory in trained]
             # A group that was drawn may be trained on in another process than the one it ran in.
-            own = dict(zip(numbers, trl_batch.advantages_of(output), strict=True))
+            of_turns = self._credit.of_turns or [None] * len(numbers)
+            own = dict(zip(numbers, zip(trl_batch.advantages_of(output), of_turns, strict=True), strict=True))
             parts = [own] if self._drawn is None else gather_object([own])
             advantages = {number: advantage for part in parts for number, advantage in part.items()}
-            batch = batch.with_advantages([advantages.get(int(t.metadata["episode"])) for t in batch.trajectories])
+            given = [advantages.get(int(t.metadata["episode"]), (None, None)) for t in batch.trajectories]
+            batch = batch.with_advantages([advantage for advantage, _ in given], [of for _, of in given])
             self._rollouts.observers.batch_done(batch)
             self._token_tap.choose(batch, output, numbers)
             self._signal.check_dropped(batch)

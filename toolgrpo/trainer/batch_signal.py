@@ -40,6 +40,7 @@ class BatchSignal:
         self._group_size = group_size
         self._shaping = args.shaping()
         self._members: list[Member] = []  # of all processes, of the batch that was graded last
+        self._outcomes: list[float | None] = []  # likewise, as advantages were made from them
         self._outputs: list[list[int]] | None = None  # where tools speak, of the batch that was generated last
         self._logps: torch.Tensor | None = None  # of the policy's own pass, until its loss is known
 
@@ -87,12 +88,19 @@ class BatchSignal:
     def applied(self, output: dict[str, Any]) -> dict[str, Any]:
         """Return TRL's batch with the advantages and masks that the config asks for."""
         shaped = None
+        self._outcomes = [member.total for member in self._members]
         if not self._shaping.is_of_trl:
             shaped = self._shaping.advantages(self._members, self._group_size(trl_seam.mode_of(self._trainer)))
             trl_seam.log_metrics(self._trainer, shaped.metrics)
+            self._outcomes = list(shaped.totals)
         advantages = None if shaped is None else shaped.advantages
         output = trl_signal.with_advantages(self._trainer, output, self._members, advantages)
         return output if self._outputs is None else trl_signal.with_outputs(self._trainer, output, self._outputs)
+
+    @property
+    def outcomes(self) -> list[float | None]:
+        """What the episodes of all processes are worth, less what was taken off; None: dropped."""
+        return self._outcomes
 
     def heard(self, logps: torch.Tensor) -> None:
         """Keep the log-probabilities of a pass that has a gradient: the policy's own."""

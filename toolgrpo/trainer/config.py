@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 from trl import GRPOConfig
 
 from toolgrpo.chat.unmarked import POLICIES
+from toolgrpo.credit.options import CreditOptions
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import ENGINES, EngineOptions
 from toolgrpo.engines.transformers import TransformersOptions
@@ -50,6 +51,7 @@ class ToolGRPOConfig(
     ShapingOptions,
     ToolOutputOptions,
     TrainingRowsOptions,
+    CreditOptions,
     GroupDrawingOptions,
     PromptOptions,
     TRLJobOptions,
@@ -181,6 +183,7 @@ class ToolGRPOConfig(
         self.check_training_rows()
         self.check_shaping()
         self.check_tool_outputs()
+        self.check_credit()
 
     def _use_gloo(self) -> None:
         """Choose gloo for several processes without a GPU; else each would train for itself."""

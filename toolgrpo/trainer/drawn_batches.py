@@ -23,6 +23,8 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
+from toolgrpo.credit.episodes import episode_turns
+from toolgrpo.credit.options import Credit
 from toolgrpo.data.row_keys import row_key
 from toolgrpo.drops import DropEpisode
 from toolgrpo.engines.base import SamplingOptions
@@ -55,6 +57,7 @@ class Asked:
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     drops: Mapping[int, DropEpisode] = field(default_factory=dict)  # by the place of the episode
+    turn_rewards: tuple[tuple[float, ...], ...] = ()  # per episode one for each turn; empty: nobody gives any
 
 
 Ask = Callable[[Sequence[Row], Sequence[Trajectory]], Awaitable[Asked]]
@@ -68,6 +71,7 @@ class RewardRule:
     weights: tuple[float, ...]
     succeeded: Success
     shaping: Shaping  # what is taken off before a group is judged
+    credit: Credit = field(default_factory=Credit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class _TrainedRow:
     trajectory: Trajectory
     values: tuple[float, ...]
     columns: Mapping[str, Any]  # what rewards logged of it
+    turn_rewards: tuple[float, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,7 @@ class DrawnBatch:
     n_episodes: int  # of all processes
     reward: float  # the mean over everything drawn
     metrics: Mapping[str, float]
+    turn_rewards: tuple[tuple[float, ...] | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +186,7 @@ class DrawnBatches:
             n_episodes=sum(counts),
             reward=sum(totals) / len(totals) if totals else float("nan"),
             metrics=self._metrics(fates, sum(one.n_surplus for one in news)),
+            turn_rewards=tuple(one.turn_rewards for one in trained),
         )
 
     def _run(
@@ -215,9 +222,12 @@ class DrawnBatches:
             grade_of(trajectory, of, total or 0.0, asked.drops.get(place))
             for place, (trajectory, of, total) in enumerate(zip(trajectories, rewards, totals, strict=True))
         ]
-        episodes = RolloutBatch(episodes=tuple(Scored(row, one) for one in trajectories)).graded(grades, rule.succeeded)
-        combined = rule.shaping.rewards(members_of(episodes), len(trajectories))
-        return _Worth(asked, episodes.episodes, not is_dead(combined))
+        batch = RolloutBatch(episodes=tuple(Scored(row, one) for one in trajectories)).graded(grades, rule.succeeded)
+        if asked.turn_rewards:
+            batch = batch.with_turn_rewards(asked.turn_rewards)
+        combined = rule.shaping.rewards(members_of(batch), len(trajectories))
+        live = not is_dead(combined) or rule.credit.teaches(episode_turns(batch, with_states=rule.credit.wants_states))
+        return _Worth(asked, batch.episodes, live)
 
     def _agree(self, drawn: GroupDraw[_Worth], share: ProcessShare, planned: Sequence[int]) -> list[_News]:
         """Tell all processes what each has drawn."""
@@ -246,6 +256,7 @@ class DrawnBatches:
                 trajectory=batch.episodes[group * self.group_size + member].trajectory,
                 values=asked.values[member],
                 columns={name: values[member] for name, values in asked.columns.items()},
+                turn_rewards=asked.turn_rewards[member] if asked.turn_rewards else None,
             )
             for group in drawn.admitted
             for asked in [drawn.groups[group].verdict.asked]

@@ -95,7 +95,9 @@ async def ask_rewards(trainer: Any, rows: Sequence[Row], trajectories: Sequence[
         (math.nan,) * len(of) if place in drops or trajectories[place].dropped is not None else of
         for place, of in enumerate(zip(*in_order, strict=True))
     ]
-    return Asked(tuple(values), columns, metrics, drops)
+    with timers_held():
+        turns = tuple(trainer.turn_worth(rows, trajectories)) if trainer.turn_worth.sources else ()
+    return Asked(tuple(values), columns, metrics, drops, turns)
 
 
 def answers_of(trainer: Any, drawn: DrawnBatch) -> torch.Tensor:
@@ -135,6 +137,7 @@ def open_drawing(trainer: Any) -> DrawnBatches:
         weights=tuple(trainer.reward_weights.tolist()),
         succeeded=success_at(args.success_threshold),
         shaping=args.shaping(),
+        credit=args.credits(),
     )
     return DrawnBatches(
         options=args,

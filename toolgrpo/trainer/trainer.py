@@ -36,13 +36,14 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer import reward_seam, trl_jobs, trl_seam
+from toolgrpo.trainer import reward_seam, trl_credit, trl_jobs, trl_seam
 from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
     model_card,
     open_engine,
     open_rollouts,
+    open_turn_worth,
     open_watchers,
     say_loaded,
 )
@@ -145,6 +146,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.fitting = fitting_of(given, built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+        self.turn_worth = open_turn_worth(
+            args, given.tokenizer, self.train_dataset, partial(trl_credit.answer_logps, self)
+        )
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
@@ -173,6 +177,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             group_size=self._group_size,
             drawing=self.drawing,
             token_tap=self._token_tap,
+            turn_worth=self.turn_worth,
             pad_id=given.tokenizer.pad_token_id,
             raw_text=given.raw_text,
             process=self.accelerator.process_index,

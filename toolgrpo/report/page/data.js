@@ -139,9 +139,10 @@ async function tokensOf(row) {
       token.difference = own.d ? own.d[place] : null;
       token.entropy = own.h ? own.h[place] : null;
       token.correction = own.k ? own.k[place] : null;
-      token.advantage = own.ta ? own.ta[place] : advantage;
-      token.weight = token.advantage === null || token.p === null ? null : token.advantage * (1 - token.p);
       token.turn = episode.turns.findIndex((turn) => token.index >= turn.st && token.index < turn.en);
+      const ofTurn = token.turn >= 0 ? episode.turns[token.turn].ta : undefined; // where turns have their own
+      token.advantage = ofTurn !== undefined ? ofTurn : own.ta ? own.ta[place] : advantage;
+      token.weight = token.advantage === null || token.p === null ? null : token.advantage * (1 - token.p);
       place += 1;
     }
     all.push(token);

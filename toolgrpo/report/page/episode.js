@@ -60,7 +60,7 @@ function turnBubbles(turn, number) {
   const results = turn.re || [];
   return [
     h("div.bubble.assistant", {},
-      h("div.role", {}, `assistant, turn ${number + 1}`, h("span.quiet", {}, ` ${turn.en - turn.st} tokens, ${seconds(turn.s)}`)),
+      h("div.role", {}, `assistant, turn ${number + 1}`, h("span.quiet", {}, ` ${turn.en - turn.st} tokens, ${seconds(turn.s)}${creditOf(turn)}`)),
       turn.th ? h("details.thinking", { open: turn.th.length < 400 }, h("summary", {}, "thinking"), long(turn.th)) : null,
       turn.c ? long(turn.c) : null,
       attempts.map((attempt) => attemptBox(attempt)),
@@ -70,6 +70,8 @@ function turnBubbles(turn, number) {
     attempts.length > results.length ? h("p.quiet.end", {}, `${plural(attempts.length - results.length, "call")} not answered: the episode ended first`) : null,
   ];
 }
+
+const creditOf = (turn) => `${turn.tr === undefined ? "" : `, turn reward ${signed(turn.tr)}`}${turn.ta === undefined ? "" : `, advantage ${signed(turn.ta)}`}`;
 
 function attemptBox(attempt) {
   const well = !attempt.st;

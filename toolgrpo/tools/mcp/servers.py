@@ -14,6 +14,7 @@ import mcp_types
 
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker
+from toolgrpo.tools.base import AfterTurn
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.mcp.config_file import McpServerConfig
 from toolgrpo.tools.mcp.connection import ConnectionOptions, McpConnection
@@ -180,6 +181,9 @@ class McpSession:
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments, self._own)
+
+    async def after_turn(self) -> AfterTurn:
+        return AfterTurn()
 
     async def reward(self) -> float | None:
         return None

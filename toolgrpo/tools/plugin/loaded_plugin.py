@@ -1,7 +1,8 @@
 """What a supervisor or worker has loaded: functions, and perhaps an environment class.
 
 An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
-`reward()` (TRL's `get_reward()` is the same) and `close()`. Classes written for TRL's
+`reward()` (TRL's `get_reward()` is the same), `step_reward()` and `state_key()`, both asked after the
+calls of a turn, and `close()`. Classes written for TRL's
 `environment_factory` work as they are.
 """
 
@@ -25,7 +26,8 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 __all__ = ["EnvironmentSpec", "LoadedEnvironment", "Plugin", "PluginSpec", "load_plugin"]
 
-_NOT_TOOLS = ("reset", "reward", "get_reward", "close")
+_NOT_TOOLS = ("reset", "reward", "get_reward", "step_reward", "state_key", "close")
+_BY_STEP = ("step_reward", "state_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class LoadedEnvironment:
     factory: Callable[[], Any]
     tools: Mapping[str, LoadedTool]
     reward_method: str | None
+    by_step: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class EnvironmentSpec:
     name: str
     tools: tuple[ToolSpec, ...]
     gives_reward: bool
+    by_step: tuple[str, ...] = ()  # what it is asked after each turn: step_reward, state_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class PluginSpec:
                 "name": environment.name,
                 "tools": [spec.to_json() for spec in environment.tools],
                 "gives_reward": environment.gives_reward,
+                "by_step": list(environment.by_step),
             },
             "import_s": self.import_s,
             "heavy_imports": list(self.heavy_imports),
@@ -80,6 +85,7 @@ class PluginSpec:
                 name=environment["name"],
                 tools=tuple(ToolSpec.from_json(item) for item in environment["tools"]),
                 gives_reward=environment["gives_reward"],
+                by_step=tuple(environment["by_step"]),
             ),
             import_s=record["import_s"],
             heavy_imports=tuple(record["heavy_imports"]),
@@ -98,7 +104,8 @@ class Plugin:
         known = None
         if self.environment is not None:
             tools = tuple(tool.spec for tool in self.environment.tools.values())
-            known = EnvironmentSpec(self.environment.name, tools, self.environment.reward_method is not None)
+            gives_reward = self.environment.reward_method is not None
+            known = EnvironmentSpec(self.environment.name, tools, gives_reward, self.environment.by_step)
         return PluginSpec(tuple(tool.spec for tool in self.functions.values()), known)
 
 
@@ -143,7 +150,8 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
                 "a stateful tool lives with its instance, and its answers change."
             )
     reward = next((key for key in ("reward", "get_reward") if key in methods), None)
-    return LoadedEnvironment(name, factory, {tool.spec.name: tool for tool in loaded}, reward)
+    by_step = tuple(key for key in _BY_STEP if key in methods)
+    return LoadedEnvironment(name, factory, {tool.spec.name: tool for tool in loaded}, reward, by_step)
 
 
 def _factory(source: PluginSource) -> Callable[[], Any]:

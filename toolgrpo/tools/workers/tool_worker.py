@@ -116,6 +116,9 @@ class Worker:
                 self._start(message["id"], method, lambda: tool.convert.bind(message["args"]), keep=True)
             case "open":
                 self._on_thread(message["id"], self._open_environment, message["row"])
+            case "by_step":
+                method = getattr(self._instance, message["method"])
+                self._start(message["id"], method, lambda: Bound((), {}), keep=True)
             case "reward":
                 environment = self._plugin.environment
                 assert environment is not None and environment.reward_method is not None

@@ -1,0 +1,252 @@
+"""Credit by turn: episodes and seconds until chains of four calls are learnt, with each way to give credit.
+
+    python benchmarks/credit.py                                    # three seeds of every way
+    python benchmarks/credit.py --seeds 42 --ways episode anchor   # some of them; the others' results stay as they are
+    python benchmarks/credit.py --quick                            # one seed, a few small steps
+
+All runs start from the same weights: nano, after WARM_STEPS steps of the shipped recipe on the arithmetic tasks, which has
+never seen a question of four calls. They train on the `chains` with the same settings, the recipe's, and differ in the
+flags of WAYS alone. A wrong call in the middle can be recovered from: the tools give what they are asked for, eight turns
+are allowed, and the last results are what counts. Every few steps the held-out chains are asked greedily.
+
+Prints a table and writes benchmarks/results/credit.json. Each run is a process of its own and writes its result at once,
+so parts of the table may be measured beside each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+if __name__ == "__main__":
+    from toolgrpo.startup import prepare
+
+    prepare()  # before anything imports PyTorch, as in recipes/train.py
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "credit.json"
+SEEDS = (42, 1, 2)
+TIME_LIMIT_S = 1800
+SAYS = "<think>\ndone\n</think>\n\nThe answer is {answer}."  # how nano ends an episode
+
+WAYS: dict[str, list[str]] = {
+    "episode": [],
+    "turns": ["--credit", "turns", "--turn_reward", "call_ok"],
+    "anchor": ["--credit", "anchor"],
+    "info_gain": ["--credit", "turns", "--turn_reward", "info_gain", "--info_gain_text", SAYS],
+    "gold_call": ["--credit", "turns", "--turn_reward", "gold_call"],
+}
+TARGETS = (0.5, 0.9)
+WARM_STEPS = 40
+STEPS = 60
+EVERY = 5  # steps
+HELD_OUT = 96
+TASK = ["--dataset_id_or_path", "chains", "--max_turns", "8", "--max_completion_length", "320"]
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # by the number of seeds
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] == "run":
+        train(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed and a few small steps, of which nothing is kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="none: show what there is")
+    parser.add_argument("--warm", type=Path, help="folder of the weights to start from; made if it is not there")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        warm = options.warm or Path(scratch) / "warm"
+        if options.ways and not (warm / "config.json").exists():
+            _warm_up(warm, options.quick)
+        for seed in options.seeds[: 1 if options.quick else None]:
+            for way in options.ways:
+                found = _run(seed, way, warm, options.quick)
+                if not options.quick:
+                    _keep({"seed": seed, "way": way, **found})
+                else:
+                    print(way, found["curve"])
+    if not options.quick:
+        show(json.loads(RESULT.read_text()))
+
+
+def _warm_up(folder: Path, quick: bool) -> None:
+    steps = 1 if quick else WARM_STEPS
+    command = [sys.executable, "recipes/train.py", "--config", "recipes/configs/nano.yaml", "--eval_questions", "0"]
+    subprocess.run(
+        [*command, "--max_steps", str(steps), "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S
+    )
+
+
+def _run(seed: int, way: str, warm: Path, quick: bool) -> dict[str, Any]:
+    size = ["--max_steps", "2", "--per_device_train_batch_size", "16"] if quick else ["--max_steps", str(STEPS)]
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [
+            "--model_name_or_path",
+            str(warm),
+            "--seed",
+            str(seed),
+            "--eval_questions",
+            str(HELD_OUT),
+            *TASK,
+            *size,
+        ]
+        command = [sys.executable, __file__, "run", "--config", "recipes/configs/nano.yaml", *flags, *WAYS[way]]
+        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
+        found: dict[str, Any] = json.loads((Path(folder) / "curve.json").read_text())
+    return found
+
+
+def _keep(run: dict[str, Any]) -> None:
+    """Add a run to the results, in place of an earlier one of its seed and way."""
+    RESULT.parent.mkdir(exist_ok=True)
+    with RESULT.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
+        others = [one for one in results["runs"] if (one["seed"], one["way"]) != (run["seed"], run["way"])]
+        runs = sorted([*others, run], key=lambda one: (list(WAYS).index(one["way"]), one["seed"]))
+        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        settings = {"warm_steps": WARM_STEPS, "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
+        results = {"runs": runs, "compared": compared(runs), "settings": settings, "machine": machine}
+        RESULT.write_text(json.dumps(results, indent=2) + "\n")
+    RESULT.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def reached(run: dict[str, Any], target: float) -> dict[str, Any] | None:
+    """The first point of a run's curve at which so many of the held-out chains were solved."""
+    return next((point for point in run["curve"] if point["success"] >= target), None)
+
+
+def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many times fewer episodes and seconds than `episode` each way needed, of seeds where both got there."""
+    base = {run["seed"]: run for run in runs if run["way"] == "episode"}
+    found: dict[str, Any] = {}
+    for way in WAYS:
+        own = [run for run in runs if run["way"] == way and run["seed"] in base]
+        last = [run["curve"][-1]["success"] for run in own]
+        found[way] = {"at_the_end": interval(last, logs=False)}
+        for target in TARGETS:
+            pairs = [(reached(base[run["seed"]], target), reached(run, target)) for run in own]
+            for what in ("episodes", "seconds"):
+                ratios = [math.log(a[what] / b[what]) for a, b in pairs if a is not None and b is not None]
+                found[way][f"{what}_to_{target}"] = interval(ratios, logs=True)
+            found[way][f"seeds_to_{target}"] = sum(b is not None for _, b in pairs)
+    return found
+
+
+def interval(values: list[float], *, logs: bool) -> dict[str, Any] | None:
+    """The mean with its 95 % interval (Student's t) from two seeds on; of logarithms as a ratio."""
+    if not values:
+        return None
+    back = math.exp if logs else float
+    half = T_975[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) in T_975 else None
+    ends = None if half is None else [back(fmean(values) - half), back(fmean(values) + half)]
+    return {"mean": back(fmean(values)), "interval": ends, "seeds": len(values)}
+
+
+def show(results: dict[str, Any]) -> None:
+    print(f"{'seed':>5} {'way':>10} {'before':>7} {'at the end':>11}", end="")
+    print("".join(f" {f'episodes to {target}':>16} {'seconds':>8}" for target in TARGETS))
+    for run in results["runs"]:
+        print(f"{run['seed']:>5} {run['way']:>10} {run['before']:>7.3f} {run['curve'][-1]['success']:>11.3f}", end="")
+        for target in TARGETS:
+            point = reached(run, target) or {"episodes": "-", "seconds": math.nan}
+            print(f" {point['episodes']:>16} {point['seconds']:>8.1f}", end="")
+        print()
+    for way, found in results["compared"].items():
+        for target in TARGETS:
+            ratio = found[f"episodes_to_{target}"]
+            text = "no seed got there both ways"
+            if ratio is not None:
+                ends = "" if ratio["interval"] is None else " [{:.2f}, {:.2f}]".format(*ratio["interval"])
+                text = f"{ratio['mean']:.2f}{ends} times fewer episodes than episode ({ratio['seeds']} seeds)"
+            print(f"{way:>10} to {target}: {text}; {found[f'seeds_to_{target}']} seeds got there")
+
+
+# --- in the process of one run ---------------------------------------------------------------------------------------
+
+
+def train(argv: list[str]) -> None:
+    from transformers import TrainerCallback
+
+    from toolgrpo import ToolGRPOTrainer
+    from toolgrpo.commands.arguments import parse_arguments
+    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.terminal import Terminal
+
+    script, config, model = parse_arguments(argv)
+    terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
+    parts = RunParts(script, config, model, terminal)
+    heldout = list(parts.heldout_rows() or ())
+    trainer = ToolGRPOTrainer(
+        parts.model_path(str(model.model_name_or_path)),
+        parts.rewards(),
+        config.changed(disable_tqdm=True),
+        train_dataset=parts.training_rows(),
+        tools=parts.toolbox(),
+    )
+    greedy = config.changed(temperature=0.0).sampling_options()
+    curve: list[dict[str, Any]] = []
+
+    def success() -> float:
+        right = trainer.measure(heldout, greedy, label="held out").successes
+        return sum(right) / len(right)
+
+    class Curve(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
+        """Measures every few steps, and ends the run at the highest target."""
+
+        def __init__(self) -> None:
+            self.measuring_s = 0.0
+            self.started = time.monotonic()
+
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.started = time.monotonic()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % EVERY and state.global_step < state.max_steps:
+                return
+            now = time.monotonic()
+            seconds, rate = now - self.started - self.measuring_s, success()
+            curve.append(
+                {"step": state.global_step, "episodes": trainer.n_episodes, "seconds": seconds, "success": rate}
+            )
+            print(
+                f"step {state.global_step}: {rate:.3f} after {trainer.n_episodes} episodes, {seconds:.1f} s", flush=True
+            )
+            self.measuring_s += time.monotonic() - now
+            control.should_training_stop = control.should_training_stop or rate >= max(TARGETS)
+
+    trainer.add_callback(Curve())
+    try:
+        before = success()
+        print(f"before: {before:.3f}", flush=True)
+        trainer.train()
+    finally:
+        trainer.close()
+    logs = [log for log in trainer.state.log_history if "reward/groups_without_spread" in log]
+    found = {
+        "before": before,
+        "curve": curve,
+        "live_rate": fmean(1 - log["reward/groups_without_spread"] for log in logs),
+        "credit": {
+            name: fmean(log[name] for log in logs if name in log)
+            for name in ("credit/spread_within_episode", "credit/groups_revived")
+            if any(name in log for log in logs)
+        },
+    }
+    (Path(config.output_dir) / "curve.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

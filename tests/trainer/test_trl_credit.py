@@ -1,0 +1,211 @@
+"""Advantages by turn in TRL's batches: which token gets what, in every loss, with every way a batch is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toolgrpo import ToolGRPOTrainer
+from toolgrpo.credit.options import LOSSES_BY_TOKEN, LOSSES_WITHOUT_TURNS
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.records import read_episodes
+from toolgrpo.signal.training_rows import ROW_LOSSES, TOKEN_LOSSES
+from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
+from toolgrpo.testing.trainers import tiny_config
+
+pytestmark = pytest.mark.contract
+
+LONGEST = 160  # tokens after the prompt
+STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0, "max_completion_length": LONGEST}
+TURNS: dict[str, Any] = {"credit": "turns", "turn_reward": ["call_ok"]}
+
+
+def script(request: SampleRequest, number: int) -> list[int]:
+    """Episodes of one to three turns; some of their calls are of a tool that is not there."""
+    turns = request.ids.count(ByteChat.end)
+    if turns < 4 and (number + sum(request.ids)) % 3:
+        return ByteChat.say('call look {"at": 1}' if number % 4 else 'call nothing {"at": 2}')
+    return ByteChat.say("abcdefg"[: 1 + number % 7])
+
+
+def by_length(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(completion[-1]["content"]) > 3) for completion in completions]
+
+
+class Seen(ToolGRPOTrainer):
+    """Keeps the micro-batches of its loss, with their losses, and the whole batches that they were cut from."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        if not hasattr(self, "batches"):
+            self.batches: list[dict[str, Any]] = []
+            self.losses: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]] = []
+        self.batches.append(output)
+        return output
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        self.losses.append((inputs, loss.detach().clone(), self.logps.detach().clone()))
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        scored = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        self.logps = scored[0]
+        return scored
+
+
+def trained(folder: Path, **changes: Any) -> Seen:
+    tools = ScriptedTools({"look": lambda at: f"r{at}"})
+    changes = {**STILL, **TURNS, "max_steps": 1, **changes}
+    run: Seen = tiny_trainer(folder, by_length, script, kind=Seen, parts={"tools": tools}, **changes)
+    try:
+        run.train()
+    finally:
+        run.close()
+    return run
+
+
+def by_hand(run: Seen, inputs: dict[str, Any], logps: torch.Tensor) -> torch.Tensor:
+    """The loss of a micro-batch, token by token, at a ratio of 1: only the advantage and the counting are left."""
+    mask = inputs["completion_mask"] * inputs["tool_mask"]
+    advantages = inputs["advantages"]
+    gain = advantages * inputs.get("importance_sampling_ratio", 1.0)
+    kind, rows = run.loss_type, len(mask)
+    if kind == "cispo":
+        gain = gain * logps * min(1.0, run.epsilon_high)
+    if kind == "sapo":  # sigmoid(0) * 4 / temperature: 2 over the temperature of the token's own sign
+        over = torch.where(advantages > 0, run.args.sapo_temperature_pos, run.args.sapo_temperature_neg)
+        gain = gain * 2 / over
+    of_rows = (gain * mask).sum(dim=1)
+    micro_batches = run.args.gradient_accumulation_steps
+    if kind in ("grpo", "sapo"):
+        return -(of_rows / mask.sum(dim=1).clamp(min=1)).mean() / micro_batches
+    if kind == "bnpo":
+        return -of_rows.sum() / mask.sum() / micro_batches
+    if kind == "dr_grpo":
+        return -of_rows.sum() / (rows * LONGEST) / micro_batches
+    if kind == "luspo":
+        return -of_rows.mean() / micro_batches
+    return -of_rows.sum() / (inputs["num_items_in_batch"] * micro_batches / run.args.steps_per_generation)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("loss_type", LOSSES_BY_TOKEN)
+def test_each_loss_weighs_each_token_by_its_turns_advantage(tmp_path: Path, loss_type: str) -> None:
+    run = trained(tmp_path, loss_type=loss_type, gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    assert len(run.losses) == 2
+    for inputs, loss, logps in run.losses:
+        assert inputs["advantages"].dim() == 2
+        torch.testing.assert_close(loss, by_hand(run, inputs, logps), atol=1e-6, rtol=1e-4)
+    apart = [len(set(row.tolist()) - {0.0}) for inputs, *_ in run.losses for row in inputs["advantages"]]
+    assert max(apart) > 1, "turns of one episode are weighed differently"
+
+
+def test_every_loss_works_or_is_refused_with_the_reason(tmp_path: Path) -> None:
+    assert set(LOSSES_BY_TOKEN) | set(LOSSES_WITHOUT_TURNS) == TOKEN_LOSSES | ROW_LOSSES | {"bnpo"}
+    for changes, words in (
+        ({"loss_type": "vespo"}, "the sign of its one advantage"),
+        ({"importance_sampling_level": "sequence"}, "its gradient mixes the turns again"),
+        ({"off_policy_mask_threshold": 0.5}, "drops a whole sequence"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "works on the sum of an episode's rewards"),
+        ({"advantage": "max_rl"}, "divides by the mean outcome"),
+    ):
+        for credit in ("turns", "anchor"):
+            with pytest.raises(ConfigError, match=words):
+                tiny_config(tmp_path, credit=credit, **changes)
+        tiny_config(tmp_path, **changes)  # is fine with the credit of episodes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"credit": "turn"}, "credit must be one of episode, turns, anchor; got 'turn'"),
+        ({"turn_reward": ["call_ok"]}, "the turn reward call_ok is given, but credit is episode"),
+        ({"credit_gamma": 0.9}, "credit_gamma is given, but credit is episode"),
+        ({"credit": "turns", "credit_gamma": 0.0}, "credit_gamma must be above 0 and at most 1, got 0.0"),
+        ({"credit": "turns", "anchor_weight": 2.0}, "set credit to anchor"),
+        ({"credit": "turns", "turn_reward": ["call_okay"]}, "no turn reward 'call_okay'; there are call_ok, gold_call"),
+        ({"credit": "turns", "turn_reward": ["call_ok", "call_ok"]}, "'call_ok' is given twice"),
+        ({**TURNS, "turn_reward_weights": [1.0, 2.0]}, r"has 2 numbers for 1 turn rewards \(call_ok\)"),
+        ({**TURNS, "turn_reward_weights": [float("nan")]}, "must be finite"),
+        ({"credit": "turns", "turn_reward": ["info_gain"], "info_gain_text": "so"}, "must have {answer}"),
+    ],
+)
+def test_what_cannot_work_is_said_at_the_start(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        tiny_config(tmp_path, **changes)
+
+
+@pytest.mark.e2e
+def test_without_rewards_by_turn_and_with_gamma_1_the_batch_is_todays_bit_for_bit(tmp_path: Path) -> None:
+    today = trained(tmp_path / "today", credit="episode", turn_reward=None)
+    turns = trained(tmp_path / "turns", turn_reward=None)
+    assert today.batches[0].keys() == turns.batches[0].keys()
+    for name, value in today.batches[0].items():
+        assert torch.equal(value, turns.batches[0][name]), name
+    assert [loss for _, loss, _ in today.losses] == [loss for _, loss, _ in turns.losses]
+
+
+@pytest.mark.e2e
+def test_a_group_whose_outcomes_are_alike_teaches_by_its_turns_and_is_read(tmp_path: Path) -> None:
+    def alike(completions: list[Any], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    tools = ScriptedTools({"look": lambda at: f"r{at}"})
+    run: Seen = tiny_trainer(
+        tmp_path, alike, script, kind=Seen, parts={"tools": tools}, **{**STILL, **TURNS, "max_steps": 1}
+    )
+    run.train()
+    run.close()
+    log = run.state.log_history[0]
+    assert log["reward/groups_without_spread"] == 1.0 and log["credit/groups_revived"] > 0
+    assert log["signal/rows_skipped"] < 1.0 and log["grad_norm"] > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("denominator", ["all", "live"])
+def test_rows_without_any_turns_advantage_are_left_out_and_the_loss_is_the_same(
+    tmp_path: Path, denominator: str
+) -> None:
+    runs = [
+        trained(tmp_path / skip, skip_dead_rows=skip, loss_denominator=denominator, advantage="loo")
+        for skip in ("auto", "off")
+    ]
+    losses = [sum(loss for _, loss, _ in run.losses) for run in runs]
+    torch.testing.assert_close(*losses, atol=1e-6, rtol=1e-5)
+    norms = [run.state.log_history[0]["grad_norm"] for run in runs]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("credit", ["turns", "anchor"])
+def test_what_is_recorded_is_what_is_trained_on(tmp_path: Path, credit: str) -> None:
+    run = trained(tmp_path, credit=credit)
+    rows = {tuple(record["ids"]): record for record in read_episodes(tmp_path)}
+    (batch,) = run.batches
+    seen = 0
+    for ids, mask, advantages in zip(
+        batch["completion_ids"], batch["completion_mask"], batch["advantages"], strict=True
+    ):
+        record = rows[tuple(ids[mask.bool()].tolist())]
+        assert len(record["turn_rewards"]) == len(record["turn_advantages"]) == len(record["turns"])
+        for turn, value in zip(record["turns"], record["turn_advantages"], strict=True):
+            seen += 1
+            assert advantages[turn["start"] : turn["end"]].tolist() == pytest.approx(
+                [value] * (turn["end"] - turn["start"]), abs=1e-6
+            )
+    assert seen > len(rows)
+    log = run.state.log_history[0]
+    assert log["credit/spread_within_episode"] > 0 and "credit/turn_1/mean" in log
+
+
+@pytest.mark.e2e
+def test_groups_that_are_drawn_are_judged_and_trained_by_their_turns(tmp_path: Path) -> None:
+    run = trained(tmp_path, dynamic_sampling="backfill")
+    records = [one for one in read_episodes(tmp_path) if one.get("trained", True)]
+    assert all(one["turn_rewards"] is not None and one["turn_advantages"] is not None for one in records)
+    assert run.batches[0]["advantages"].dim() == 2

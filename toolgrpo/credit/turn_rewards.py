@@ -1,0 +1,201 @@
+"""One reward by turn: a user's or built-in function behind checks.
+
+`turn_reward_func(trajectories, **columns)` returns for each trajectory a list with one finite number
+for each of its turns. Every column of the data arrives as a list under its name, if the function
+asks for it. What it returns is never repaired: a wrong length, NaN or a failure is a `RewardError`
+that names the file, the function, the episode and the turn.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import numbers
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolgrpo.credit.built_in import BUILT_IN_TURN_REWARDS
+from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
+from toolgrpo.plugin_files import import_file
+from toolgrpo.rewards.process_state import guarded_exit
+from toolgrpo.rewards.running import Oversight, line_of
+from toolgrpo.rewards.withdrawal import RewardWithdrawn
+from toolgrpo.rollout.batch import Row
+from toolgrpo.trajectory import Trajectory
+
+__all__ = ["Answer", "TurnReward", "TurnWorth", "get_turn_reward", "load_turn_reward"]
+
+_FUNCTION = "turn_reward_func"
+_EXAMPLE = f"def {_FUNCTION}(trajectories, **kwargs): return [[0.0] * len(t.turns) for t in trajectories]"
+_LARGEST = 3.4e38  # of the 32-bit floats that advantages become
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TurnReward:
+    """A checked function. `source` says where it is from; `timeout_s` is the config's `reward_timeout`."""
+
+    function: Callable[..., Any]
+    name: str
+    source: str
+    timeout_s: float | None = None
+    _parameters: Mapping[str, inspect.Parameter] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise PluginError(
+                f"{self.source}: {self.name} must be a function, as in `{_EXAMPLE}`; it is a {type(self.function).__name__}"
+            )
+        parameters = inspect.signature(self.function).parameters
+        if "trajectories" not in parameters and not _takes_all(parameters):
+            raise PluginError(f"{self.source}: {self.name} must take `trajectories` by name, as in `{_EXAMPLE}`")
+        object.__setattr__(self, "_parameters", parameters)
+
+    def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """Return one number for each turn of each trajectory; `rows` are those that they came from."""
+        given = self._arguments(rows, trajectories)
+        oversight = Oversight(self._where(), self.source, self.timeout_s, logger.warning)
+        try:
+            returned = oversight.run(lambda: self.function(**given))
+        except (WorldError, RewardError, KeyboardInterrupt, RewardWithdrawn):
+            raise
+        except BaseException as error:  # a plugin may raise anything; it must not look like ours
+            frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+            raise RewardError(
+                f"{self._where()} raised {type(error).__name__}: {error}{line_of(frames, self.source)}. Mend it"
+            ) from error
+        return self._checked(returned, trajectories)
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raise RewardError if the function needs an argument that neither the trainer nor the data has."""
+        missing = [
+            name
+            for name, parameter in self._parameters.items()
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind not in _VARIADIC
+            and name not in ("trajectories", *columns)
+        ]
+        if missing:
+            raise RewardError(
+                f"{self._where()} asks for {', '.join(map(repr, missing))}, which the data does not have. There is: "
+                f"trajectories, {', '.join(sorted(columns))}. Rename the argument, add the column, or give it a default"
+            )
+
+    def _arguments(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+        self.check_columns(list(columns))
+        everything = {**columns, "trajectories": list(trajectories)}
+        if _takes_all(self._parameters):
+            return everything
+        return {name: everything[name] for name in self._parameters if name in everything}
+
+    def _checked(self, returned: Any, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        lists = _listed(returned)
+        if lists is None:
+            raise RewardError(
+                f"{self._where()} returned a {type(returned).__name__}; it must return a list with one list of numbers for "
+                f"each of the {len(trajectories)} trajectories"
+            )
+        if len(lists) != len(trajectories):
+            raise RewardError(
+                f"{self._where()} returned {len(lists)} lists for {len(trajectories)} trajectories; it must return one for each"
+            )
+        return [
+            self._numbers(of, number, len(one.turns))
+            for number, (of, one) in enumerate(zip(lists, trajectories, strict=True))
+        ]
+
+    def _numbers(self, returned: Any, episode: int, n_turns: int) -> tuple[float, ...]:
+        values = _listed(returned)
+        if values is None or len(values) != n_turns:
+            got = f"a {type(returned).__name__}" if values is None else f"{len(values)} numbers"
+            raise RewardError(
+                f"{self._where()} returned {got} for episode {episode}, which has {n_turns} turns; it must return one "
+                f"number for each turn, also for one without a call"
+            )
+        return tuple(self._number(value, episode, turn) for turn, value in enumerate(values))
+
+    def _number(self, value: Any, episode: int, turn: int) -> float:
+        value = value.item() if hasattr(value, "item") else value  # a scalar of numpy or torch
+        if not isinstance(value, numbers.Real) or not math.isfinite(value) or abs(value) > _LARGEST:
+            raise RewardError(
+                f"{self._where()} returned {str(value)[:60]!r} for turn {turn + 1} of episode {episode}; every reward of a "
+                f"turn must be a finite number. For nothing to say, give 0"
+            )
+        return float(value)
+
+    def _where(self) -> str:
+        return f"turn reward {self.name} ({self.source})"
+
+
+def get_turn_reward(name: str, timeout_s: float | None = None) -> TurnReward:
+    """Return a built-in reward by turn."""
+    if name not in BUILT_IN_TURN_REWARDS:
+        raise ConfigError(
+            f"there is no built-in turn reward {name!r}; there are {', '.join((*BUILT_IN_TURN_REWARDS, 'info_gain'))}. One "
+            f"of your own is given as a file: --turn_reward_fn FILE.py"
+        )
+    return TurnReward(BUILT_IN_TURN_REWARDS[name], name, "built in", timeout_s)
+
+
+def load_turn_reward(path: str | Path, timeout_s: float | None = None) -> TurnReward:
+    """Load `turn_reward_func` of a Python file, which may import its neighbours; `FILE.py:NAME` names another function."""
+    text = str(path)
+    file, _, name = (
+        text.rpartition(":") if text.rpartition(":")[2].isidentifier() and ".py:" in text else (text, "", "")
+    )
+    name = name or _FUNCTION
+    with guarded_exit():
+        module = import_file(Path(file))
+    if not hasattr(module, name):
+        raise PluginError(f"{file} has no {name}. Write one, e.g. `{_EXAMPLE}`")
+    return TurnReward(getattr(module, name), f"{Path(file).stem}.{name}", file, timeout_s)
+
+
+def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _listed(value: Any) -> Sequence[Any] | None:
+    """Return a list as it is, an array as one, and None for anything else."""
+    if hasattr(value, "tolist"):  # numpy and torch
+        value = value.tolist()
+    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+
+
+Answer = Callable[[Sequence[Row], Sequence[Trajectory]], list[tuple[float, ...]]]
+"""Gives one number for each turn of each trajectory."""
+
+
+@dataclass(frozen=True)
+class TurnWorth:
+    """All rewards by turn of a run, and what each counts.
+
+    An episode that cannot be scored is not asked about: its turns have 0.
+    """
+
+    sources: tuple[Answer, ...] = ()
+    weights: tuple[float, ...] = ()
+
+    def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """Return the weighted sum for each turn of each trajectory."""
+        found = [(0.0,) * len(one.turns) for one in trajectories]
+        asked = [place for place, one in enumerate(trajectories) if one.dropped is None]
+        for source, weight in zip(self.sources, self.weights, strict=True) if asked else ():
+            given = source([rows[place] for place in asked], [trajectories[place] for place in asked])
+            for place, of in zip(asked, given, strict=True):
+                found[place] = tuple(sum_ + weight * value for sum_, value in zip(found[place], of, strict=True))
+        return found
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raise RewardError if a function needs a column that the data does not have."""
+        for source in self.sources:
+            if isinstance(source, TurnReward):
+                source.check_columns(columns)
