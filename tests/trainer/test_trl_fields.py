@@ -54,7 +54,9 @@ def test_every_field_of_trl_stands_in_one_table() -> None:
 
 @pytest.mark.parametrize("name", sorted(READ_HERE))
 def test_a_field_that_is_read_here_is_read_here(name: str) -> None:
-    assert re.search(rf"\b(?:self|args|config)\.{name}\b|\bfields\[\"{name}\"\]", SOURCE), f"nothing in toolgrpo reads {name}"
+    assert re.search(rf"\b(?:self|args|config)\.{name}\b|\bfields\[\"{name}\"\]", SOURCE), (
+        f"nothing in toolgrpo reads {name}"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(READ_BY_TRL))

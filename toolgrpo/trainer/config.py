@@ -25,6 +25,7 @@ from toolgrpo.observe.options import RecordingOptions
 from toolgrpo.observe.watch_options import WatchOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.signal.correction import CorrectionOptions
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.shaping import ShapingOptions
 from toolgrpo.signal.tool_outputs import ToolOutputOptions
@@ -49,6 +50,7 @@ class ToolGRPOConfig(
     ToolOutputOptions,
     TrainingRowsOptions,
     GroupDrawingOptions,
+    CorrectionOptions,
     PromptOptions,
     TRLJobOptions,
     GRPOConfig,  # type: ignore[misc]  # TRL ships no types
@@ -177,6 +179,7 @@ class ToolGRPOConfig(
         self.check_watch()
         self.check_group_drawing()
         self.check_training_rows()
+        self.check_correction()
         self.check_shaping()
         self.check_tool_outputs()
 

@@ -34,8 +34,9 @@ from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.signal.correction import cut_by, settled
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer import reward_seam, trl_jobs, trl_seam
+from toolgrpo.trainer import reward_seam, trl_correction, trl_jobs, trl_seam
 from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
@@ -53,6 +54,7 @@ from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.given_parts import Tools, load_tokenizer, take_parts
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.model_card import write_beside_model
+from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.token_tap import TokenTap
 
@@ -136,7 +138,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         built = open_engine(engine, self.policy, self.demand, self._opened)
         self.engine_choice = built.choice
         self._weights_of_step: int | None = None
-        trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
+        self.correction = settled(
+            args, gives_logprobs=built.engine.gives_logprobs, same_numbers=built.engine.same_numbers_as_trainer
+        )
+        trl_correction.correct_by(self, self.correction)
         self._shared_pass = args.shared_pass()
         self._raw_text = given.raw_text
         is_main = self.is_world_process_zero()
@@ -171,6 +176,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             calculate_rewards=self._calculate_rewards,
             group_size=self._group_size,
             drawing=self.drawing,
+            off_policy=OffPolicy(
+                self,
+                self.correction,
+                micro_batches=args.steps_per_generation,
+                cut_by=cut_by(args.sampling_options()),
+                log=partial(trl_seam.log_metrics, self),
+                warn=self.progress.say,
+            ),
             token_tap=self._token_tap,
             pad_id=given.tokenizer.pad_token_id,
             raw_text=given.raw_text,
@@ -180,6 +193,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if not self.progress.brings_own_log:
             take_display(self.remove_callback, kwargs.get("callbacks") or ())
             say_loaded(given, built, self.policy, self.train_dataset, self.reward_func_names, self.progress.say)
+            self.progress.say(f"off-policy correction: {self.correction.line}")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
