@@ -132,6 +132,7 @@ class Turn:
     closed: bool = True  # False: cut by a limit before its end-of-turn token
     duration_s: float = 0.0  # of the sampling
     started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
+    weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.

@@ -32,6 +32,7 @@ from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.generation_output import GenerationOutput
 from toolgrpo.trainer.live_rows import RowChoice, Scores
 from toolgrpo.trainer.off_policy import OffPolicy
+from toolgrpo.trainer.overlap import BatchesAhead
 from toolgrpo.trainer.token_tap import TokenTap
 
 __all__ = ["BatchInTraining"]
@@ -57,6 +58,7 @@ class BatchInTraining:
         calculate_rewards: Callable[..., torch.Tensor],
         group_size: Callable[[Mode], int],
         drawing: DrawnBatches | None,
+        ahead: BatchesAhead | None,
         off_policy: OffPolicy,
         token_tap: TokenTap,
         pad_id: int,
@@ -74,6 +76,7 @@ class BatchInTraining:
         self._calculate_rewards = calculate_rewards
         self._group_size = group_size
         self._drawing = drawing
+        self._ahead = ahead
         self._off_policy = off_policy
         self._token_tap = token_tap
         self._pad_id = pad_id
@@ -92,7 +95,12 @@ class BatchInTraining:
         """Return what TRL makes of a generation batch, as its loss shall see it."""
         drawing = self._drawing if self._mode == "train" else None
         self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
-        self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
+        if drawn is not None:
+            inputs = [dict(row) for row in drawn.rows]
+        elif self._ahead is not None and self._mode == "train":
+            self._ran = self._ahead.take(len(inputs))
+            inputs = [dict(one.row) for one in self._ran.episodes]
+        self._rows = inputs
         output = of_trl(inputs)
         if drawn is not None:
             reward_seam.log_drawn(self._trainer, drawn)
@@ -123,7 +131,7 @@ class BatchInTraining:
         """Return the episodes of these prompts in the form of TRL."""
         if self._drawn is None:
             rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
-            batch = self._run(rows, self._mode)
+            batch = self._run(rows, self._mode) if self._ran is None else self._ran  # or they ran ahead
             self._ran = batch = batch.numbered(self._first_number(len(batch)))
             trajectories = batch.trajectories
         else:

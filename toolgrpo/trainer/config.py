@@ -32,6 +32,7 @@ from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.overlap import OverlapOptions
 from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import TRLJobOptions
@@ -51,6 +52,7 @@ class ToolGRPOConfig(
     TrainingRowsOptions,
     GroupDrawingOptions,
     CorrectionOptions,
+    OverlapOptions,
     PromptOptions,
     TRLJobOptions,
     GRPOConfig,  # type: ignore[misc]  # TRL ships no types
@@ -180,6 +182,7 @@ class ToolGRPOConfig(
         self.check_group_drawing()
         self.check_training_rows()
         self.check_correction()
+        self.check_overlap()
         self.check_shaping()
         self.check_tool_outputs()
 
@@ -226,7 +229,8 @@ class ToolGRPOConfig(
 
     def engine_options(self) -> EngineOptions:
         """Return which engine these fields ask for, and what each engine would be asked."""
-        at_a_time = self.max_concurrent_episodes or self.per_device_train_batch_size * self.steps_per_generation
+        batch = self.per_device_train_batch_size * self.steps_per_generation
+        at_a_time = self.max_concurrent_episodes or batch * (1 + self.max_staleness)
         return EngineOptions(
             engine=self.engine,
             vllm_colocate=ColocateOptions(
@@ -253,7 +257,10 @@ class ToolGRPOConfig(
                 group_port=self.vllm_group_port,
             ),
             transformers=TransformersOptions(
-                max_model_len=self.vllm_max_model_length, max_rows=at_a_time, seed=self.seed
+                max_model_len=self.vllm_max_model_length,
+                max_rows=at_a_time,
+                seed=self.seed,
+                own_copy=self.max_staleness > 0,
             ),
         )
 

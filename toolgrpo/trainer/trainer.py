@@ -36,7 +36,7 @@ from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.signal.correction import cut_by, settled
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer import reward_seam, trl_correction, trl_jobs, trl_seam
+from toolgrpo.trainer import reward_seam, trl_ahead, trl_correction, trl_jobs, trl_seam
 from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
@@ -55,6 +55,7 @@ from toolgrpo.trainer.given_parts import Tools, load_tokenizer, take_parts
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy
+from toolgrpo.trainer.overlap import check_engine
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.token_tap import TokenTap
 
@@ -150,6 +151,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
+        if args.max_staleness:
+            check_engine(built.engine, args.weights_handover)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self.log_completions = False  # TRL's own table has no tools in it
@@ -166,6 +169,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         for callback in watchers.callbacks(self._stop, self._checkpoints):
             self.add_callback(callback)
         self.rollouts = open_rollouts(given, built.engine, watchers.observers(observers))
+        self._ahead = None if not args.max_staleness else trl_ahead.open_ahead(self)
+        self.row_order = None if self._ahead is None else self._ahead.order
+        if self.drawing is not None:
+            self.row_order = self.drawing.order
         self._token_tap = TokenTap(self.recorder, args.record_tokens)
         self._batch = BatchInTraining(
             self,
@@ -176,6 +183,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             calculate_rewards=self._calculate_rewards,
             group_size=self._group_size,
             drawing=self.drawing,
+            ahead=self._ahead,
             off_policy=OffPolicy(
                 self,
                 self.correction,
@@ -215,6 +223,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 self.progress.say(f"all {self.state.global_step} steps were done before; nothing is left to train")
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 output = TrainOutput(self.state.global_step, 0.0, {})
+            finally:
+                if self._ahead is not None:
+                    self._ahead.stop()
         if self.args.load_best_model_at_end:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
@@ -267,6 +278,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         Each process runs its own rows.
         """
+        if self._ahead is not None:
+            self._ahead.settle()
         self._load_weights()
         return self.rollouts.run(
             rows,
@@ -317,6 +330,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if self._claim is not None:
             self._claim.release()
             self._claim = None
+        if parts.get("_ahead") is not None:
+            self._ahead.stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:
