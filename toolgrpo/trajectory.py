@@ -135,6 +135,7 @@ class Turn:
     started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
     reward: float | None = None  # what a stateful environment gave after the turn's calls, if it gives one by step
     state: str | None = None  # how it names the state it was in then, if it does
+    weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.

@@ -39,6 +39,10 @@ HEALTHY = {
     "turns/void": 0.01,
     "sampling/sampling_logp_difference/mean": 0.004,
     "sampling/dropped_episodes": 0.0,
+    "correction/masked_episodes/q1": 0.0,
+    "correction/masked_episodes/q4": 0.01,
+    "correction/ess/q1": 0.99,
+    "correction/ess/q4": 0.95,
     "world/failed_episodes": 0.0,
 }
 
@@ -83,6 +87,10 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "one_parse_error": ({"tools/error/unclosed": 40.0}, ["46 %", "91 %", "never closed", "unclosed"]),
     "engine_differs": ({"sampling/sampling_logp_difference/mean": 0.05}, ["0.050"]),
     "episodes_dropped": ({"sampling/dropped_episodes": 0.25}, ["25 %"]),
+    "lengths_weighted_unlike": (
+        {"correction/masked_episodes/q4": 0.4, "correction/masked_episodes/q1": 0.02},
+        ["40 % of the longest quarter", "2 % of the shortest", "rollout_correction"],
+    ),
     "void_turns": ({"turns/void": 0.3}, ["30 %"]),
     "entropy_collapses": ({"entropy": FALLING}, ["from 0.7 to 0.0467"]),
     "tool_never_used": ({"tools/multiply/calls": 0.0, "tools/multiply/failures": 0.0}, ["multiply", "60 calls"]),
@@ -120,6 +128,7 @@ def test_a_rule_waits_for_as_many_logs_as_it_needs_and_for_its_metrics(name: str
 
 
 NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "all lengths alike": ("lengths_weighted_unlike", {f"correction/ess/q{q}": 0.4 for q in (1, 4)}, ()),
     "no tool is offered": ("no_tool_calls", {"tools/call_frequency": 0.0}, ("tools/add", "tools/multiply")),
     "a few calls are enough": ("no_tool_calls", {**NO_CALLS, "tools/add/calls": 5.0}, ()),
     "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),

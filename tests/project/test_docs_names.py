@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import trl.trainer.grpo_trainer
 from trl import GRPOConfig, ModelConfig
 
@@ -18,6 +19,7 @@ from toolgrpo.observe.trouble_metrics import trouble_metrics
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
+from toolgrpo.signal.token_weights import weight_metrics, weights_of_rows
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import AttemptStatus as Status
 from toolgrpo.trajectory import CallAttempt, Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
@@ -30,6 +32,7 @@ GUIDES = (
     "rewards.md",
     "data.md",
     "evaluation.md",
+    "off_policy.md",
 )
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
@@ -64,6 +67,8 @@ def known_metrics() -> set[str]:
     found: set[str] = {"step_time", "success", "rewards/NAME/mean", "rewards/NAME/std", "reward_of_task/NAME"}
     batch = RolloutBatch(episodes=(Scored({"prompt": ""}, episode()),)).graded([Grade({}, 1.0)], lambda one: True)
     found |= {"signal/rows_skipped", "signal/tokens_skipped", "sampling/dropped_episodes"}
+    rows = weights_of_rows(torch.zeros(4, 1), torch.ones(4, 1), torch.ones(4, 1))
+    found |= set(weight_metrics(rows))
     found |= set(trouble_metrics([episode()], ["NAME"], EpisodeLimits(max_completion_length=9)))
     found |= set(batch_metrics(batch)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
     found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))

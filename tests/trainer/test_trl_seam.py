@@ -53,7 +53,7 @@ def test_extra_fields_still_reach_the_reward_function() -> None:
 
 def test_importance_correction_still_hangs_on_use_vllm() -> None:
     text = source(GRPOTrainer._generate_and_score_completions)
-    assert "self.use_vllm and self.vllm_importance_sampling_correction" in text, "see correct_for_engine"
+    assert "self.use_vllm and self.vllm_importance_sampling_correction" in text, "see trl_correction.py"
 
 
 def test_the_weight_walker_needs_nothing_we_do_not_give_it() -> None:

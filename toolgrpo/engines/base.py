@@ -53,6 +53,7 @@ class Sample:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     finish_reason: FinishReason
+    weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token
 
 
 class Engine(Protocol):

@@ -151,7 +151,7 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
 
     asked = replace(options.transformers, seed=options.transformers.seed + policy.process_index)
     base = policy.base_model
-    if policy.backend.splits_parameters:
+    if policy.backend.splits_parameters or asked.own_copy:
         if policy.is_quantized:
             raise ConfigError(
                 f"{policy.backend} splits the parameters, and the policy's weights are packed (4 or 8 bits), which the "

@@ -19,6 +19,7 @@ buffers that training changes (none of the decoder models has such) and quantise
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class TransformersOptions:
     max_model_len: int | None = None
     max_rows: int = 64
     seed: int = 0
+    own_copy: bool = False  # of the weights, so that the policy can be trained meanwhile
 
 
 class TransformersEngine:
@@ -65,6 +67,7 @@ class TransformersEngine:
         self._seed = seed
         self._generator: torch.Generator | None = None
         self._loop: _DecodeLoop | None = None
+        self._stepping = threading.Lock()  # held in each step
 
     async def open(self) -> None:
         if self._loop is not None:
@@ -72,7 +75,7 @@ class TransformersEngine:
         model = self._get_model()
         _refuse_split_parameters(model)
         self._own_generator(model)
-        self._loop = _DecodeLoop(model, self._max_rows, _vocabulary(model))
+        self._loop = _DecodeLoop(model, self._max_rows, _vocabulary(model), self._stepping)
 
     async def sample(self, request: SampleRequest) -> Sample:
         if self._loop is None:
@@ -121,6 +124,7 @@ class ReplicaEngine(TransformersEngine):
 
     name = "replica"
     same_numbers_as_trainer = False
+    takes_weights_while_open = True
 
     def __init__(self, replica: Any, *, max_model_len: int | None = None, max_rows: int = 64, seed: int = 0) -> None:
         super().__init__(lambda: replica, max_model_len=max_model_len, max_rows=max_rows, seed=seed)
@@ -131,10 +135,11 @@ class ReplicaEngine(TransformersEngine):
         """Copy every parameter, walking `weights` to the end: gathering them is collective."""
         own = dict(self._replica.named_parameters())
         missing = set(own)
-        for name, tensor in weights:
-            if name in own:
-                own[name].copy_(tensor)
-                missing.discard(name)
+        with self._stepping:
+            for name, tensor in weights:
+                if name in own:
+                    own[name].copy_(tensor)
+                    missing.discard(name)
         if missing:
             raise EngineError(
                 f"the trainer gave no weights for {len(missing)} of the model's parameters, e.g. {min(missing)!r}; its "
@@ -145,8 +150,9 @@ class ReplicaEngine(TransformersEngine):
 class _DecodeLoop:
     """What lives between `open` and `close`: the batch, its thread, and the task that steps it."""
 
-    def __init__(self, model: Any, max_rows: int, vocabulary: int) -> None:
+    def __init__(self, model: Any, max_rows: int, vocabulary: int, stepping: threading.Lock) -> None:
         self._vocabulary = vocabulary
+        self._stepping = stepping
         self._modes = [(module, module.training) for module in model.modules()]
         model.eval()
         self._new_batch = partial(DecodeBatch, model, max_rows=max_rows)
@@ -193,7 +199,7 @@ class _DecodeLoop:
                 await self._work.wait()
                 continue
             try:
-                finished = await loop.run_in_executor(self._thread, self._batch.step)
+                finished = await loop.run_in_executor(self._thread, self._step)
             except Exception as error:  # a model can raise anything; every open request must hear of it
                 self._batch, self._joining, self._leaving = self._new_batch(), [], []
                 self._fail(_as_failure(error))
@@ -202,6 +208,10 @@ class _DecodeLoop:
                 answer = self._answers.pop(row, None)
                 if answer is not None and not answer.done():
                     self._settle(answer, row)
+
+    def _step(self) -> list[DecodingRow]:
+        with self._stepping:
+            return self._batch.step()
 
     def _settle(self, answer: asyncio.Future[Sample], row: DecodingRow) -> None:
         try:

@@ -212,6 +212,28 @@ def _episodes_dropped(logs: Sequence[Log]) -> str | None:
     )
 
 
+def _lengths_weighted_unlike(logs: Sequence[Log]) -> str | None:
+    masked, ess = (
+        [mean_of(logs, f"correction/{name}/{quarter}") for quarter in ("q1", "q4")]
+        for name in ("masked_episodes", "ess")
+    )
+    if None in masked or None in ess:
+        return None
+    short, long = (share or 0.0 for share in masked)
+    if abs(long - short) >= 0.1:
+        return (
+            f"the correction for the engine chooses by length: it leaves out {percent(long)} of the longest quarter of "
+            f"the episodes {span_of(logs)} and {percent(short)} of the shortest (rollout_correction)"
+        )
+    of_short, of_long = (share or 0.0 for share in ess)
+    if of_long > 0.5 or of_long > 0.7 * of_short:
+        return None
+    return (
+        f"the correction for the engine makes long episodes noise: the weights of the longest quarter {span_of(logs)} "
+        f"leave {percent(of_long)} of their tokens' effect, those of the shortest {percent(of_short)} (rollout_correction)"
+    )
+
+
 def _entropy_collapses(logs: Sequence[Log]) -> str | None:
     values = [log["entropy"] for log in logs if "entropy" in log]
     success = last_of(logs, "success")
@@ -275,6 +297,7 @@ RULES: tuple[Rule, ...] = (
     Rule("one_parse_error", "the-model-does-not-call-tools", _SHORT, _one_parse_error),
     Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
     Rule("episodes_dropped", "vllm-and-the-trainer-disagree", _SHORT, _episodes_dropped),
+    Rule("lengths_weighted_unlike", "vllm-and-the-trainer-disagree", _SHORT, _lengths_weighted_unlike),
     Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
     Rule("entropy_collapses", "entropy-collapse", _LONG, _entropy_collapses),
     Rule("tool_never_used", "the-model-does-not-call-tools", _LONG, _tool_never_used),

@@ -205,6 +205,7 @@ class _EpisodeRun:
                 closed=not cut,
                 duration_s=self._now() - started,
                 started_s=started,
+                weights=sample.weights,
             )
             # 3., 4. and 5. ends without calls
             reason = self._reason_to_stop(ledger, turn, room)

@@ -8,6 +8,7 @@ no trainer, no files. Each process has its own and waits for no other inside `ru
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,9 +102,11 @@ class Rollouts:
             finally:
                 self.observers.close()
 
-    def scheduler(self, options: SamplingOptions, began: RolloutBegan) -> Scheduler:
+    def scheduler(
+        self, options: SamplingOptions, began: RolloutBegan, *, gate: asyncio.Semaphore | None = None
+    ) -> Scheduler:
         """Return a scheduler for `episode`s: `run` is a loop around one, `sources.draw_groups`
-        another, which draws more rows as it goes.
+        another, which draws more rows as it goes. Several share a `gate`.
         """
         runner = EpisodeRunner(
             engine=self.engine,
@@ -123,7 +126,7 @@ class Rollouts:
         def on_done(episode: Episode, trajectory: Trajectory) -> None:
             self.observers.episode_done(EpisodeDone(began, episode.number, episode.row, trajectory))
 
-        return Scheduler(runner, max_concurrent=self.max_concurrent, on_done=on_done)
+        return Scheduler(runner, max_concurrent=self.max_concurrent, on_done=on_done, gate=gate)
 
     def episode(self, row: Row, number: int) -> Episode:
         """Return what an episode of this row starts from; `number` is its place in the rollout."""

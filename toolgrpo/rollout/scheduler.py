@@ -24,7 +24,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -72,10 +72,13 @@ class Scheduler:
         *,
         max_concurrent: int | None = None,
         on_done: Callable[[Episode, Trajectory], None] | None = None,
+        gate: asyncio.Semaphore | None = None,
     ) -> None:
         self._waiting = BusyTime(runner.clock)
         self._runner = replace(runner, waiting=self._waiting)
-        self._gate = nullcontext() if max_concurrent is None else asyncio.Semaphore(max_concurrent)
+        self._gate: AbstractAsyncContextManager[None] = gate or nullcontext()
+        if gate is None and max_concurrent is not None:
+            self._gate = asyncio.Semaphore(max_concurrent)
         self._on_done = on_done
         self._tasks = asyncio.TaskGroup()
         self._open = 0

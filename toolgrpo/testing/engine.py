@@ -61,6 +61,7 @@ class ScriptedEngine:
 
     name = "scripted"
     same_numbers_as_trainer = False
+    takes_weights_while_open = True
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.generation_output import GenerationOutput
 from toolgrpo.trainer.live_rows import RowChoice, Scores
+from toolgrpo.trainer.off_policy import OffPolicy
+from toolgrpo.trainer.overlap import BatchesAhead
 from toolgrpo.trainer.token_tap import TokenTap
 
 __all__ = ["BatchInTraining"]
@@ -58,6 +60,8 @@ class BatchInTraining:
         calculate_rewards: Callable[..., torch.Tensor],
         group_size: Callable[[Mode], int],
         drawing: DrawnBatches | None,
+        ahead: BatchesAhead | None,
+        off_policy: OffPolicy,
         token_tap: TokenTap,
         turn_worth: TurnWorth,
         pad_id: int,
@@ -75,6 +79,8 @@ class BatchInTraining:
         self._calculate_rewards = calculate_rewards
         self._group_size = group_size
         self._drawing = drawing
+        self._ahead = ahead
+        self._off_policy = off_policy
         self._token_tap = token_tap
         self._pad_id = pad_id
         self._raw_text = raw_text
@@ -87,12 +93,18 @@ class BatchInTraining:
         self._asked_rewards: torch.Tensor | None = None  # from their asking until TRL wants them
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
         self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
+        self._logps: torch.Tensor | None = None  # of the last pass
 
     def generate_and_score(self, inputs: list[dict[str, Any]], of_trl: Callable[[Any], dict[str, Any]]) -> Any:
         """Return what TRL makes of a generation batch, as its loss shall see it."""
         drawing = self._drawing if self._mode == "train" else None
         self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
-        self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
+        if drawn is not None:
+            inputs = [dict(row) for row in drawn.rows]
+        elif self._ahead is not None and self._mode == "train":
+            self._ran = self._ahead.take(len(inputs))
+            inputs = [dict(one.row) for one in self._ran.episodes]
+        self._rows = inputs
         output = of_trl(inputs)
         if drawn is not None:
             reward_seam.log_drawn(self._trainer, drawn)
@@ -100,8 +112,10 @@ class BatchInTraining:
         output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
         if self._mode == "train":
             output = self._credit.applied(output, self._signal.outcomes)
+        output = self._off_policy.applied(output, self._mode)
         self._tell_of_batch(output)
-        output, shares = trl_batch.settle_denominator(self._trainer, trl_batch.fill_old_logps(output, old_choice))
+        output = self._off_policy.without_masked(trl_batch.fill_old_logps(output, old_choice))
+        output, shares = trl_batch.settle_denominator(self._trainer, output)
         if self._mode == "train":
             trl_seam.log_metrics(self._trainer, shares)
         return output
@@ -123,7 +137,7 @@ class BatchInTraining:
         """Return the episodes of these prompts in the form of TRL."""
         if self._drawn is None:
             rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
-            batch = self._run(rows, self._mode)
+            batch = self._run(rows, self._mode) if self._ran is None else self._ran  # or they ran ahead
             self._ran = batch = batch.numbered(self._first_number(len(batch)))
             trajectories = batch.trajectories
         else:
@@ -134,7 +148,8 @@ class BatchInTraining:
         masks = self._signal.loss_masks(trajectories)
         output = GenerationOutput.from_trajectories(trajectories, self._pad_id, masks)
         completions = trl_jobs.texts_of(output.completions) if self._raw_text else output.completions
-        if trl_batch.reads_old_policy(self._trainer):
+        self._off_policy.expect(output.logprobs)
+        if not self._off_policy.skips_old_policy and trl_batch.reads_old_policy(self._trainer):
             self._ask_before_old_policy(prompts, output, completions)
         return output.as_trl(completions)
 
@@ -208,16 +223,31 @@ class BatchInTraining:
     def compute_loss(self, inputs: dict[str, Any], of_trl: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch, of the rows that have something to learn from."""
         self._row_choice = choice = trl_batch.choose_rows(self._trainer, inputs)
+        self._logps = None
         try:
             with trl_batch.mean_entropy_of_live(self._trainer, inputs, choice):
-                return self._signal.with_output_loss(of_trl(), inputs)
+                loss = of_trl()
+            self._off_policy.heard(inputs, self._logps, None if choice is None else choice.live)
+            return self._signal.with_output_loss(loss, inputs)
         finally:
-            self._row_choice = None
+            self._row_choice = self._logps = None
 
-    def score_tokens(self, score: Callable[..., Scores], *args: Any, **kwargs: Any) -> Scores:
+    def score_tokens(
+        self,
+        score: Callable[..., Scores],
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Scores:
         """Return what a forward pass gives for the tokens of its rows, of which it may read some."""
-        choice = self._row_choice
-        scored = score(*args, **kwargs) if choice is None else choice.score(score, *args, **kwargs)
+        known = self._off_policy.old_policy(input_ids, logits_to_keep)
+        if known is not None:
+            return known, None, None
+        choice, whole = self._row_choice, (input_ids, attention_mask, logits_to_keep, *args)
+        scored = score(*whole, **kwargs) if choice is None else choice.score(score, *whole, **kwargs)
+        self._logps = scored[0]
         self._token_tap.hear(scored)
         self._signal.heard(scored[0])
         return scored

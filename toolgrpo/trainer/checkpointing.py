@@ -276,7 +276,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": self._trainer.n_episodes,
             "episode_log_bytes": log_bytes,
-            "row_order": None if self._trainer.drawing is None else self._trainer.drawing.order.state(),
+            "row_order": None if self._trainer.row_order is None else self._trainer.row_order.state(),
         }
 
     def _restore_place(self, place: Place) -> str | None:
@@ -285,8 +285,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         if place["engine"] is not None and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         trainer.n_episodes = place["n_episodes"]
-        if trainer.drawing is not None and place.get("row_order") is not None:
-            trainer.drawing.order.restore(place["row_order"])
+        if trainer.row_order is not None and place.get("row_order") is not None:
+            trainer.row_order.restore(place["row_order"])
         lost: str | None = trainer.recorder.cut(place["episode_log_bytes"])
         return lost
 

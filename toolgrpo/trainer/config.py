@@ -26,12 +26,14 @@ from toolgrpo.observe.options import RecordingOptions
 from toolgrpo.observe.watch_options import WatchOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.signal.correction import CorrectionOptions
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.shaping import ShapingOptions
 from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.overlap import OverlapOptions
 from toolgrpo.trainer.profile import ProfileOptions
 from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
@@ -53,6 +55,8 @@ class ToolGRPOConfig(
     TrainingRowsOptions,
     CreditOptions,
     GroupDrawingOptions,
+    CorrectionOptions,
+    OverlapOptions,
     PromptOptions,
     TRLJobOptions,
     GRPOConfig,  # type: ignore[misc]  # TRL ships no types
@@ -181,6 +185,8 @@ class ToolGRPOConfig(
         self.check_watch()
         self.check_group_drawing()
         self.check_training_rows()
+        self.check_correction()
+        self.check_overlap()
         self.check_shaping()
         self.check_tool_outputs()
         self.check_credit()
@@ -228,7 +234,8 @@ class ToolGRPOConfig(
 
     def engine_options(self) -> EngineOptions:
         """Return which engine these fields ask for, and what each engine would be asked."""
-        at_a_time = self.max_concurrent_episodes or self.per_device_train_batch_size * self.steps_per_generation
+        batch = self.per_device_train_batch_size * self.steps_per_generation
+        at_a_time = self.max_concurrent_episodes or batch * (1 + self.max_staleness)
         return EngineOptions(
             engine=self.engine,
             vllm_colocate=ColocateOptions(
@@ -255,7 +262,10 @@ class ToolGRPOConfig(
                 group_port=self.vllm_group_port,
             ),
             transformers=TransformersOptions(
-                max_model_len=self.vllm_max_model_length, max_rows=at_a_time, seed=self.seed
+                max_model_len=self.vllm_max_model_length,
+                max_rows=at_a_time,
+                seed=self.seed,
+                own_copy=self.max_staleness > 0,
             ),
         )
 

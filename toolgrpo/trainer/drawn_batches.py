@@ -293,7 +293,7 @@ def row_order(
     """
     if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise ConfigError(
-            f"dynamic_sampling, curriculum and row_weights draw rows by their numbers, but the training data is "
+            f"dynamic_sampling, curriculum, row_weights and max_staleness draw rows by their numbers, but the training data is "
             f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
             f"load it whole (not as a stream), or leave these off"
         )

@@ -43,7 +43,7 @@ from toolgrpo.trainer.trl_seam import log_metrics, mode_of
 from toolgrpo.trainer.trl_signal import quiet_about_unscored
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["answers_of", "ask_rewards", "keep_gathers_apart", "log_drawn", "open_drawing"]
+__all__ = ["answers_of", "ask_rewards", "epoch_order", "keep_gathers_apart", "log_drawn", "open_drawing"]
 
 
 _apart: contextvars.ContextVar[bool] = contextvars.ContextVar("gathers_kept_apart", default=False)
@@ -141,7 +141,7 @@ def open_drawing(trainer: Any) -> DrawnBatches:
     )
     return DrawnBatches(
         options=args,
-        order=row_order(args, rows, partial(_epoch_order, trainer), args.seed),
+        order=row_order(args, rows, partial(epoch_order, trainer), args.seed),
         rule=rule,
         row_of=lambda number: trainer.train_sampler.data_source[number],
         group_size=args.num_generations,
@@ -150,7 +150,7 @@ def open_drawing(trainer: Any) -> DrawnBatches:
     )
 
 
-def _epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
+def epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
     """Return the order in which TRL's sampler draws the rows of an epoch."""
     if not trainer.shuffle_dataset:
         return list(range(n_rows))

@@ -35,8 +35,9 @@ from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.signal.correction import cut_by, settled
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer import reward_seam, trl_credit, trl_jobs, trl_seam
+from toolgrpo.trainer import reward_seam, trl_ahead, trl_correction, trl_credit, trl_jobs, trl_seam
 from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
@@ -55,6 +56,8 @@ from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.given_parts import Tools, load_tokenizer, take_parts
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.model_card import write_beside_model
+from toolgrpo.trainer.off_policy import OffPolicy
+from toolgrpo.trainer.overlap import check_engine
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.token_tap import TokenTap
 
@@ -138,7 +141,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         built = open_engine(engine, self.policy, self.demand, self._opened)
         self.engine_choice = built.choice
         self._weights_of_step: int | None = None
-        trl_seam.correct_for_engine(self, built.engine.gives_logprobs and not built.engine.same_numbers_as_trainer)
+        self.correction = settled(
+            args, gives_logprobs=built.engine.gives_logprobs, same_numbers=built.engine.same_numbers_as_trainer
+        )
+        trl_correction.correct_by(self, self.correction)
         self._shared_pass = args.shared_pass()
         self._raw_text = given.raw_text
         is_main = self.is_world_process_zero()
@@ -150,6 +156,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             args, given.tokenizer, self.train_dataset, partial(trl_credit.answer_logps, self)
         )
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
+        if args.max_staleness:
+            check_engine(built.engine, args.weights_handover)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
         self.log_completions = False  # TRL's own table has no tools in it
@@ -166,6 +174,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         for callback in watchers.callbacks(self._stop, self._checkpoints):
             self.add_callback(callback)
         self.rollouts = open_rollouts(given, built.engine, watchers.observers(observers))
+        self._ahead = None if not args.max_staleness else trl_ahead.open_ahead(self)
+        self.row_order = None if self._ahead is None else self._ahead.order
+        if self.drawing is not None:
+            self.row_order = self.drawing.order
         self._token_tap = TokenTap(self.recorder, args.record_tokens)
         self._batch = BatchInTraining(
             self,
@@ -176,6 +188,15 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             calculate_rewards=self._calculate_rewards,
             group_size=self._group_size,
             drawing=self.drawing,
+            ahead=self._ahead,
+            off_policy=OffPolicy(
+                self,
+                self.correction,
+                micro_batches=args.steps_per_generation,
+                cut_by=cut_by(args.sampling_options()),
+                log=partial(trl_seam.log_metrics, self),
+                warn=self.progress.say,
+            ),
             token_tap=self._token_tap,
             turn_worth=self.turn_worth,
             pad_id=given.tokenizer.pad_token_id,
@@ -186,6 +207,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if not self.progress.brings_own_log:
             take_display(self.remove_callback, kwargs.get("callbacks") or ())
             say_loaded(given, built, self.policy, self.train_dataset, self.reward_func_names, self.progress.say)
+            self.progress.say(f"off-policy correction: {self.correction.line}")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
@@ -210,6 +232,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             except TooManyDroppedError:
                 self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
                 raise
+            finally:
+                if self._ahead is not None:
+                    self._ahead.stop()
         if self.args.load_best_model_at_end:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
@@ -262,6 +287,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         Each process runs its own rows.
         """
+        if self._ahead is not None:
+            self._ahead.settle()
         self._load_weights()
         return self.rollouts.run(
             rows,
@@ -312,6 +339,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if self._claim is not None:
             self._claim.release()
             self._claim = None
+        if parts.get("_ahead") is not None:
+            self._ahead.stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:

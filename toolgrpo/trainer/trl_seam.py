@@ -8,9 +8,8 @@ changes):
   (`generation_output.py`);
 * `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows
   of a rollout;
-* `GRPOTrainer.use_vllm` is False while TRL starts (so it starts no engine of its own) and then says
-  whether TRL shall correct for the difference between the engine's and the trainer's
-  log-probabilities;
+* `GRPOTrainer.use_vllm` is False while TRL starts, so it starts no engine of its own (what it says
+  then: `trl_correction.py`);
 * `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
 * `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs`
   and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
@@ -54,7 +53,6 @@ from toolgrpo.trainer.trl_batch import live_flags
 __all__ = [
     "TESTED_VERSIONS",
     "add_fused_head",
-    "correct_for_engine",
     "count_tokens",
     "has_reward_model",
     "iter_named_params",
@@ -93,13 +91,6 @@ def no_engine_of_trl(args: Any) -> Iterator[None]:
         yield
     finally:
         args.use_vllm = wanted
-
-
-def correct_for_engine(trainer: Any, engine_differs: bool) -> None:
-    """Turn TRL's importance-sampling correction on where tokens come from another implementation
-    than the trainer's.
-    """
-    trainer.use_vllm = engine_differs
 
 
 def add_fused_head(model: Any) -> None:

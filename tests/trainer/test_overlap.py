@@ -1,0 +1,233 @@
+"""Training and rollouts that overlap: the same rows in the same steps, and nothing lost on any way out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.engines.transformers import TransformersEngine
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.recorder import episodes_path, read_episodes
+from toolgrpo.rollout import Observer, RolloutBatch
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
+from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+from toolgrpo.trainer.overlap import check_engine
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_S = 30.0
+AHEAD: dict[str, Any] = {"max_staleness": 1}
+Reply = list[int] | ScriptedReply | Exception
+
+
+def script(request: SampleRequest, number: int) -> Reply:
+    """An answer that depends on the question alone."""
+    return ByteChat.say("abcdefghijklm"[: 1 + sum(request.ids) % 13])
+
+
+def reward(completions: list[Any], **_: Any) -> list[float]:
+    return [float((len(one[-1]["content"]) + place) % 3) for place, one in enumerate(completions)]
+
+
+class Batches(Observer):
+    """The questions of each batch that was trained on, and the weights they were drawn from."""
+
+    def __init__(self) -> None:
+        self.questions: list[list[str]] = []
+        self.weights: list[set[Any]] = []
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        if batch.mode == "train":
+            self.questions.append([str(one.row["prompt"]) for one in batch.episodes])
+            self.weights.append({turn.weights for t in batch.trajectories for turn in t.turns})
+
+
+class During(TrainerCallback):
+    """Does something before the optimizer step of a step, when the training pass is almost over."""
+
+    def __init__(self, step: int, do: Callable[[], None]) -> None:
+        self.step, self.do = step, do
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
+            self.do()
+
+
+def run(
+    folder: Path, *callbacks: TrainerCallback, says: Any = script, resume: Any = None, **changes: Any
+) -> tuple[Any, Batches]:
+    batches = Batches()
+    trainer = tiny_trainer(
+        folder,
+        reward,
+        says,
+        parts={"observers": [batches], "callbacks": list(callbacks)},
+        **{"max_steps": 5, "rollout_correction": "auto", **changes},
+    )
+    for one in callbacks:
+        one.trainer = trainer  # type: ignore[attr-defined]
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+    return trainer, batches
+
+
+def losses(trainer: Any) -> list[float]:
+    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+
+
+def nothing_is_left(trainer: Any) -> bool:
+    threads = [one for one in threading.enumerate() if one.name.startswith("toolgrpo-rollouts")]
+    return not threads and trainer.engine.open_requests == 0 and not trainer.engine.is_open
+
+
+@pytest.mark.parametrize("changes", [{}, {"weights_handover": "drain"}, {"max_staleness": 3}], ids=str)
+def test_the_steps_have_the_rows_and_the_losses_of_the_run_without(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """What the script says depends on no weights, so the losses are equal, too."""
+    plain, expected = run(tmp_path / "plain")
+    ahead, found = run(tmp_path / "ahead", **{**AHEAD, **changes})
+    assert found.questions == expected.questions and len(found.questions) == 5
+    assert losses(ahead) == losses(plain)
+    assert len(ahead.engine.requests) == 40, "no batch is begun that no step would train on"
+    assert plain.n_episodes == ahead.n_episodes == 40
+    assert nothing_is_left(ahead)
+    assert expected.weights[0] == {None}
+
+
+def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
+    """The pass of the first batch does not end before the second batch has been asked for and answered."""
+    seen = threading.Event()
+
+    def says(request: SampleRequest, number: int) -> Reply:
+        if number == 15:
+            seen.set()
+        return script(request, number)
+
+    def wait() -> None:
+        assert seen.wait(PATIENCE_S), "the rollouts of the next batch wait for the training pass"
+
+    trainer, batches = run(tmp_path, During(1, wait), says=says, **AHEAD)
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert [log["overlap/staleness"] for log in logs] == [0, 1, 1, 1, 1]
+    assert [log["overlap/batches_in_flight"] for log in logs] == [1, 1, 1, 1, 0]
+    assert batches.weights[0] == {(0, 0)} and batches.weights[1] == {(0, 0)}
+
+
+def test_the_transformers_engine_decodes_with_a_copy_and_its_tokens_are_corrected(tmp_path: Path) -> None:
+    trainer, _ = run(
+        tmp_path,
+        says=None,
+        engine="transformers",
+        max_steps=3,
+        max_completion_length=20,
+        learning_rate=3e-3,
+        vllm_importance_sampling_mode="sequence_mask",
+        **AHEAD,
+    )
+    assert trainer.correction.method == "bypass"
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    assert logs[0]["correction/k3"] < 1e-6 < logs[1]["correction/k3"], (
+        "the second batch was drawn before the first step"
+    )
+
+
+def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(tmp_path: Path) -> None:
+    def says(request: SampleRequest, number: int) -> Reply:
+        if number >= 24:
+            raise AssertionError("the fourth batch meets a bug")
+        return script(request, number)
+
+    trainers: list[Any] = []
+
+    class Keep(TrainerCallback):
+        trainer: Any = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainers.append(self.trainer)
+
+    with pytest.raises(AssertionError, match="the fourth batch meets a bug"):
+        run(tmp_path, Keep(), says=says, **AHEAD)
+    assert nothing_is_left(trainers[0])
+    assert [one.step for one in complete_checkpoints(tmp_path)] == [3]
+    whole, expected = run(tmp_path / "whole", **AHEAD)
+    resumed, found = run(tmp_path, resume="auto", **AHEAD)
+    assert found.questions == expected.questions[3:]
+    assert losses(resumed) == losses(whole)
+
+
+def test_a_signal_ends_it_without_waiting_for_what_is_in_flight(tmp_path: Path) -> None:
+    """The second batch never ends."""
+
+    def says(request: SampleRequest, number: int) -> Reply:
+        answer = script(request, number)
+        assert isinstance(answer, list)
+        return ScriptedReply(answer, stalls=True) if 8 <= number < 16 else answer
+
+    stop = During(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    trainer, _ = run(tmp_path, stop, says=says, **AHEAD)
+    assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 1
+    assert nothing_is_left(trainer) and trainer.engine.answered == 8
+    whole, expected = run(tmp_path / "whole", **AHEAD)
+    resumed, found = run(tmp_path, resume="auto", **AHEAD)
+    assert found.questions == expected.questions[1:], "what was in flight is drawn anew, with the same rows"
+    assert losses(resumed) == losses(whole)
+    numbers = [record["metadata"]["episode"] for record in read_episodes(episodes_path(tmp_path, 0))]
+    assert sorted(numbers) == list(range(40)), "each episode is trained on once"
+
+
+def test_a_batch_that_serves_several_steps_overlaps_them_all(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"num_iterations": 2, "max_steps": 6, "per_device_train_batch_size": 4}
+    changes |= {"gradient_accumulation_steps": 2, "steps_per_generation": 2}
+    plain, expected = run(tmp_path / "plain", **changes)
+    ahead, found = run(tmp_path / "ahead", **changes, **AHEAD)
+    assert found.questions == expected.questions and len(found.questions) == 3
+    assert losses(ahead) == losses(plain) and len(ahead.engine.requests) == 24
+
+
+def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Path) -> None:
+    class Measure(TrainerCallback):
+        trainer: Any = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert len(self.trainer.measure([{"prompt": "held out", "answer": "1"}])) == 1
+
+    trainer, found = run(tmp_path / "ahead", Measure(), **AHEAD)
+    _, expected = run(tmp_path / "plain")
+    assert found.questions == expected.questions and len(trainer.engine.requests) == 45
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_staleness": -1}, "max_staleness must be at least 0"),
+        ({"weights_handover": "abort"}, "weights_handover must be one of keep, drain"),
+        ({**AHEAD, "dynamic_sampling": "backfill"}, "max_staleness begins batches before the last one is judged"),
+        ({**AHEAD, "vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode gives the engine's memory"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        tiny_config(tmp_path, **changes)
+
+
+def test_an_engine_that_cannot_is_refused() -> None:
+    class Plain(ScriptedEngine):
+        takes_weights_while_open = False
+
+    for engine, sentence in (
+        (TransformersEngine(tiny_qwen3), "decodes with the trainer's, which change"),
+        (Plain(script), "set weights_handover drain"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            check_engine(engine, "keep")
+    check_engine(Plain(script), "drain")

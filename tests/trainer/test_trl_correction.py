@@ -1,0 +1,174 @@
+"""What `trainer/trl_correction.py` relies on in TRL, and what a run makes of off-policy tokens.
+
+Two engines stand for what a GPU does: one whose log-probabilities are rounded to bf16, and one that
+draws from weights one step old.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOTrainer
+
+from toolgrpo.testing import ByteChat
+from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
+from toolgrpo.testing.off_policy_engines import LateEngine, RoundedEngine
+from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
+from toolgrpo.trainer.trainer import ToolGRPOTrainer
+
+pytestmark = pytest.mark.contract
+
+SCORED = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+LOSS = inspect.getsource(GRPOTrainer._compute_loss)
+SMALL: dict[str, Any] = {
+    "vllm_importance_sampling_mode": "sequence_mask",  # TRL's default, which tiny_config changes
+    "per_device_train_batch_size": 16,
+    "max_completion_length": 250,  # a random model ends a turn by chance, so lengths are of every size
+    "max_turns": 1,
+}
+
+
+def half(prompts: list[Any], **_: Any) -> list[float]:
+    return [float(place % 2) for place in range(len(prompts))]
+
+
+class Passes(ToolGRPOTrainer):
+    """Counts the passes that have no gradient, and keeps what the loss was given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.without_gradient = 0
+        self.losses: list[float] = []
+        self.given: list[dict[str, Any]] = []
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        before = self.told
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.without_gradient += not torch.is_grad_enabled() and self.told > before
+        return found
+
+    told = 0
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.given.append(dict(inputs))
+        return super()._compute_loss(model, inputs)
+
+
+def trained(folder: Path, engine: Any, **changes: Any) -> tuple[Passes, list[Mapping[str, float]], list[str]]:
+    """The trainer, what it logged, and what it said."""
+    said: list[str] = []
+    trainer = Passes(
+        tiny_qwen3(),
+        half,
+        tiny_config(folder, **{**SMALL, **changes}),
+        train_dataset=Dataset.from_list([{"prompt": f"q{i}"} for i in range(8)]),
+        processing_class=numbered_tokenizer(),
+        engine=engine,
+        chat=ByteChat(),
+    )
+    trainer.model.register_forward_hook(lambda *_: setattr(trainer, "told", trainer.told + 1))
+    say = trainer.progress.say
+    trainer.progress.say = lambda text: (said.append(text), say(text))[1]  # type: ignore[method-assign]
+    trainer._batch._off_policy._warn = trainer.progress.say
+    trainer.train()
+    trainer.close()
+    return trainer, [log for log in trainer.state.log_history if "loss" in log], said
+
+
+def test_trl_reads_and_weights_as_we_think() -> None:
+    both = "self.use_vllm and self.vllm_importance_sampling_correction"
+    assert SCORED.count(both) == 4, "see correct_by"
+    assert LOSS.count(both) == 1 and 'per_token_loss * inputs["importance_sampling_ratio"]' in LOSS
+    assert 'in ["sequence_truncate", "token_truncate"]' in SCORED
+    assert "max=self.vllm_importance_sampling_clip_max" in SCORED
+    assert 'inputs.get("old_per_token_logps")' in LOSS, "see with_engine_as_old_policy"
+    assert "log_ratio = per_token_logps - old_per_token_logps" in LOSS
+    assert 'output["sampling_per_token_logps"] = sampling_per_token_logps' in SCORED
+    first = SCORED.index("self._get_per_token_logps_and_entropies(")
+    assert SCORED.index("old_per_token_logps, _, _ =") < first < SCORED.index("self.ref_model"), "see old_policy"
+    for name in ("epsilon_low", "epsilon_high", "importance_sampling_level"):
+        assert f"self.{name}" in LOSS, "see weights_in_loss"
+
+
+def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_not_by_default(tmp_path: Path) -> None:
+    _, of_trl, _ = trained(tmp_path / "trl", RoundedEngine(tiny_qwen3()), rollout_correction="trl", max_steps=1)
+    trainer, ours, said = trained(tmp_path / "default", RoundedEngine(tiny_qwen3()), max_steps=1)
+    assert trainer.correction.method == "bypass" and "one update" in trainer.correction.why
+    trap, log = of_trl[0], ours[0]
+    assert 0.002 < log["sampling/sampling_logp_difference/mean"] < 0.02
+    assert log["sampling/sampling_logp_difference/mean"] == pytest.approx(
+        trap["sampling/sampling_logp_difference/mean"], rel=1e-3
+    )
+    assert 1 - trap["correction/ess/q4"] > 10 * (1 - trap["correction/ess/q1"]), "the longer, the more by chance"
+    assert 1 - trap["correction/ess/q4"] > 50 * (1 - log["correction/ess/q4"])
+    assert log["correction/masked_episodes"] == 0 and log["correction/masked_tokens"] == 0
+    assert not [text for text in said if "biases" in text]
+
+
+def test_weights_one_step_old_silence_long_episodes_with_trl_and_not_by_default(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "learning_rate": 3e-3,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+    }
+    old, of_trl, _ = trained(tmp_path / "trl", LateEngine(tiny_qwen3()), rollout_correction="trl", **changes)
+    new, ours, _ = trained(tmp_path / "default", LateEngine(tiny_qwen3()), **changes)
+    for log in (of_trl[0], ours[0]):
+        assert log["correction/ess"] == pytest.approx(1, abs=1e-3), (
+            "the first batch is drawn from the trainer's weights"
+        )
+    trap, log = of_trl[1], ours[1]
+    assert trap["sampling/sampling_logp_difference/mean"] > 0.1
+    assert trap["correction/ess/q4"] < 0.75 * log["correction/ess/q4"]
+    assert log["correction/masked_episodes"] == 0, "every episode counts"
+    assert (old.without_gradient, new.without_gradient) == (2, 0), "the old policy is not read"
+
+
+def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:
+    """Also where TRL would read it, since the batch gets several updates."""
+    trainer, logs, _ = trained(
+        tmp_path, RoundedEngine(tiny_qwen3()), rollout_correction="bypass", num_iterations=2, learning_rate=1e-3
+    )
+    assert trainer.without_gradient == 0 and len(trainer.given) == 2
+    for inputs in trainer.given:
+        assert "importance_sampling_ratio" not in inputs
+        assert torch.equal(inputs["old_per_token_logps"], inputs["sampling_per_token_logps"])
+    assert [("correction/ess" in log) for log in logs] == [True, False], "a batch is measured once"
+
+
+def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: Path) -> None:
+    trainer, logs, _ = trained(
+        tmp_path,
+        LateEngine(tiny_qwen3()),
+        num_iterations=2,
+        max_steps=4,
+        learning_rate=3e-4,
+        correction_k3=0.0025,
+        correction_cap=1.1,
+        loss_denominator="live",
+    )
+    assert trainer.correction.method == "geo_tis" and trainer.without_gradient == 2
+    inputs = trainer.given[2]
+    mask = inputs["completion_mask"] * inputs["tool_mask"]
+    log_ratio = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]) * mask
+    near = ((log_ratio.expm1() - log_ratio).sum(1) / mask.sum(1)) <= 0.0025
+    assert 0 < near.sum() < len(near), "some are left out"
+    expected = log_ratio.exp().clamp(max=1.1) * near.unsqueeze(1)
+    torch.testing.assert_close(inputs["importance_sampling_ratio"], expected)
+    assert (inputs["advantages"][~near] == 0).all() and inputs["advantages"][near].any()
+    counted = mask[(inputs["advantages"] != 0)].sum()
+    assert inputs["num_items_in_batch"] == counted, "what is left out leaves the live denominator"
+    assert logs[2]["correction/masked_episodes"] == pytest.approx((~near).float().mean().item())
+    assert logs[2]["sampling/dropped_episodes"] == pytest.approx((~near).float().mean().item())
+
+
+def test_a_cut_distribution_is_warned_of_with_the_size_of_its_bias(tmp_path: Path) -> None:
+    _, _, said = trained(tmp_path, RoundedEngine(tiny_qwen3()), top_k=20, max_completion_length=60, max_steps=1)
+    (warning,) = [text for text in said if "biases" in text]
+    assert warning.startswith("top_k 20 biases rollout_correction bypass") and "a token is weighted by 0." in warning

@@ -1,0 +1,176 @@
+"""Rollouts that run on a thread of their own, several at a time, while the caller does something else.
+
+    ahead = RolloutsAhead(rollouts)
+    ahead.begin(rows, options, step=0)      # returns at once
+    ahead.begin(more, options, step=1)      # joins the first in the engine
+    batch = ahead.take()                    # the oldest, when all its episodes have ended
+    ahead.hand_over(weights, step=1)        # between two steps of the engine
+    ahead.stop()
+
+Invariants: batches are taken in the order in which they began; observers hear of a batch in the
+caller's thread, when it is taken; a rollout that fails raises its own error there; after `stop` there
+is no thread, episode, request or tool call. Nothing collective happens on the thread but what the
+caller hands over, and it waits for that.
+
+Not covered: what observers would hear while episodes run; they hear it afterwards, in one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
+from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, TurnDone
+from toolgrpo.rollout.rollouts import Rollouts
+from toolgrpo.rollout.scheduler import RolloutResult, run_all
+from toolgrpo.rollout.shared_engine import SharedEngine
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RolloutsAhead"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A rollout that was begun, and what it will be."""
+
+    rows: tuple[Row, ...]
+    step: int  # of the weights that it began with
+    group_size: int
+    offset: int
+    result: Future[RolloutResult]
+
+
+class RolloutsAhead:
+    """Runs rollouts of `rollouts` on a thread, from the first `begin` until `stop`."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self._rollouts = rollouts
+        self._begun: deque[_Begun] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._engine: SharedEngine | None = None
+        self._quiet: Rollouts | None = None  # the same, without observers, over the shared engine
+        self._gate: asyncio.Semaphore | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """Return how many rollouts were begun and not taken."""
+        return len(self._begun)
+
+    def begin(
+        self, rows: Sequence[Row], options: SamplingOptions, *, step: int, group_size: int = 1, offset: int = 0
+    ) -> None:
+        """Let an episode per row run; those that run already go on beside them."""
+        loop, quiet = self._started()
+        began = RolloutBegan(len(rows), step, "train", "episodes")
+        episodes = [quiet.episode(row, number) for number, row in enumerate(rows)]
+
+        async def run() -> RolloutResult:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            return await run_all(episodes, quiet.scheduler(options, began, gate=self._gate))
+
+        result = asyncio.run_coroutine_threadsafe(run(), loop)
+        self._begun.append(_Begun(tuple(rows), step, group_size, offset, result))
+
+    def take(self, step: int) -> RolloutBatch:
+        """Wait for the rollout that began first and return it, not graded yet, as one of this step."""
+        begun = self._begun.popleft()
+        began = RolloutBegan(len(begun.rows), step, "train", "episodes")
+        observers = self._rollouts.observers
+        with self._rollouts.telling(began):
+            try:
+                result = begun.result.result()
+            except BaseException:
+                self._begun.appendleft(begun)  # to be cancelled with the others
+                raise
+            _tell(observers, began, begun.rows, result)
+        return RolloutBatch(
+            episodes=tuple(Scored(row, t) for row, t in zip(begun.rows, result.trajectories, strict=True)),
+            step=step,
+            times=result.times,
+            group_size=begun.group_size,
+            offset=begun.offset,
+        )
+
+    def hand_over(self, weights: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
+        """Go on with these weights, of a step; what is being drawn goes on with them, too."""
+        loop, _ = self._started()
+        engine = self._engine
+        assert engine is not None
+
+        async def load() -> None:
+            engine.load_weights(weights, step)
+
+        asyncio.run_coroutine_threadsafe(load(), loop).result()
+
+    def settle(self) -> None:
+        """Wait until every rollout that was begun has ended, so that the engine is free."""
+        wait([one.result for one in self._begun])
+
+    def stop(self) -> None:
+        """Cancel what runs, see it end, and end the thread. Safe to call twice."""
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = self._engine = self._quiet = self._gate = None
+        if loop is None or thread is None:
+            self._begun.clear()
+            return
+        self._begun.clear()
+        asyncio.run_coroutine_threadsafe(_ended(self._running), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _started(self) -> tuple[asyncio.AbstractEventLoop, Rollouts]:
+        if self._loop is None or self._quiet is None:
+            self._loop = asyncio.new_event_loop()
+            self._engine = SharedEngine(self._rollouts.engine)
+            self._quiet = replace(self._rollouts, engine=self._engine, observers=Observers())
+            most = self._rollouts.max_concurrent
+            self._gate = None if most is None else asyncio.Semaphore(most)
+            self._thread = threading.Thread(target=_run(self._loop), name="toolgrpo-rollouts-ahead", daemon=True)
+            self._thread.start()
+        return self._loop, self._quiet
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+
+    return run
+
+
+async def _ended(rollouts: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel rollouts and wait until each has let go of everything; then what is left on the loop."""
+    own = asyncio.current_task()
+    for some in (lambda: set(rollouts), asyncio.all_tasks):
+        others = some() - {own}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def _tell(observers: Observers, began: RolloutBegan, rows: Sequence[Row], result: RolloutResult) -> None:
+    """Tell what was not told while it ran: the episodes in the order in which they ended."""
+    ended = sorted(enumerate(result.trajectories), key=lambda one: one[1].started_s + one[1].duration_s)
+    for number, trajectory in ended:
+        if observers.hear_turns:
+            for turn in trajectory.turns:
+                observers.turn_done(TurnDone(began, number, rows[number], turn))
+        observers.episode_done(EpisodeDone(began, number, rows[number], trajectory))

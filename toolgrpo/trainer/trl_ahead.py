@@ -1,0 +1,50 @@
+"""What batches that are drawn ahead need to know of TRL's trainer: its rows, and how far it is.
+
+One more of the files that know TRL's trainer from inside. Used here: `_step`, the micro-batches that
+were trained on, of which `steps_per_generation * num_iterations` make a batch; the sampler's data; and
+`_save_checkpoint`, between two steps.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from toolgrpo.trainer.drawn_batches import row_order
+from toolgrpo.trainer.overlap import BatchesAhead
+from toolgrpo.trainer.reward_seam import epoch_order
+from toolgrpo.trainer.trl_seam import log_metrics
+
+__all__ = ["open_ahead"]
+
+
+def open_ahead(trainer: Any) -> BatchesAhead:
+    """Return what draws the batches of this trainer while it trains."""
+    args = trainer.args
+
+    def save() -> None:
+        trainer._save_checkpoint(trainer.model, None)
+
+    return BatchesAhead(
+        trainer.rollouts,
+        row_order(args, trainer.train_dataset, partial(epoch_order, trainer), args.seed),
+        row_of=lambda number: trainer.train_sampler.data_source[number],
+        staleness=args.max_staleness,
+        handover=args.weights_handover,
+        sampling=args.sampling_options(),
+        group_size=args.num_generations,
+        process=trainer.accelerator.process_index,
+        n_processes=trainer.accelerator.num_processes,
+        weights=trainer.policy.weights,
+        step=lambda: int(trainer.state.global_step),
+        left=partial(_batches_left, trainer),
+        save=save,
+        log=partial(log_metrics, trainer),
+    )
+
+
+def _batches_left(trainer: Any) -> int:
+    args = trainer.args
+    micro_batches = trainer.state.max_steps * args.gradient_accumulation_steps - trainer._step
+    return math.ceil(micro_batches / (args.steps_per_generation * trainer.num_iterations))
