@@ -13,7 +13,7 @@ from pathlib import Path
 from toolgrpo.report.build import build_report
 from toolgrpo.testing.chromium import Chromium
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 VIEWS = ("overview", "groups", "find", "compare", "reinforced", "timeline", "findings")
@@ -32,7 +32,7 @@ def take(run: Path, name: str, to: Path) -> None:
 
 
 if __name__ == "__main__":
-    from failing_run import run_with_every_error
+    from tests.report.failing_run import run_with_every_error
 
     target = Path(sys.argv[2])
     target.mkdir(parents=True, exist_ok=True)
