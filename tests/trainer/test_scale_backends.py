@@ -275,7 +275,9 @@ def test_episodes_are_dropped_in_both_processes(launches: Callable[[str], Launch
     causes = {cause for log in runs.result("dropping")["dropped"] for cause, number in log.items() if number}
     assert causes == {"dropped/episodes", "dropped/reward", "dropped/no_reward", "dropped/environment_lost"}
     assert max(runs.result("dropping_drawn")["drawn"]) > 1
-    in_both = [[r.get("drop") for r in read_episodes(episodes_path(runs.out / "dropping", process))] for process in (0, 1)]
+    in_both = [
+        [r.get("drop") for r in read_episodes(episodes_path(runs.out / "dropping", process))] for process in (0, 1)
+    ]
     assert all(any(drops) and not all(drops) for drops in in_both)
 
 
