@@ -2,9 +2,9 @@
 
 Half of its questions need a chain of three calls, half one of four, and the reward is 1 for the right number and else 0: there
 is none for calls on the way, so most groups are dead at first. Each seed and each arm is a run of the shipped recipe in a
-process of its own, with the same number of episodes at most, those of replaced groups among them. The held-out questions are
-asked greedily a few times; a run ends when half of them are right, or when its episodes are spent. The learning rate is
-constant after its warm-up, for the arms take unlike numbers of steps. A run has one thread, so that two may go side by side.
+process of its own, with the same number of episodes, those of replaced groups among them. The held-out questions are asked
+greedily as the run goes on, and it is said for each length when half of them were right; a run ends early once the longer
+ones are. The learning rate is constant after its warm-up, for the arms take unlike numbers of steps. A run has one thread, so that two may go side by side.
 
 Each run's result is kept as it is measured, in `outputs/learning_signal/chains`, and a run that is there is not made again.
 """
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "outputs" / "learning_signal" / "chains"
 TIME_LIMIT_S = 3600
 TARGET = 0.5
-BUDGET = 3840  # episodes
+BUDGET = 1920  # episodes
 ASKED = 8  # times in a run
 PER_STEP = 64
 LENGTHS = (3, 4)  # calls
@@ -53,6 +53,10 @@ RECIPE = (
 
 def measure(seeds: tuple[int, ...], quick: bool) -> dict[str, Any]:
     runs = [run_of(seed, arm, quick) for seed in seeds for arm in ARMS]
+    return summary(runs)
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "target": TARGET,
         "budget": BUDGET,
@@ -60,6 +64,10 @@ def measure(seeds: tuple[int, ...], quick: bool) -> dict[str, Any]:
         "questions": QUESTIONS * len(LENGTHS),
         "runs": runs,
         "untrained": _untrained(runs),
+        "reached_by": {
+            arm: {str(n): sum(run["reached"][str(n)] is not None for run in runs if run["arm"] == arm) for n in LENGTHS}
+            for arm in dict.fromkeys(run["arm"] for run in runs)
+        },
     }
 
 
@@ -74,7 +82,10 @@ def run_of(seed: int, arm: str, quick: bool) -> dict[str, Any]:
         threads = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([*command, "--output_dir", str(folder)], check=True, cwd=ROOT, timeout=TIME_LIMIT_S, env=threads)
     found: dict[str, Any] = json.loads(result.read_text())
-    return {"seed": seed, "arm": arm, **found}
+    reached = {
+        str(n): next((point for point in found["curve"] if point["by_calls"][str(n)] >= TARGET), None) for n in LENGTHS
+    }
+    return {"seed": seed, "arm": arm, **found, "reached": reached}
 
 
 def _untrained(runs: list[dict[str, Any]]) -> dict[str, float]:
@@ -86,19 +97,20 @@ def _untrained(runs: list[dict[str, Any]]) -> dict[str, float]:
 def show(results: dict[str, Any]) -> None:
     untrained = results["untrained"]
     print(
-        f"chains of {' and '.join(map(str, results['calls']))} calls to {results['target']} held-out success (greedy), at most "
+        f"chains of {' and '.join(map(str, results['calls']))} calls to {results['target']} held-out success (greedy), "
         f"{results['budget']} episodes; untrained {untrained['sampled']:.3f} sampled, {untrained['greedy']:.3f} greedy"
     )
     print(
-        f"{'seed':>5} {'':>9} {'reached':>8} {'episodes':>9} {'seconds':>8} {'steps':>6} {'best':>6} {'live groups':>12}"
+        f"{'seed':>5} {'':>9} {'calls':>6} {'episodes':>9} {'seconds':>8} {'steps':>6} {'best':>6} {'live groups':>12}"
     )
     for run in results["runs"]:
-        last = run["reached"] or run["curve"][-1]
-        print(
-            f"{run['seed']:>5} {run['arm']:>9} {'yes' if run['reached'] else 'no':>8} {last['episodes']:>9} "
-            f"{last['seconds']:>8.1f} {last['step']:>6} {max(point['success'] for point in run['curve']):>6.3f} "
-            f"{run['live_rate']:>12.2f}"
-        )
+        for n, at in run["reached"].items():
+            reached = at or {"episodes": "-", "seconds": float("nan"), "step": "-"}
+            best = max(point["by_calls"][n] for point in run["curve"])
+            print(
+                f"{run['seed']:>5} {run['arm']:>9} {n:>6} {reached['episodes']:>9} {reached['seconds']:>8.1f} "
+                f"{reached['step']:>6} {best:>6.3f} {run['live_rate']:>12.2f}"
+            )
 
 
 # --- in the process of one run ---------------------------------------------------------------------------------------
@@ -117,7 +129,10 @@ def train(argv: list[str]) -> None:
         is_due, asked[0] = share > asked[0], share
         return is_due
 
-    found = run(argv, Plan(TARGET, due, BUDGET, (_rows("train", 1000), _rows("heldout", QUESTIONS))))
+    def done(point: dict[str, Any]) -> bool:
+        return bool(point["by_calls"][max(LENGTHS)] >= TARGET)
+
+    found = run(argv, Plan(done, due, BUDGET, (_rows("train", 1000), _rows("heldout", QUESTIONS))))
     written = folder / "curve.json.tmp"
     written.write_text(json.dumps(found))
     written.replace(folder / "curve.json")

@@ -18,7 +18,7 @@ class Plan:
     `rows` are the training rows and the held-out ones, where they are not those of the config.
     """
 
-    target: float  # of the held-out questions; the run ends there
+    done: Callable[[dict[str, Any]], bool]  # by a point of the curve; the run ends there
     due: Callable[[int, int], bool]  # by the step and the episodes so far
     budget: int | None = None  # episodes; the run ends there, too
     rows: tuple[Rows, Rows] | None = None
@@ -93,7 +93,7 @@ def run(argv: list[str], plan: Plan) -> dict[str, Any]:
                 flush=True,
             )
             self.measuring_s += time.monotonic() - before
-            control.should_training_stop = control.should_training_stop or spent or curve[-1]["success"] >= plan.target
+            control.should_training_stop = control.should_training_stop or spent or plan.done(curve[-1])
 
     trainer.add_callback(Curve())
     try:
@@ -108,7 +108,7 @@ def run(argv: list[str], plan: Plan) -> dict[str, Any]:
             {"before": before["success"]} if plan.rows is None else {"before": before, "before_sampled": before_sampled}
         ),
         "curve": curve,
-        "reached": next((point for point in curve if point["success"] >= plan.target), None),
+        "reached": next((point for point in curve if plan.done(point)), None),
         "live_rate": sum(log.get("sampling/live_rate", 1 - log["reward/groups_without_spread"]) for log in logs)
         / len(logs),
     }

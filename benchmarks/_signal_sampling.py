@@ -91,7 +91,9 @@ def train(argv: list[str]) -> None:
 
     from toolgrpo.commands.arguments import parse_arguments
 
-    found = run(argv, Plan(target=TARGET, due=lambda step, episodes: step % EVERY == 0))
+    found = run(
+        argv, Plan(done=lambda point: bool(point["success"] >= TARGET), due=lambda step, episodes: step % EVERY == 0)
+    )
     (Path(parse_arguments(argv)[1].output_dir) / "curve.json").write_text(json.dumps(found))
 
 

@@ -6,9 +6,9 @@
 
 skipped_rows   the training pass of the last third of the nano run, whole and without its dead rows, on the same batches
 backfill       nano to 0.9 held-out success with and without the replacement of dead groups, in episodes and in seconds
-chains         a harder task to 0.5, plain and with pools, backfill, the tool-output loss and all three, on equal episodes
+chains         a harder task: is 0.5 reached, plain, with pools, backfill, the tool-output loss, all three, on equal episodes
 
-Prints a table a part and writes benchmarks/results/learning_signal.json.
+Prints a table a part and writes benchmarks/results/learning_signal.json and .png.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import _chains
 import _signal_sampling
 import _skipped_rows
+from _signal_plot import plot
 
 RESULT = Path(__file__).parent / "results" / "learning_signal.json"
 SEEDS = (42, 1, 2)
@@ -59,6 +60,7 @@ def main() -> None:
         machine = {"cores": os.cpu_count(), "python": platform.python_version(), "quick": options.quick}
         results[name] = {**measured, "seeds": list(seeds), "machine": machine}
         RESULT.write_text(json.dumps(results, indent=2) + "\n")
+    plot(results, RESULT.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.testing import ScriptedEngine, tiny_config, tiny_qwen3
 from toolgrpo.testing.chat_families import trl_tokenizer
+from toolgrpo.testing.engine import Script
 
 TOKENIZER = trl_tokenizer("qwen3")
 END = TOKENIZER.eos_token_id
@@ -162,6 +163,7 @@ def job(
     reward: Any,
     rows: Sequence[Mapping[str, Any]] | None = TEXTS,
     *,
+    script: Script = script,
     parts: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> ToolGRPOTrainer:
@@ -294,6 +296,33 @@ def test_text_with_a_reward_model(tmp_path: Path, mode: str) -> None:
 def test_conversations_with_a_reward_model(tmp_path: Path) -> None:
     parts = {"reward_processing_classes": TOKENIZER}
     assert math.isfinite(trained(job(tmp_path, reward_model(), QUESTIONS, parts=parts))["reward"])
+
+
+@pytest.mark.parametrize("mode", ["chat", "conversation"])
+def test_a_reward_model_judges_groups_as_they_end(tmp_path: Path, mode: str) -> None:
+    """Of the first question all answers are alike: with backfill the run is one that never drew it."""
+    rows = QUESTIONS if mode == "conversation" else TEXTS
+    changes: dict[str, Any] = {"shuffle_dataset": False}
+
+    def run(folder: Path, rows: Sequence[Mapping[str, Any]], **more: Any) -> tuple[dict[str, Any], Any]:
+        asked: dict[str, int] = {}
+
+        def answer(request: Any, number: int) -> list[int]:
+            text = TOKENIZER.decode(request.ids)
+            asked[text] = asked.get(text, 0) + 1
+            n_words = 2 if "Beautiful" in text else 1 + asked[text] % 3
+            return [*TOKENIZER("word " * n_words)["input_ids"], END]
+
+        parts = {"reward_processing_classes": [None, TOKENIZER]}
+        rewards = [by_length, reward_model()]
+        trainer = job(folder, rewards, rows, script=answer, parts=parts, **changes, **more)
+        return trained(trainer), list(trainer.model.parameters())
+
+    drawn, weights = run(tmp_path / "drawn", rows, dynamic_sampling="backfill")
+    once, expected = run(tmp_path / "once", rows[1:3])
+    assert drawn["sampling/groups_drawn"] == 3 and drawn["sampling/live_rate"] == pytest.approx(2 / 3)
+    assert drawn["reward_trained"] == once["reward"]
+    assert all(torch.equal(mine, other) for mine, other in zip(weights, expected, strict=True))
 
 
 def test_none_of_one_reward_leaves_the_others(tmp_path: Path) -> None:

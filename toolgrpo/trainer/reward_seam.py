@@ -37,9 +37,10 @@ from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rewards.withdrawal import asked_in_thread
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.held_time import timers_held
+from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule, row_order
 from toolgrpo.trainer.generation_output import GenerationOutput
-from toolgrpo.trainer.trl_seam import log_metrics, mode_of
+from toolgrpo.trainer.trl_seam import has_reward_model, log_metrics, mode_of
 from toolgrpo.trainer.trl_signal import quiet_about_unscored
 from toolgrpo.trajectory import Trajectory
 
@@ -171,16 +172,22 @@ def _ask(trainer: Any, numbers: Sequence[int], rows: Sequence[Row], trajectories
     """Ask some of the rewards through TRL's own method."""
     generated = GenerationOutput.from_trajectories(trajectories, trainer.processing_class.pad_token_id)
     inputs = [{**row, "trajectories": trajectory} for row, trajectory in zip(rows, trajectories, strict=True)]
+    prompts: list[Any] = [row["prompt"] for row in rows]
+    if has_reward_model(trainer):
+        prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
     view = GRPOTrainer.__new__(GRPOTrainer)  # not a copy of ours, which gives its engine back when it goes
     vars(view).update(vars(trainer))
     view.reward_funcs = [trainer.reward_funcs[number] for number in numbers]
     view.reward_processing_classes = [trainer.reward_processing_classes[number] for number in numbers]
     view.reward_func_names = [trainer.reward_func_names[number] for number in numbers]
     view._pending_extra_logs, view._pending_metrics = defaultdict(list), defaultdict(list)
-    with keep_gathers_apart(), quiet_about_unscored(), noted_drops() as drops:
-        values = GRPOTrainer._calculate_rewards(
-            view, inputs, [row["prompt"] for row in rows], generated.completions, generated.completion_ids
-        )
+    with (
+        trl_jobs.point_to_raw_text(prompts, raw=False),
+        keep_gathers_apart(),
+        quiet_about_unscored(),
+        noted_drops() as drops,
+    ):
+        values = GRPOTrainer._calculate_rewards(view, inputs, prompts, generated.completions, generated.completion_ids)
     return Asked(
         values=tuple(map(tuple, values.tolist())),
         columns={name: tuple(of) for name, of in view._pending_extra_logs.items() if len(of) == len(rows)},
