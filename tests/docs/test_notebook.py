@@ -16,7 +16,7 @@ from toolgrpo.testing.notebook_kernel import NotebookKernel
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SHOP = Path(__file__).parents[2] / "recipes" / "shop"
-FEWER = {"STEPS_OF_SFT = 80": "STEPS_OF_SFT = 2", "STEPS = 20": "STEPS = 1"}
+FEWER = {"STEPS_OF_SFT = 90": "STEPS_OF_SFT = 2", "STEPS = 50": "STEPS = 1"}
 
 
 def test_the_notebook_of_the_shop(tmp_path: Path) -> None:
