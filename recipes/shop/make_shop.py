@@ -5,34 +5,32 @@ import random
 import sqlite3
 from pathlib import Path
 
-COLOURS = ("red", "blue", "green", "black", "white", "pink")
-THINGS = ("cup", "hat", "pen", "bag", "lamp", "sofa", "vase", "bowl")
-HELD_OUT, EXAMPLES = 60, 250
+PRODUCTS, HELD_OUT, EXAMPLES = 48, 60, 250
 
 
 def products(rng):
-    """Every colour of every thing, with a number and a price."""
-    names = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
-    numbers = rng.sample(range(10, 100), len(names))
-    return [(number, name, rng.randint(2, 60)) for number, name in zip(numbers, names, strict=True)]
+    """Each product has an id of the database, a number in the catalogue that customers read, and a price."""
+    ids, articles = rng.sample(range(10, 100), PRODUCTS), rng.sample(range(100, 1000), PRODUCTS)
+    return [(number, article, rng.randint(2, 60)) for number, article in zip(ids, articles, strict=True)]
 
 
 def questions(goods):
     """Everything that can be asked: a price, or an order of two to nine."""
-    for number, name, price in goods:
+    for number, article, price in goods:
+        of_both = {"product": number, "article": article}
         yield {
-            "prompt": f"What does the {name} cost?",
+            "prompt": f"What does article {article} cost?",
             "answer": str(price),
-            "expected_tools": ["search_products", "get_price"],
-            "product": number,
+            "expected_tools": ["find", "price"],
+            **of_both,
             "quantity": None,
         }
         for quantity in range(2, 10):
             yield {
-                "prompt": f"Order {quantity} of the {name}.",
+                "prompt": f"Order article {article}, {quantity} times.",
                 "answer": str(price * quantity),
-                "expected_tools": ["search_products", "place_order"],
-                "product": number,
+                "expected_tools": ["find", "order"],
+                **of_both,
                 "quantity": quantity,
             }
 
@@ -46,15 +44,15 @@ def call(name, arguments, result):
     ]
 
 
-def example(row, name):
+def example(row):
     """One whole conversation, as it should go."""
-    found = json.dumps([{"product_id": row["product"], "name": name}])
-    messages = [{"role": "user", "content": row["prompt"]}, *call("search_products", {"text": name}, found)]
+    found = call("find", {"article": row["article"]}, str(row["product"]))
+    messages = [{"role": "user", "content": row["prompt"]}, *found]
     if row["quantity"] is None:
-        messages += call("get_price", {"product_id": row["product"]}, row["answer"])
+        messages += call("price", {"product": row["product"]}, row["answer"])
     else:
-        order = {"product_id": row["product"], "quantity": row["quantity"]}
-        messages += call("place_order", order, row["answer"])
+        order = {"product": row["product"], "quantity": row["quantity"]}
+        messages += call("order", order, row["answer"])
     return {"messages": [*messages, {"role": "assistant", "content": row["answer"]}]}
 
 
@@ -68,16 +66,15 @@ def main(folder=Path(), seed=1):
     database = folder / "shop.db"
     database.unlink(missing_ok=True)
     with sqlite3.connect(database) as shop:
-        shop.execute("CREATE TABLE products (product_id INTEGER PRIMARY KEY, name TEXT, price INTEGER)")
+        shop.execute("CREATE TABLE products (product_id INTEGER PRIMARY KEY, article INTEGER, price INTEGER)")
         shop.executemany("INSERT INTO products VALUES (?, ?, ?)", goods)
     shop.close()
     rows = list(questions(goods))
     rng.shuffle(rows)
     heldout, train = rows[:HELD_OUT], rows[HELD_OUT:]  # no question is in both
-    names = {number: name for number, name, _ in goods}
     write(folder / "heldout.jsonl", heldout)
     write(folder / "train.jsonl", train)
-    write(folder / "examples.jsonl", [example(row, names[row["product"]]) for row in rng.sample(train, EXAMPLES)])
+    write(folder / "examples.jsonl", map(example, rng.sample(train, EXAMPLES)))
     print(f"{len(goods)} products, {len(train)} questions to train on, {len(heldout)} held out, {EXAMPLES} examples")
 
 

@@ -11,6 +11,6 @@ def reward_func(completions, answer, expected_tools, trajectories, log_metric, *
         chosen = [call.name for call in made] == list(tools)
         worked = bool(made) and all(call.ok for call in made)
         scores.append(0.5 * said + 0.25 * chosen + 0.25 * worked)
-        ordered += "place_order" in [call.name for call in made]
+        ordered += "order" in [call.name for call in made]
     log_metric("shop/ordered", ordered / len(scores))
     return scores

@@ -6,47 +6,46 @@ from pathlib import Path
 DATABASE = Path(__file__).resolve().with_name("shop.db")
 
 
-def ask(query: str, *values: object) -> list[tuple]:
+def one(missing: str, query: str, value: int) -> int:
     shop = sqlite3.connect(f"file:{DATABASE}?mode=ro", uri=True)
     try:
-        return shop.execute(query, values).fetchall()
+        found = shop.execute(query, (value,)).fetchone()
     finally:
         shop.close()
+    if found is None:
+        raise ValueError(missing)
+    return found[0]
 
 
-def search_products(text: str, limit: int = 3) -> list[dict]:
-    """Find products.
+def find(article: int) -> int:
+    """Find a product.
 
     Args:
-        text: Part of a name.
-        limit: Most results.
+        article: Its number in the catalogue.
     """
-    found = ask("SELECT product_id, name FROM products WHERE name LIKE ? LIMIT ?", f"%{text}%", limit)
-    return [{"product_id": number, "name": name} for number, name in found]
+    return one(f"there is no article {article}", "SELECT product_id FROM products WHERE article = ?", article)
 
 
-def get_price(product_id: int) -> int:
+def price(product: int) -> int:
     """Price of a product.
 
     Args:
-        product_id: Its id.
+        product: What find gave.
     """
-    found = ask("SELECT price FROM products WHERE product_id = ?", product_id)
-    if not found:
-        raise ValueError(f"there is no product {product_id}; search_products gives the ids")
-    return found[0][0]
+    missing = f"there is no product {product}; find gives them"
+    return one(missing, "SELECT price FROM products WHERE product_id = ?", product)
 
 
-def place_order(product_id: int, quantity: int) -> int:
+def order(product: int, quantity: int) -> int:
     """Order a product; gives the total.
 
     Args:
-        product_id: Its id.
+        product: What find gave.
         quantity: How many.
     """
     if quantity < 1:
         raise ValueError(f"quantity must be at least 1, got {quantity}")
-    return get_price(product_id) * quantity
+    return price(product) * quantity
 
 
-TOOL_FUNCTIONS = [search_products, get_price, place_order]
+TOOL_FUNCTIONS = [find, price, order]
