@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from toolgrpo.engines import http_exchange, vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_weights import DiskWeights, NcclWeights, choose_weight_route
+from toolgrpo.engines.server_weights import DiskWeights, NcclWeights, choose_weight_route, first_free_port
 from toolgrpo.engines.silence import Silence
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
@@ -277,3 +278,12 @@ def test_a_blocking_call_works_where_an_event_loop_runs_already() -> None:
         return http_exchange.in_background(one)
 
     assert http_exchange.in_background(one) == 1 and asyncio.run(main()) == 1
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert first_free_port(port) > port
+    assert first_free_port(port) == port

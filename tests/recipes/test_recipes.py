@@ -239,6 +239,16 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
         alone = launch(LAUNCH=given).stdout
         assert alone.endswith(f"recipes/train.py\n--config\nrecipes/configs/{example}.yaml\n")
         assert "eight tools, accuracy" in alone and "--tools_script my_tools.py" in alone
+    for name, does in (
+        ("nvidia-smi", 'for gpu in 0 1 2 3; do echo "GPU $gpu: of this test"; done'),
+        ("accelerate", 'echo "$CUDA_VISIBLE_DEVICES|$*"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    one = launch("--config", "f", LAUNCH="single_gpu").stdout
+    assert one == "0|launch --quiet --config_file recipes/accelerate/single_gpu.yaml recipes/train.py --config f\n"
+    assert launch("--config", "f", LAUNCH="single_gpu", CUDA_VISIBLE_DEVICES="2,3").stdout.startswith("2|")
+    assert "multi_gpu.yaml --num_processes 4 recipes" in launch("--config", "f").stdout
     wrong = launch(LAUNCH="gpu")
     assert wrong.returncode == 2 and "there is no recipes/accelerate/gpu.yaml" in wrong.stderr
     for name in ("cpu", "single_gpu", "multi_gpu", "zero3"):

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, IterableDatasetDict
+from peft import LoraConfig
 
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.testing import ScriptedEngine, tiny_config, tiny_qwen3
 from toolgrpo.testing.chat_families import trl_tokenizer
@@ -47,6 +48,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "delta": 2.0, "off_policy_mask_threshold": 0.5, "num_generations": 8},
     "adaptive": {"use_adaptive_entropy": True, "entropy_target": 0.1, "dataloader_num_workers": 2},
     "kl": {"beta": 0.1, "use_bias_correction_kl": True, "multi_objective_aggregation": "normalize_then_sum"},
+    "cast_lm_head": {"cast_lm_head_to_fp32": True, "loss_type": "luspo", "entropy_coef": 0.01},
+    "peft": {"learning_rate": 1.0},
+    "peft_checkpointing": {"learning_rate": 1.0, "gradient_checkpointing": True},
     "sampling": {"top_p": 0.9, "top_k": 10, "min_p": 0.01, "repetition_penalty": 1.1, "engine": "transformers"},
     "eval": {
         "loss_type": "grpo",
@@ -91,6 +95,55 @@ CASES: dict[str, str] = {
     "test_train": "test text_with_a_reward_model",
     "test_train_dataset_format[standard]": "test text_with_a_reward_model",
     "test_train_dataset_format[conversational]": "test conversations_with_a_reward_model",
+    **{
+        f"test_init_with_eval_dataset[{form}]": "test evaluation_rows_may_have_any_form"
+        for form in ("dataset", "iterable_dataset", "dataset_dict", "iterable_dataset_dict")
+    },
+    "test_init_with_eval_dataset[dict_of_dataset]": "test evaluation_rows_may_have_any_form",
+    "test_init_with_eval_dataset[dict_of_iterable_dataset]": "test evaluation_rows_may_have_any_form",
+    "test_init_with_eval_dataset[none]": "test raw_text_stays_text",
+    "test_iterable_dataset_requires_dispatch_batches_false": "test rows_that_stream",
+    "test_iterable_dataset_forces_num_workers_zero": "test rows_that_stream",
+    "test_iterable_eval_keeps_map_style_train_workers": "test rows_that_stream",
+    "test_train_peft_config": "run peft",
+    "test_train_peft_model": "run peft",
+    "test_train_moe_peft_model": "run peft",
+    "test_train_peft_with_gradient_checkpointing": "run peft_checkpointing",
+    "test_train_with_cast_lm_head_to_fp32": "run cast_lm_head",
+    **{f"test_entropy_bonus_scale[{name}]": "run vespo" for name in ("grpo", "dr_grpo", "dapo")},
+    "test_entropy_bonus_scale[luspo]": "run cast_lm_head",
+    "test_entropy_bonus_flows_gradients": "TRL's: its trainer fails it in 1.16, too",
+    "test_train_with_adaptive_entropy_gradient_accumulation": "run adaptive",
+    "test_train_with_mask_truncated_completions_all_masked": "TRL's: its loss, which runs as it is",
+    "test_warning_raised_all_rewards_none": "test rewards_that_are_all_none_end_the_run",
+    **{
+        f"test_warning_raised_sequence_level_with_token_summed_loss[{name}]": "TRL's: a warning, which it gives as it is"
+        for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+    },
+    "test_prepare_input_called_with_correct_data": "TRL's: its sampler and its loop, which run as they are",
+    "test_dataset_required_without_environment": "test no_rows_are_refused",
+    "test_mismatched_reward_processing_classes_length": "test text_with_a_reward_model",
+    "test_correct_reward_processing_classes_list": "test text_with_a_reward_model",
+    "test_single_reward_model_with_single_processing_class": "test conversations_with_a_reward_model",
+    **{
+        f"test_{name}": "TRL's: it wants liger-kernel"
+        for name in (
+            *("liger_kernel_with_peft_lm_head_raises", "liger_kernel_with_peft_non_lm_head_target_allowed"),
+            *("liger_kernel_with_peft_modules_to_save_lm_head_allowed", "train_with_off_policy_mask_with_liger"),
+            *("liger_kernel_with_peft_prompt_learning_raises", "compute_liger_loss_passes_vllm_is_ratio"),
+        )
+    },
+    **{
+        f"test_train_vllm_{name}": "TRL's: it is skipped there"
+        for name in ("and_peft", "importance_sampling_correction", "with_additional_generation_kwargs")
+    },
+    **{
+        f"test_{name}": "TRL's: a function of Transformers"
+        for name in (
+            *("generation_output_has_logprobs_field", "generation_output_logprobs_accepts_floats"),
+            *("continuous_batching_config_has_return_logprobs", "generate_batch_accepts_continuous_batching_config"),
+        )
+    },
     "test_trust_remote_code": "TRL's: loading a model, which runs as it is",
     **{f"test_train_loss_types[{name}]": f"run {name}" for name in ("bnpo", "dr_grpo", "dapo", "cispo", "sapo")},
     **{f"test_train_loss_types[{name}]": f"run {name}" for name in ("luspo", "vespo")},
@@ -210,7 +263,9 @@ def test_every_case_leads_somewhere() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_trains(name: str, tmp_path: Path) -> None:
-    parts = {"eval_dataset": Dataset.from_list(TEXTS[:2])} if name == "eval" else {}
+    parts: dict[str, Any] = {"eval_dataset": Dataset.from_list(TEXTS[:2])} if name == "eval" else {}
+    if name.startswith("peft"):
+        parts["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     trainer = job(tmp_path, by_length, text_prompts="raw", parts=parts, per_device_eval_batch_size=4, **RUNS[name])
     closing = trained(trainer)
     if name == "eval":  # TRL counts what follows an evaluation as part of it
@@ -339,8 +394,47 @@ def test_none_of_one_reward_leaves_the_others(tmp_path: Path) -> None:
 
 def test_rows_that_stream(tmp_path: Path) -> None:
     rows = Dataset.from_list(TEXTS).to_iterable_dataset()
-    closing = trained(job(tmp_path, by_length, None, text_prompts="raw", parts={"train_dataset": rows}))
-    assert closing["reward"] is not None
+    trainer = job(
+        tmp_path, by_length, None, text_prompts="raw", parts={"train_dataset": rows}, dataloader_num_workers=2
+    )
+    assert (trainer.args.dataloader_num_workers, trainer.args.accelerator_config.dispatch_batches) == (0, False)
+    assert trained(trainer)["reward"] is not None
+    with pytest.raises(ValueError, match="Iterable datasets require `dispatch_batches=False`"):
+        settings = {"accelerator_config": {"dispatch_batches": True}}
+        job(tmp_path, by_length, None, text_prompts="raw", parts={"train_dataset": rows}, **settings).close()
+    parts = {"eval_dataset": rows}
+    trainer = job(tmp_path, by_length, text_prompts="raw", parts=parts, dataloader_num_workers=2)
+    assert trainer.args.dataloader_num_workers == 2, "only the evaluation streams"
+    trainer.close()
+
+
+@pytest.mark.parametrize("form", ["rows", "a stream", "splits", "split streams", "a dict", "a dict of streams"])
+def test_evaluation_rows_may_have_any_form(tmp_path: Path, form: str) -> None:
+    rows = Dataset.from_list(TEXTS[:2])
+    stream = rows.to_iterable_dataset()
+    forms: dict[str, Any] = {
+        **{"rows": rows, "a stream": stream, "a dict": {"one": rows}, "a dict of streams": {"one": stream}},
+        **{"splits": DatasetDict({"one": rows}), "split streams": IterableDatasetDict({"one": stream})},
+    }
+    trainer = job(tmp_path, by_length, text_prompts="raw", parts={"eval_dataset": forms[form]}, num_generations_eval=2)
+    try:
+        found = trainer.evaluate()
+    finally:
+        trainer.close()
+    assert any(name.startswith("eval_") and name.endswith("reward") for name in found)
+
+
+def test_rewards_that_are_all_none_end_the_run(tmp_path: Path) -> None:
+    def silent(completions: list[Any], **_: Any) -> list[None]:
+        return [None] * len(completions)
+
+    with pytest.raises(ToolGRPOError, match="max_dropped_share"):
+        trained(job(tmp_path, silent, text_prompts="raw"))
+
+
+def test_no_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="train_dataset"):
+        job(tmp_path, by_length, None).close()
 
 
 def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
