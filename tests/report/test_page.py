@@ -79,7 +79,9 @@ def test_an_episode_is_a_conversation_and_its_tokens(shown: Show, page: Path) ->
     browser.press("t")
     browser.wait_for("document.querySelectorAll('.token').length > 10")
     assert browser.run("document.querySelector('select').value") == "advantage"
-    by_turn = browser.run("[...document.querySelectorAll('.tokens[role=group] .token.sampled')].map((one) => one.className.includes('down'))")
+    by_turn = browser.run(
+        "[...document.querySelectorAll('.tokens[role=group] .token.sampled')].map((one) => one.className.includes('down'))"
+    )
     assert True in by_turn and False in by_turn
     browser.press("k")
     browser.wait_for("location.hash.includes('view=tokens') && location.hash.includes('/1?')")
