@@ -41,9 +41,7 @@ def measure(quick: bool) -> dict[str, Any]:
     def train() -> None:
         model.train()
         shared = SharedPass(mode="on")
-        scored = shared.score_completions(
-            model, rows, torch.ones_like(rows), width, unwrapped=model, compute_entropy=True
-        )
+        scored = shared.score_completions(model, rows, torch.ones_like(rows), width, unwrapped=model)
         assert scored is not None
         scored.logps.mean().backward()
         model.zero_grad()
