@@ -85,7 +85,8 @@ def _chances(row: Sequence[float]) -> list[float]:
 
 def _walk(table: dict[State, list[float]], rng: random.Random) -> Walk:
     state: State = (0, False)
-    states, actions = [], []
+    states: list[State] = []
+    actions: list[int] = []
     while len(actions) < MOST_TURNS:
         (action,) = rng.choices(range(ANSWER + 1), _chances(table[state]))
         states.append(state)
@@ -135,19 +136,14 @@ def measure(quick: bool) -> dict[str, Any]:
     steps = 20 if quick else MOST_STEPS
     ways: dict[str, Any] = {}
     for way in WAYS:
-        by_rate = {}
+        by_rate: dict[float, dict[str, Any]] = {}
         for rate in RATES[:1] if quick else RATES:
             runs = [_learn(way, rate, seed, steps) for seed in range(n_seeds)]
-            by_rate[rate] = {
-                str(target): [run[target] if run[target] is not None else steps * GROUP * GROUPS for run in runs]
-                for target in TARGETS
-            } | {"reached": {str(target): sum(run[target] is not None for run in runs) for target in TARGETS}}
-        best = min(by_rate, key=lambda rate: fmean(by_rate[rate][str(TARGETS[-1])]))
-        ways[way] = {
-            "rate": best,
-            **by_rate[best],
-            "of_rates": {str(rate): fmean(by_rate[rate]["0.9"]) for rate in by_rate},
-        }
+            by_rate[rate] = {str(target): [run[target] or steps * GROUP * GROUPS for run in runs] for target in TARGETS}
+            by_rate[rate]["reached"] = {str(target): sum(run[target] is not None for run in runs) for target in TARGETS}
+        means = {rate: fmean(of[str(TARGETS[-1])]) for rate, of in by_rate.items()}
+        best = min(means, key=lambda rate, means=means: means[rate])  # type: ignore[misc]  # mypy cannot infer it
+        ways[way] = {"rate": best, **by_rate[best], "of_rates": {str(rate): mean for rate, mean in means.items()}}
     return {"seeds": n_seeds, "most_episodes": steps * GROUP * GROUPS, "ways": ways, "compared": _compared(ways)}
 
 

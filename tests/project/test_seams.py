@@ -14,7 +14,10 @@ import toolgrpo
 pytestmark = pytest.mark.lock
 
 PACKAGE = Path(toolgrpo.__file__).parent
-TRL = ("trl_parts.py", *(f"trainer/{name}.py" for name in ("trl_seam", "trl_batch", "trl_signal", "trl_credit", "reward_seam")))
+TRL = (
+    "trl_parts.py",
+    *(f"trainer/{name}.py" for name in ("trl_seam", "trl_batch", "trl_signal", "trl_credit", "reward_seam")),
+)
 VLLM = ("engines/vllm_seam.py",)
 VLLM_HTTP = ("engines/vllm_http.py", "engines/server_weights.py", "engines/vllm_worker.py")
 TORCH = ("shared_pass/torch_seam.py",)

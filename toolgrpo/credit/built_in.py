@@ -12,7 +12,7 @@ bad call for not calling at all: in a group without a success nothing else is le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolgrpo.errors import RewardError
@@ -80,4 +80,8 @@ def _given(turn: Turn, place: int, episode: int) -> float:
     return turn.reward or 0.0
 
 
-BUILT_IN_TURN_REWARDS = {"call_ok": call_ok, "gold_call": gold_call, "environment": environment}
+BUILT_IN_TURN_REWARDS: dict[str, Callable[..., list[list[float]]]] = {
+    "call_ok": call_ok,
+    "gold_call": gold_call,
+    "environment": environment,
+}
