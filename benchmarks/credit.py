@@ -2,6 +2,8 @@
 
     python benchmarks/credit.py                                    # three seeds of every way
     python benchmarks/credit.py --seeds 42 --ways episode anchor   # some of them; the others' results stay as they are
+    python benchmarks/credit.py --table                            # a table in place of the model: half a minute
+    python benchmarks/credit.py --gain_cost                        # seconds of info_gain's pass beside the training pass
     python benchmarks/credit.py --quick                            # one seed, a few small steps
 
 All runs start from the same weights: nano, after WARM_STEPS steps of the shipped recipe on the arithmetic tasks, which has
@@ -25,9 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+import _credit_gain_cost
+import _credit_table
 
 if __name__ == "__main__":
     from toolgrpo.startup import prepare
@@ -64,8 +71,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed and a few small steps, of which nothing is kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="none: show what there is")
+    parser.add_argument("--table", action="store_true", help="only the table of _credit_table.py, ten seeds")
+    parser.add_argument("--gain_cost", action="store_true", help="only what info_gain costs, by _credit_gain_cost.py")
     parser.add_argument("--warm", type=Path, help="folder of the weights to start from; made if it is not there")
     options = parser.parse_args()
+    for name, part in (("table", _credit_table), ("gain_cost", _credit_gain_cost)):
+        if getattr(options, name):
+            measured = part.measure(options.quick)
+            part.show(measured)
+            if not options.quick:
+                _keep(lambda results, name=name, measured=measured: {**results, name: measured})  # type: ignore[misc]
+            return
     with tempfile.TemporaryDirectory() as scratch:
         warm = options.warm or Path(scratch) / "warm"
         if options.ways and not (warm / "config.json").exists():
@@ -74,10 +90,10 @@ def main() -> None:
             for way in options.ways:
                 found = _run(seed, way, warm, options.quick)
                 if not options.quick:
-                    _keep({"seed": seed, "way": way, **found})
+                    _keep(partial(_with_run, {"seed": seed, "way": way, **found}))
                 else:
                     print(way, found["curve"])
-    if not options.quick:
+    if not options.quick and RESULT.exists():
         show(json.loads(RESULT.read_text()))
 
 
@@ -108,19 +124,23 @@ def _run(seed: int, way: str, warm: Path, quick: bool) -> dict[str, Any]:
     return found
 
 
-def _keep(run: dict[str, Any]) -> None:
-    """Add a run to the results, in place of an earlier one of its seed and way."""
+def _keep(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the results; processes beside this one may do so too."""
     RESULT.parent.mkdir(exist_ok=True)
     with RESULT.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        results = json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
-        others = [one for one in results["runs"] if (one["seed"], one["way"]) != (run["seed"], run["way"])]
-        runs = sorted([*others, run], key=lambda one: (list(WAYS).index(one["way"]), one["seed"]))
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        settings = {"warm_steps": WARM_STEPS, "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
-        results = {"runs": runs, "compared": compared(runs), "settings": settings, "machine": machine}
+        results = change(json.loads(RESULT.read_text()) if RESULT.exists() else {})
+        results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version()}
         RESULT.write_text(json.dumps(results, indent=2) + "\n")
     RESULT.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _with_run(run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """The results with a run, in place of an earlier one of its seed and way."""
+    others = [one for one in results.get("runs", ()) if (one["seed"], one["way"]) != (run["seed"], run["way"])]
+    runs = sorted([*others, run], key=lambda one: (list(WAYS).index(one["way"]), one["seed"]))
+    settings = {"warm_steps": WARM_STEPS, "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
+    return {**results, "runs": runs, "compared": compared(runs), "settings": settings}
 
 
 def reached(run: dict[str, Any], target: float) -> dict[str, Any] | None:
@@ -158,13 +178,13 @@ def interval(values: list[float], *, logs: bool) -> dict[str, Any] | None:
 def show(results: dict[str, Any]) -> None:
     print(f"{'seed':>5} {'way':>10} {'before':>7} {'at the end':>11}", end="")
     print("".join(f" {f'episodes to {target}':>16} {'seconds':>8}" for target in TARGETS))
-    for run in results["runs"]:
+    for run in results.get("runs", ()):
         print(f"{run['seed']:>5} {run['way']:>10} {run['before']:>7.3f} {run['curve'][-1]['success']:>11.3f}", end="")
         for target in TARGETS:
             point = reached(run, target) or {"episodes": "-", "seconds": math.nan}
             print(f" {point['episodes']:>16} {point['seconds']:>8.1f}", end="")
         print()
-    for way, found in results["compared"].items():
+    for way, found in results.get("compared", {}).items():
         for target in TARGETS:
             ratio = found[f"episodes_to_{target}"]
             text = "no seed got there both ways"

@@ -29,8 +29,12 @@ GOOD = said('call look {"at": 1}', "end")
 BAD = said('call nothing {"at": 1}', "call look {", 'call look {"at": 2}', "end")
 
 
-def test_call_ok_takes_off_what_failed_and_pays_for_nothing() -> None:
-    assert get_turn_reward("call_ok")([{}, {}], [GOOD, BAD]) == [(0.0, 0.0), (-1.0, -1.0, 0.0, 0.0)]
+def test_call_ok_is_the_change_of_the_share_of_good_calls_and_pays_for_no_turn_as_such() -> None:
+    found = get_turn_reward("call_ok")([{}, {}, {}], [GOOD, BAD, said("end")])
+    assert found == [(1.0, 0.0), (0.0, 0.0, pytest.approx(1 / 3), 0.0), (0.0,)]
+    mixed = said('call look {"at": 1}', 'call nothing {"at": 1}', 'call look {"at": 2}', "end")
+    (of,) = get_turn_reward("call_ok")([{}], [mixed])
+    assert of == pytest.approx((1.0, -0.5, 2 / 3 - 0.5, 0.0)) and sum(of) == pytest.approx(2 / 3)
 
 
 def test_gold_call_pays_for_each_gold_call_once() -> None:
@@ -116,7 +120,11 @@ def test_several_are_weighed_and_an_episode_without_a_score_is_not_asked_about()
 
     worth = TurnWorth((get_turn_reward("call_ok"), TurnReward(ones, "ones", "here")), (2.0, 0.5))
     lost = replace(BAD, dropped=Drop(DropCause.TOOL, "gone"))
-    assert worth([{}, {}, {}], [GOOD, BAD, lost]) == [(0.5, 0.5), (-1.5, -1.5, 0.5, 0.5), (0.0,) * 4]
+    assert worth([{}, {}, {}], [GOOD, BAD, lost]) == [
+        (2.5, 0.5),
+        pytest.approx((0.5, 0.5, 0.5 + 2 / 3, 0.5)),
+        (0.0,) * 4,
+    ]
     assert asked == [2]
 
 

@@ -95,6 +95,15 @@ DROPPING_JOBS: dict[str, dict[str, Any]] = {
         },
     },
 }
+BY_TURN = {"engine": "scripted_of_group", "keep_gradients": True}
+GRADIENTS |= {  # with eight episodes in a group, half of it is in each process
+    "turns": {**BY_TURN, "config": {**STILL, "credit": "turns", "turn_reward": ["call_ok"], "credit_gamma": 0.9}},
+    "turns_of_split_groups": {
+        **BY_TURN,
+        "config": {**STILL, "credit": "turns", "credit_gamma": 0.5, "num_generations": 8},
+    },
+    "anchor_of_split_groups": {**BY_TURN, "config": {**STILL, "credit": "anchor", "num_generations": 8}},
+}
 VLLM: dict[str, dict[str, Any]] = {"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}}
 MORE_JOBS = {
     "cpu_ddp": {

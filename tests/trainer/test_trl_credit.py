@@ -209,3 +209,38 @@ def test_groups_that_are_drawn_are_judged_and_trained_by_their_turns(tmp_path: P
     records = [one for one in read_episodes(tmp_path) if one.get("trained", True)]
     assert all(one["turn_rewards"] is not None and one["turn_advantages"] is not None for one in records)
     assert run.batches[0]["advantages"].dim() == 2
+
+
+@pytest.mark.e2e
+def test_a_resumed_run_gives_the_same_credit_as_one_that_did_not_stop(tmp_path: Path) -> None:
+    saving = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3, "max_grad_norm": 1.0}
+
+    def run(folder: Path, **changes: Any) -> list[Any]:
+        tools = ScriptedTools({"look": lambda at: f"r{at}"})
+        changes = {**STILL, **TURNS, **saving, **changes}
+        one: Seen = tiny_trainer(folder, by_question, by_ids, kind=Seen, parts={"tools": tools}, **changes)
+        try:
+            one.train()
+        finally:
+            one.close()
+        return [(record["step"], record["ids"], record["turn_advantages"]) for record in read_episodes(folder)]
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "stopped", max_steps=2)
+    assert run(tmp_path / "stopped", resume_from_checkpoint="auto") == whole
+    assert len({tuple(of) for _, _, of in whole}) > 4
+
+
+def by_ids(request: SampleRequest, number: int) -> list[int]:
+    """What is said depends on the question and the place in the group alone, so a resumed run says the same."""
+    turns = request.ids.count(ByteChat.end)
+    if turns < 3:
+        return ByteChat.say('call look {"at": 1}' if (number % 4 + turns) % 2 else 'call nothing {"at": 2}')
+    return ByteChat.say("abcdefg"[: 1 + sum(request.ids) % 7])
+
+
+def by_question(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+    return [
+        float((len(str(prompt)) + len(done[-1]["content"]) + place) % 3)
+        for place, (prompt, done) in enumerate(zip(prompts, completions, strict=True))
+    ]

@@ -1,16 +1,18 @@
 """Rewards by turn that need no model: what they say of each turn of an episode.
 
-    call_ok      0 for a turn whose calls all came back well, or that made none; else minus the share that did not
+    call_ok      what the turn changed in the share of the episode's calls that came back well
     gold_call    1/n for each of the n gold calls of the row that the turn was the first to make, name and arguments
     environment  what the environment's `step_reward()` gave after the turn
 
-None of them pays for one more turn as such: `call_ok` only takes, and `gold_call` pays for a gold
-call once.
+Neither of the first two pays for one more turn as such: over an episode they add up to the share of
+its calls that came back well, and to the share of the gold calls that it made, at most 1 however
+long it is. (A number for every good call would pay for calls without end, and one taken off for every
+bad call for not calling at all: in a group without a success nothing else is left to learn from.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolgrpo.errors import RewardError
@@ -21,18 +23,27 @@ __all__ = ["BUILT_IN_TURN_REWARDS", "call_ok", "environment", "gold_call"]
 
 
 def call_ok(trajectories: Sequence[Trajectory], **_: Any) -> list[list[float]]:
-    """Take off the share of a turn's calls that were malformed, refused, failed or not answered."""
-    return [[_share_failed(turn) for turn in one.turns] for one in trajectories]
+    """Pay what each turn changed in the share of calls that were well formed and came back without an error."""
+    return [_changes_of_share(one) for one in trajectories]
 
 
-def _share_failed(turn: Turn) -> float:
-    if not turn.attempts:
-        return 0.0
-    good = sum(
+def _changes_of_share(trajectory: Trajectory) -> list[float]:
+    good = made = 0
+    share, changes = 0.0, []
+    for turn in trajectory.turns:
+        made += len(turn.attempts)
+        good += _n_good(turn)
+        now = good / made if made else 0.0
+        changes.append(now - share)
+        share = now
+    return changes
+
+
+def _n_good(turn: Turn) -> int:
+    return sum(
         attempt.status in (AttemptStatus.OK, AttemptStatus.UNMARKED) and result.ok
         for attempt, result in zip(turn.attempts, turn.results, strict=False)
     )
-    return good / len(turn.attempts) - 1.0
 
 
 def gold_call(trajectories: Sequence[Trajectory], gold_calls: Sequence[Any], **_: Any) -> list[list[float]]:
@@ -69,4 +80,8 @@ def _given(turn: Turn, place: int, episode: int) -> float:
     return turn.reward or 0.0
 
 
-BUILT_IN_TURN_REWARDS = {"call_ok": call_ok, "gold_call": gold_call, "environment": environment}
+BUILT_IN_TURN_REWARDS: dict[str, Callable[..., list[list[float]]]] = {
+    "call_ok": call_ok,
+    "gold_call": gold_call,
+    "environment": environment,
+}

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
-import numbers
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from typing import Any
 from toolgrpo.credit.built_in import BUILT_IN_TURN_REWARDS
 from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
 from toolgrpo.plugin_files import import_file
+from toolgrpo.rewards.base import as_float
 from toolgrpo.rewards.process_state import guarded_exit
 from toolgrpo.rewards.running import Oversight, line_of
 from toolgrpo.rewards.withdrawal import RewardWithdrawn
@@ -124,12 +123,13 @@ class TurnReward:
 
     def _number(self, value: Any, episode: int, turn: int) -> float:
         value = value.item() if hasattr(value, "item") else value  # a scalar of numpy or torch
-        if not isinstance(value, numbers.Real) or not math.isfinite(value) or abs(value) > _LARGEST:
+        number = as_float(value)
+        if number is None or not abs(number) <= _LARGEST:
             raise RewardError(
                 f"{self._where()} returned {str(value)[:60]!r} for turn {turn + 1} of episode {episode}; every reward of a "
                 f"turn must be a finite number. For nothing to say, give 0"
             )
-        return float(value)
+        return number
 
     def _where(self) -> str:
         return f"turn reward {self.name} ({self.source})"

@@ -107,8 +107,8 @@ def _credit(record: Record, turn: int) -> dict[str, Any]:
 
     def of_turn(name: str) -> float | None:
         values = record.get(name)
-        known = isinstance(values, list) and turn < len(values)
-        return float(f"{values[turn]:.6g}") if known and isinstance(values[turn], int | float) else None
+        value = values[turn] if isinstance(values, list) and turn < len(values) else None
+        return float(f"{value:.6g}") if isinstance(value, int | float) else None
 
     return _without_none({"tr": of_turn("turn_rewards"), "ta": of_turn("turn_advantages")})
 

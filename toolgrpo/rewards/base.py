@@ -34,7 +34,7 @@ from toolgrpo.rewards.unscored import Score, ask, only_rows
 from toolgrpo.rewards.withdrawal import RewardWithdrawn
 from toolgrpo.trajectory import Message
 
-__all__ = ["Reward", "RewardFunction"]
+__all__ = ["Reward", "RewardFunction", "as_float"]
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Reward:
             return value
         if hasattr(value, "item"):  # a scalar of numpy or torch
             value = value.item()
-        number = _as_float(value)
+        number = as_float(value)
         if number is None or not abs(number) <= _LARGEST:
             raise RewardError(
                 f"{self._where()} returned {_short(value)} for row {row}{_prompt_end(row, available)}; every reward must be a "
@@ -227,7 +227,7 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
     return signature
 
 
-def _as_float(value: Any) -> float | None:
+def as_float(value: Any) -> float | None:
     """Return a real number as a float; None for anything else, and for what is too large."""
     try:
         return float(value) if isinstance(value, numbers.Real) else None

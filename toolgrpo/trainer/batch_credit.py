@@ -61,9 +61,10 @@ class BatchCredit:
 
     def applied(self, output: dict[str, Any], outcomes: Sequence[float | None]) -> dict[str, Any]:
         """Return TRL's batch with an advantage for each token; `outcomes` are those of all processes."""
-        if self._credit.is_of_episode:
+        heard, self._turns, self.of_turns = self._turns, [], None
+        if self._credit.is_of_episode or not heard:
             return output
-        turns = [replace(one, total=total) for one, total in zip(self._turns, outcomes, strict=True)]
+        turns = [replace(one, total=total) for one, total in zip(heard, outcomes, strict=True)]
         of_episodes = trl_credit.advantages_of_all(self._trainer, output)
         advantages = self._credit.advantages(turns, self._group_size, of_episodes)
         trl_seam.log_metrics(self._trainer, turn_metrics(turns, advantages, self._group_size))
