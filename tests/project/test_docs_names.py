@@ -33,6 +33,7 @@ GUIDES = (
     "data.md",
     "evaluation.md",
     "off_policy.md",
+    "overlap.md",
 )
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
