@@ -51,12 +51,12 @@ def _compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
             by_seed.setdefault(run["seed"], {})[run["way"]] = run["reached"]
     both = [ways for ways in by_seed.values() if len(ways) == len(WAYS)]
     return {
-        what: _interval([math.log(ways["off"][what] / ways["backfill"][what]) for ways in both])
+        what: interval_of([math.log(ways["off"][what] / ways["backfill"][what]) for ways in both])
         for what in ("episodes", "seconds")
     }
 
 
-def _interval(logs: list[float]) -> dict[str, Any] | None:
+def interval_of(logs: list[float]) -> dict[str, Any] | None:
     """The geometric mean of ratios over the seeds, with its 95 % interval (Student's t) from two seeds on."""
     if not logs:
         return None

@@ -8,12 +8,15 @@ the loss. What is trained on is the pass without dead rows, so a run is the run 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from _signal_sampling import interval_of
 
 if __name__ == "__main__":
     from toolgrpo.startup import prepare
@@ -58,6 +61,9 @@ def show(results: dict[str, Any]) -> None:
             f"{run['seed']:>5} {seconds['whole']:>7.3f} {seconds['live']:>7.3f} {run['faster']:>6.2f}x "
             f"{run['rows_skipped']:>13.2f} {run['largest_gradient_gap']:>13.1e} {run['largest_gradient']:>9.1e}"
         )
+    over_seeds = interval_of([math.log(run["faster"]) for run in results["runs"]])
+    if over_seeds is not None and over_seeds["interval"] is not None:
+        print("{:.2f} [{:.2f}, {:.2f}] times faster".format(over_seeds["times_fewer"], *over_seeds["interval"]))
 
 
 # --- in the process of one seed --------------------------------------------------------------------------------------

@@ -51,11 +51,12 @@ def humaneval(name: str, factor: int) -> dict[str, Any]:
 def with_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Sets how many workers the reward has, in a sandbox that it opens for this test."""
     module = import_module("toolgrpo.rewards.code_exec")
-    shared = module._Shared
+    shared = module._SHARED
     monkeypatch.setattr(shared, "_sandbox", None)
 
     def choose(count: int) -> None:
         monkeypatch.setattr(module, "_WORKERS", count)
+        monkeypatch.setattr(shared, "_workers", count)
 
     yield choose
     if shared._sandbox is not None:

@@ -248,7 +248,7 @@ def short_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
                 kills += 1
                 os.pwrite(counter.fileno(), f"oom_kill {kills:09}\n".encode(), 0)
 
-    shared = import_module("toolgrpo.rewards.code_exec")._Shared
+    shared = import_module("toolgrpo.rewards.code_exec")._SHARED
     monkeypatch.setattr(launch, "VMSTAT", file)
     monkeypatch.setattr(shared, "_sandbox", None)
     thread = threading.Thread(target=count)

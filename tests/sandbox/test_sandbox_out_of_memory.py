@@ -15,7 +15,7 @@ import pytest
 
 from toolgrpo.errors import SandboxError
 from toolgrpo.rewards import get_reward
-from toolgrpo.rewards.code_exec import _Shared
+from toolgrpo.rewards.code_exec import _SHARED
 from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import RunStatus, Sandbox
 from toolgrpo.sandbox.client import host_process
@@ -120,7 +120,7 @@ def test_a_run_that_kills_itself_is_killed_whatever_the_kernel_did_meanwhile(cou
 
 
 def test_code_exec_scores_no_program_that_the_kernel_killed(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Shared, "_sandbox", None)
+    monkeypatch.setattr(_SHARED, "_sandbox", None)
     program = f"{rest()}def twice(x):\n    return 2 * x"
     completion = [{"role": "assistant", "content": f"```python\n{program}\n```"}]
     scores: list[Score] = []
@@ -131,19 +131,19 @@ def test_code_exec_scores_no_program_that_the_kernel_killed(counter: Counter, mo
     thread = threading.Thread(target=score)
     thread.start()
     deadline = time.monotonic() + 120
-    while _Shared._sandbox is None:
+    while _SHARED._sandbox is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    first = _Shared._sandbox
+    first = _SHARED._sandbox
     wait_until_it_runs(first, first._workers)
     counter.count()
     for process in confined(first):
         process.kill()
     thread.join()
     assert scores == [1.0]
-    assert _Shared._sandbox is not first, "scored by a second sandbox"
+    assert _SHARED._sandbox is not first, "scored by a second sandbox"
     first.close()
-    _Shared._sandbox.close()
+    _SHARED._sandbox.close()
 
 
 def test_where_nothing_counts_a_killed_run_is_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,3 +201,52 @@ def test_an_episode_without_room_for_a_token_never_reaches_a_reward(tmp_path: Pa
     trainer = tiny_trainer(tmp_path / "many", by_length, lengths, **run)
     with pytest.raises(TooManyDroppedError, match="4 x no_room: the prompt with what the environment's reset returned"):
         trainer.train()
+
+
+@pytest.mark.parametrize("who", ["environment_lost", "no_reward", "reward"])
+def test_dropped_episodes_of_groups_that_are_drawn_leave_their_group_too(tmp_path: Path, who: str) -> None:
+    """Of question 0 one episode is left, so the group is dead and replaced; of the others one is dropped each."""
+
+    asked: dict[str, int] = {}
+
+    def is_dropped(question: str) -> bool:
+        asked[question] = asked.get(question, 0) + 1
+        return asked[question] <= (3 if question == "0" else 1)
+
+    def lost(row: Any) -> float:
+        if is_dropped(row["answer"]):
+            raise EnvironmentLost("it died")
+        return 0.0
+
+    def reward(completions: list[Any], answer: list[str], trajectories: list[Any], **_: Any) -> list[Any]:
+        given: list[Any] = [float(len(t.ids) + place) for place, t in enumerate(trajectories)]
+        if who in ("reward", "no_reward"):
+            instead = DropEpisode("unclear") if who == "reward" else None
+            given = [instead if is_dropped(n) else value for n, value in zip(answer, given, strict=True)]
+        return given
+
+    tools = ScriptedTools({}, reward=lost) if who == "environment_lost" else None
+    trainer = tiny_trainer(
+        tmp_path,
+        reward,
+        lengths,
+        kind=Seen,
+        parts={"tools": tools},
+        max_steps=1,
+        max_turn_tokens=30,
+        dynamic_sampling="backfill",
+        shuffle_dataset=False,
+        max_dropped_share=0.5,
+    )
+    trainer.train()
+    trainer.close()
+    (log, *_) = trainer.state.log_history
+    assert log["sampling/groups_drawn"] == 3 and log["sampling/live_rate"] == pytest.approx(2 / 3)
+    assert log["dropped/episodes"] == log[f"dropped/{who}"] == 3 + 1 + 1
+    (inputs,) = trainer.seen
+    trained = (inputs["completion_mask"] * inputs["tool_mask"]).sum(1)
+    advantages = inputs["advantages"].tolist()
+    assert sum(int(n) == 0 for n in trained) == 2 and all(
+        (int(n) == 0) == (advantage == 0.0) for n, advantage in zip(trained, advantages, strict=True) if int(n) == 0
+    )
+    assert sum(advantages) == pytest.approx(0.0, abs=1e-5) and sum(map(bool, advantages)) >= 4

@@ -16,19 +16,19 @@ __all__ = ["RandomNumbers"]
 class RandomNumbers:
     """Where Python's, NumPy's and PyTorch's generators were, those of the accelerators too."""
 
-    python: Any
-    numpy: Any
-    torch: torch.Tensor
+    of_python: Any
+    of_numpy: Any
+    cpu: torch.Tensor
     cuda: tuple[torch.Tensor, ...]
 
     @classmethod
     def now(cls) -> Self:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), tuple(cuda))
 
     def restore(self) -> None:
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+        torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
