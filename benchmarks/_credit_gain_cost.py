@@ -43,7 +43,7 @@ def measure(quick: bool) -> dict[str, Any]:
         shared = SharedPass(mode="on")
         scored = shared.score_completions(model, rows, torch.ones_like(rows), width, unwrapped=model)
         assert scored is not None
-        scored.logps.mean().backward()
+        scored.logps.mean().backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         model.zero_grad()
 
     def ask() -> None:

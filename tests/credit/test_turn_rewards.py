@@ -41,7 +41,7 @@ def test_gold_call_pays_for_each_gold_call_once() -> None:
     gold = [{"name": "look", "arguments": {"at": 1}}, {"name": "look", "arguments": {"at": 2}}]
     again = said('call look {"at": "1"}', 'call look {"at": 1}', 'call look {"at": 2}', "end")
     reward = get_turn_reward("gold_call")
-    rows = [{"gold_calls": gold}, {"gold_calls": None}, {"gold_calls": []}]
+    rows: list[dict[str, Any]] = [{"gold_calls": gold}, {"gold_calls": None}, {"gold_calls": []}]
     assert reward(rows, [again, again, again]) == [(0.5, 0.0, 0.5, 0.0), (0.0,) * 4, (0.0,) * 4]
     with pytest.raises(
         RewardError, match=r"asks for 'gold_calls', which the data does not have. There is: trajectories"

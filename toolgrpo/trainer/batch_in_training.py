@@ -208,7 +208,7 @@ class BatchInTraining:
             trained = batch.trajectories if self._drawn is None else self._drawn.trajectories
             numbers = [int(trajectory.metadata["episode"]) for trajectory in trained]
             # A group that was drawn may be trained on in another process than the one it ran in.
-            of_turns = self._credit.of_turns or [None] * len(numbers)
+            of_turns: Sequence[tuple[float, ...] | None] = self._credit.of_turns or [None] * len(numbers)
             own = dict(zip(numbers, zip(trl_batch.advantages_of(output), of_turns, strict=True), strict=True))
             parts = [own] if self._drawn is None else gather_object([own])
             advantages = {number: advantage for part in parts for number, advantage in part.items()}
