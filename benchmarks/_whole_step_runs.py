@@ -207,6 +207,7 @@ def train_ours(model: str, n: int, clock: Clock, staleness: int) -> int:
         record_episodes=RecordedShare(False),
         quiet=True,
     )
+    made: list[Any] = []
     trainer = ToolGRPOTrainer(
         model,
         reward,
@@ -215,8 +216,9 @@ def train_ours(model: str, n: int, clock: Clock, staleness: int) -> int:
         processing_class=tokenizer,
         tools=folder / "wait_tool.py",
         chat=decisions,
-        callbacks=[timing(clock, lambda: trainer.rollout_seconds)],
+        callbacks=[timing(clock, lambda: made[0].rollout_seconds)],
     )
+    made.append(trainer)
     try:
         trainer.train()
         return int(trainer.n_episodes)

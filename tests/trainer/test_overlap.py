@@ -74,7 +74,7 @@ def run(
         **{"max_steps": 5, "rollout_correction": "auto", **changes},
     )
     for one in callbacks:
-        one.trainer = trainer  # type: ignore[attr-defined]
+        one.trainer = trainer
     try:
         trainer.train(resume_from_checkpoint=resume)
     finally:

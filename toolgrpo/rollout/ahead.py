@@ -158,12 +158,15 @@ def _run(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
 
 async def _ended(rollouts: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel rollouts and wait until each has let go of everything; then what is left on the loop."""
+    await _cancelled({*rollouts})
     own = asyncio.current_task()
-    for some in (lambda: set(rollouts), asyncio.all_tasks):
-        others = some() - {own}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+    await _cancelled({task for task in asyncio.all_tasks() if task is not own})
+
+
+async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _tell(observers: Observers, began: RolloutBegan, rows: Sequence[Row], result: RolloutResult) -> None:

@@ -340,7 +340,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             self._claim.release()
             self._claim = None
         if parts.get("_ahead") is not None:
-            self._ahead.stop()
+            parts["_ahead"].stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:

@@ -47,4 +47,5 @@ def open_ahead(trainer: Any) -> BatchesAhead:
 def _batches_left(trainer: Any) -> int:
     args = trainer.args
     micro_batches = trainer.state.max_steps * args.gradient_accumulation_steps - trainer._step
-    return math.ceil(micro_batches / (args.steps_per_generation * trainer.num_iterations))
+    in_a_batch = args.steps_per_generation * trainer.num_iterations
+    return math.ceil(float(micro_batches / in_a_batch))
