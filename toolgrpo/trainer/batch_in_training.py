@@ -88,7 +88,8 @@ class BatchInTraining:
         """Return what TRL makes of a generation batch, as its loss shall see it."""
         drawing = self._drawing if self._mode == "train" else None
         self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
-        self._rows = inputs = inputs if drawn is None else [dict(row) for row in drawn.rows]
+        # copies: TRL writes the extra fields of an episode into the rows that it scores
+        self._rows = inputs = [dict(row) for row in (inputs if drawn is None else drawn.rows)]
         output = of_trl(inputs)
         if drawn is not None:
             reward_seam.log_drawn(self._trainer, drawn)
