@@ -32,6 +32,9 @@ def main() -> None:
     finance = _unlike(lambda rng: _finance(rng), {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 80)})
     for split, rows in finance.items():
         _write(HERE / f"financial_generated_{split}.jsonl", rows)
+    _write(
+        HERE / "financial_loans_train.jsonl", [row for row in finance["train"] if row["expected_tools"][0] in _LOANS]
+    )
     products = _products(random.Random(TRAINING_SEED))
     for product in products:
         (HERE / "handbook" / f"{product['slug']}.md").write_text(_document(product))
@@ -213,6 +216,7 @@ _FINANCE: dict[str, Callable[[random.Random], tuple[str, Row]]] = {
     "retirement_projection": _retirement,
     "tax_lot_gains": _lots,
 }
+_LOANS = ("loan_amortization", "mortgage_refinance")  # the questions of a small model on a CPU
 in_stock = import_file(TOOLS / "handbook_api.py").in_stock
 _FUNCTIONS = {
     tool.spec.name: tool for tool in load_functions(PluginSource(path=str(TOOLS / "financial_tools_complex.py")))

@@ -46,7 +46,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     (tmp_path / "tools_funcs").symlink_to(ROOT / "tools_funcs")
     subprocess.run([sys.executable, str(copy / "generate.py")], check=True, timeout=300, env={**os.environ})
     made = sorted(path.relative_to(copy) for path in copy.rglob("*") if path.suffix in (".jsonl", ".md"))
-    assert len(made) == 2 + 2 * len(KINDS) + 1 + 24
+    assert len(made) == 2 + 1 + 2 * len(KINDS) + 1 + 24
     for path in made:
         assert (copy / path).read_text() == (DATA / path).read_text(), path
 

@@ -120,7 +120,7 @@ CASES: dict[str, str] = {
         f"test_warning_raised_sequence_level_with_token_summed_loss[{name}]": "TRL's: a warning, which it gives as it is"
         for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
     },
-    "test_prepare_input_called_with_correct_data": "TRL's: its sampler and its loop, which run as they are",
+    "test_prepare_input_called_with_correct_data": "test the_rows_of_the_data_are_left_as_they_are",
     "test_dataset_required_without_environment": "test no_rows_are_refused",
     "test_mismatched_reward_processing_classes_length": "test text_with_a_reward_model",
     "test_correct_reward_processing_classes_list": "test text_with_a_reward_model",
@@ -309,6 +309,20 @@ def test_raw_text_stays_text(tmp_path: Path) -> None:
         assert TOKENIZER.decode(request.ids) in {row["prompt"] for row in TEXTS}, "no template around it"
     (graded,) = trainer_measure(tmp_path / "again", reward)
     assert graded == len("word ")
+
+
+def test_the_rows_of_the_data_are_left_as_they_are(tmp_path: Path) -> None:
+    trainer: Any = job(tmp_path, by_length, text_prompts="raw")
+    step, seen = trainer.training_step, list[Mapping[str, Any]]()
+
+    def training_step(model: Any, inputs: Any, *others: Any) -> Any:
+        result = step(model, inputs, *others)
+        seen.extend(inputs)
+        return result
+
+    trainer.training_step = training_step
+    trained(trainer)
+    assert seen and all(row.keys() == {"prompt"} for row in seen)
 
 
 def trainer_measure(folder: Path, reward: Any) -> list[float | None]:

@@ -100,11 +100,12 @@ class BatchInTraining:
         drawing = self._drawing if self._mode == "train" else None
         self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
         if drawn is not None:
-            inputs = [dict(row) for row in drawn.rows]
+            inputs = list(drawn.rows)
         elif self._ahead is not None and self._mode == "train":
             self._ran = self._ahead.take(len(inputs))
-            inputs = [dict(one.row) for one in self._ran.episodes]
-        self._rows = inputs
+            inputs = [one.row for one in self._ran.episodes]
+        # copies: TRL writes the extra fields of an episode into the rows that it scores
+        self._rows = inputs = [dict(row) for row in inputs]
         output = of_trl(inputs)
         if drawn is not None:
             reward_seam.log_drawn(self._trainer, drawn)
