@@ -246,8 +246,9 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
-    one = launch("--config", "f", LAUNCH="single_gpu").stdout
-    assert one == "0|launch --quiet --config_file recipes/accelerate/single_gpu.yaml recipes/train.py --config f\n"
+    assert launch("--config", "f", LAUNCH="single_gpu").stdout == (
+        "0|launch --quiet --config_file recipes/accelerate/single_gpu.yaml recipes/train.py --config f\n"
+    )
     assert launch("--config", "f", LAUNCH="single_gpu", CUDA_VISIBLE_DEVICES="2,3").stdout.startswith("2|")
     assert "multi_gpu.yaml --num_processes 4 recipes" in launch("--config", "f").stdout
     wrong = launch(LAUNCH="gpu")

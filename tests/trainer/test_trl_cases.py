@@ -414,8 +414,8 @@ def test_rows_that_stream(tmp_path: Path) -> None:
     assert (trainer.args.dataloader_num_workers, trainer.args.accelerator_config.dispatch_batches) == (0, False)
     assert trained(trainer)["reward"] is not None
     with pytest.raises(ValueError, match="Iterable datasets require `dispatch_batches=False`"):
-        settings = {"accelerator_config": {"dispatch_batches": True}}
-        job(tmp_path, by_length, None, text_prompts="raw", parts={"train_dataset": rows}, **settings).close()
+        given: Any = {"accelerator_config": {"dispatch_batches": True}, "parts": {"train_dataset": rows}}
+        job(tmp_path, by_length, None, text_prompts="raw", **given).close()
     parts = {"eval_dataset": rows}
     trainer = job(tmp_path, by_length, text_prompts="raw", parts=parts, dataloader_num_workers=2)
     assert trainer.args.dataloader_num_workers == 2, "only the evaluation streams"

@@ -25,7 +25,7 @@ from accelerate.utils import gather_object
 
 from toolgrpo.credit.turn_rewards import TurnWorth
 from toolgrpo.rollout import RolloutBatch, Rollouts
-from toolgrpo.rollout.batch import Mode
+from toolgrpo.rollout.batch import Mode, Row
 from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
 from toolgrpo.trainer.batch_credit import BatchCredit
 from toolgrpo.trainer.batch_signal import BatchSignal
@@ -99,13 +99,14 @@ class BatchInTraining:
         """Return what TRL makes of a generation batch, as its loss shall see it."""
         drawing = self._drawing if self._mode == "train" else None
         self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
+        rows: Sequence[Row] = inputs
         if drawn is not None:
-            inputs = list(drawn.rows)
+            rows = drawn.rows
         elif self._ahead is not None and self._mode == "train":
             self._ran = self._ahead.take(len(inputs))
-            inputs = [one.row for one in self._ran.episodes]
+            rows = [one.row for one in self._ran.episodes]
         # copies: TRL writes the extra fields of an episode into the rows that it scores
-        self._rows = inputs = [dict(row) for row in inputs]
+        self._rows = inputs = [dict(row) for row in rows]
         output = of_trl(inputs)
         if drawn is not None:
             reward_seam.log_drawn(self._trainer, drawn)
