@@ -236,6 +236,7 @@ def main() -> None:
     episodes = train_trl(model, n, clock) if kind == "TRL" else train_ours(model, n, clock, int(kind))
     found = {"seconds": clock.seconds, "rollout_s": clock.rollout_s, "episodes": episodes, "steps": clock.steps}
     target.write_text(json.dumps(found))
+    os._exit(0)  # the vLLM inside TRL's trainer is never ended, and the process would wait for it
 
 
 if __name__ == "__main__":
