@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import sys
 import tempfile
@@ -235,10 +236,15 @@ def main() -> None:
     episodes = train_trl(model, n, clock) if kind == "TRL" else train_ours(model, n, clock, int(kind))
     found = {"seconds": clock.seconds, "rollout_s": clock.rollout_s, "episodes": episodes, "steps": clock.steps}
     target.write_text(json.dumps(found))
+    os._exit(0)  # the vLLM inside TRL's trainer is never ended, and the process would wait for it
 
 
 if __name__ == "__main__":
     from toolgrpo.startup import prepare
 
     prepare()
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     main()

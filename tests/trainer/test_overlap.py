@@ -132,8 +132,11 @@ def test_the_transformers_engine_decodes_with_a_copy_and_its_tokens_are_correcte
         max_completion_length=20,
         learning_rate=3e-3,
         vllm_importance_sampling_mode="sequence_mask",
+        prefix_sharing="on",  # which changes the trainer's attention while the copy decodes
         **AHEAD,
     )
+    copy = trainer.engine._get_model()
+    assert copy is not trainer.model and copy.config is not trainer.model.config
     assert trainer.correction.method == "bypass"
     logs = [log for log in trainer.state.log_history if "loss" in log]
     assert logs[0]["correction/k3"] < 1e-6 < logs[1]["correction/k3"], (

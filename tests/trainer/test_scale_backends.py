@@ -70,6 +70,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "every_row": {"alike_in": [0, 2], "config": {"skip_dead_rows": "off", "steps_per_generation": 2, "max_steps": 4}},
     "live_rows": {"alike_in": [0, 2], "config": {"steps_per_generation": 2, "max_steps": 4}},
     "decoded": {"engine": "transformers"},
+    "ahead": {"engine": "transformers", "config": {"max_staleness": 1, "max_steps": 4}},
     "whole": {"config": SAVING},
     "stopped": {"config": SAVING, "stop_after": 3},
     "resumed": {"into": "stopped", "config": {**SAVING, "resume_from_checkpoint": "auto"}},
@@ -173,6 +174,13 @@ def test_all_processes_train_one_model_on_episodes_of_their_own(backend: tuple[s
         assert results and all(r["error"] is None for r in results), "the tool ran, in each process"
         numbers += [episode["metadata"]["episode"] for episode in episodes]
     assert sorted(numbers) == list(range(24))
+
+
+def test_processes_whose_rollouts_run_ahead_take_the_same_steps(backend: tuple[str, Launch]) -> None:
+    _, runs = backend
+    first, second = runs.result("ahead", 0), runs.result("ahead", 1)
+    assert first["steps"] == second["steps"] == 4 and first["losses"] == second["losses"]
+    assert first["weights"] == second["weights"] and first["n_episodes"] == 32
 
 
 def test_no_process_waits_for_another_inside_a_rollout(backend: tuple[str, Launch]) -> None:

@@ -5,6 +5,7 @@ An engine is a file with its options, a builder here, and a row in `ENGINES`.
 
 from __future__ import annotations
 
+import copy
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -157,7 +158,8 @@ def _transformers(policy: Policy, options: EngineOptions) -> Engine:
                 f"{policy.backend} splits the parameters, and the policy's weights are packed (4 or 8 bits), which the "
                 f"engine's whole copy cannot be; use DDP or ZeRO-2, or leave --load_in_4bit and --load_in_8bit out"
             )
-        replica = type(base)(base.config).to(policy.device, policy.dtype)
+        # With a config of its own: the shared pass names its attention in the trainer's while the copy may decode.
+        replica = type(base)(copy.deepcopy(base.config)).to(policy.device, policy.dtype)
         return ReplicaEngine(replica, max_model_len=asked.max_model_len, max_rows=asked.max_rows, seed=asked.seed)
     if not policy.is_quantized:
         base.to(policy.device)  # DeepSpeed does it when training begins; episodes may come before
