@@ -87,7 +87,8 @@ def test_the_lines_in_a_pipe_stand_alone(learns_nothing: tuple[Any, str, Path]) 
     lines = shown.splitlines()
     assert [line.split(" ")[0] for line in lines[:5]] == ["model", "data", "tools", "reward", "engine"]
     assert "add(a, b)" in shown or "add(" in lines[2]
-    assert lines[5].split()[:3] == ["step", "reward", "success"]
+    assert lines[5].startswith("off-policy correction: ")
+    assert lines[6].split()[:3] == ["step", "reward", "success"]
     assert [line.split()[0] for line in lines if line.strip()[:1].isdigit()] == [f"{n}/5" for n in range(1, 6)]
     assert "{'" not in shown and "\x1b" not in shown
 

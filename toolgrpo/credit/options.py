@@ -88,6 +88,10 @@ class CreditOptions:
         for name, values in (("turn_reward_weights", weights or ()), ("anchor_weight", (self.anchor_weight,))):
             if not all(isfinite(value) for value in values):
                 raise ConfigError(f"{name} must be finite, got {values}")
+        if self.anchor_weight < 0:
+            raise ConfigError(
+                f"anchor_weight must be at least 0 (below, the worse of two turns would be paid), got {self.anchor_weight}"
+            )
         if not 0 < self.credit_gamma <= 1:
             raise ConfigError(f"credit_gamma must be above 0 and at most 1, got {self.credit_gamma}")
         if INFO_GAIN in names and "{answer}" not in self.info_gain_text:
