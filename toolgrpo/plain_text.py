@@ -37,6 +37,8 @@ def plain_json(json_text: str) -> str:
     Outside of its strings JSON is ASCII, so each character that is replaced stands in a string,
     where `\\uXXXX` is the same.
     """
+    if json_text.isascii() and "\x7f" not in json_text:  # nearly always; and looking costs a tenth
+        return json_text
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", json_text)
 
 

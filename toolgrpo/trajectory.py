@@ -254,20 +254,22 @@ class Trajectory:
         """
         return copy.deepcopy(list(self.messages)) or [{"role": "assistant", "content": ""}]
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self, *, shared: bool = False) -> dict[str, Any]:
         """Return a JSON-ready dict; `from_record` gives back an equal trajectory.
 
         Not by `asdict`, which copies every token for itself: recording would cost ten times as
-        much. What can be changed is copied.
+        much. What can be changed is copied, unless the record may be `shared`: for whoever writes
+        it down at once.
         """
+        copied = (lambda value: value) if shared else _copied
         record = _fields(self)
-        record["messages"] = _copied(self.messages)
-        record["metadata"] = _copied(dict(self.metadata))
+        record["messages"] = copied(self.messages)
+        record["metadata"] = copied(dict(self.metadata))
         record["turns"] = tuple(
             _fields(turn)
             | {
                 "attempts": tuple(
-                    _fields(attempt) | {"arguments": _copied(attempt.arguments)} for attempt in turn.attempts
+                    _fields(attempt) | {"arguments": copied(attempt.arguments)} for attempt in turn.attempts
                 ),
                 "results": tuple(_fields(result) for result in turn.results),
             }

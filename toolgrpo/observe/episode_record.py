@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolgrpo.observe.records import SCHEMA, prompt_id, prompt_messages
-from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
+from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Row, Scored
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["batch_records", "group_number", "segments"]
@@ -20,8 +20,8 @@ def batch_records(batch: RolloutBatch, first_number: int = 0) -> list[dict[str, 
     An episode without a number of its own gets one, from `first_number` on.
     """
     return [
-        _record(batch, episode, _number(batch, place, first_number), group_number(batch, place, first_number))
-        for place, episode in enumerate(batch.episodes)
+        _record(batch, episode, _number(batch, place, first_number), group_number(batch, place, first_number), question)
+        for place, (episode, question) in enumerate(zip(batch.episodes, _prompt_ids(batch), strict=True))
     ]
 
 
@@ -34,18 +34,32 @@ def _number(batch: RolloutBatch, place: int, first_number: int) -> int:
     return int(batch.episodes[place].trajectory.metadata.get("episode", first_number + place))
 
 
-def _record(batch: RolloutBatch, episode: Scored, number: int, group: int) -> dict[str, Any]:
+def _prompt_ids(batch: RolloutBatch) -> list[str]:
+    """Return the name of each episode's question, made once where several in a row have the same."""
+    names: list[str] = []
+    before: Row | None = None
+    for episode in batch.episodes:
+        if before is None or episode.row != before:
+            before = episode.row
+            row = {name: value for name, value in before.items() if name != "prompt"}
+            names.append(prompt_id(before.get("prompt"), row))
+        else:
+            names.append(names[-1])
+    return names
+
+
+def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, question: str) -> dict[str, Any]:
     trajectory = episode.trajectory
     row = {name: value for name, value in episode.row.items() if name != "prompt"}
     prompt = episode.row.get("prompt")
-    whole = trajectory.to_record()
+    whole = trajectory.to_record(shared=True)
     return {
         "schema": SCHEMA,
         "step": batch.step,
         "mode": batch.mode,
         "episode": number,
         "group": group,
-        "prompt_id": prompt_id(prompt, row),
+        "prompt_id": question,
         "success": episode.success,
         "reward_given": episode.total,
         "rewards": dict(episode.rewards),

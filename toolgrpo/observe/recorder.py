@@ -176,5 +176,9 @@ def _beside(path: Path, kind: str) -> Path:
     return path.with_name(f"{kind}{stem.removeprefix('episodes')}.jsonl")
 
 
+# A record is a tree of what JSON holds; looking for circles in it would cost a fifth of the writing.
+_encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False).encode
+
+
 def _line(record: Mapping[str, Any]) -> str:
-    return plain_json(json.dumps(record, ensure_ascii=False, default=str)) + "\n"
+    return plain_json(_encode(record)) + "\n"
