@@ -31,11 +31,32 @@ def take(run: Path, name: str, to: Path) -> None:
                     browser.picture(to / f"{name}_{view}_{size}_{'dark' if dark else 'light'}.png")
 
 
+def take_for_docs(run: Path, to: Path) -> None:
+    """Take the three pictures that README and docs/report.md show: of a live group, and of its worst episode."""
+    page = build_report([run]).path
+    with Chromium() as browser:
+
+        def show(address: str, width: int, height: int) -> None:
+            browser.look(width, height)
+            browser.open("about:blank", until="location.href === 'about:blank'")
+            browser.open(page.as_uri() + address)
+
+        show("#/overview", 1280, 1010)
+        browser.picture(to / "report_overview.png")
+        show("#/groups?step=20&kind=live", 1280, 900)
+        show(str(browser.run("document.querySelector('main a.question').getAttribute('href')")), 1280, 900)
+        browser.picture(to / "report_group.png")
+        episodes = "[...document.querySelectorAll('main a[href*=\"#/episode/\"]')]"
+        show(str(browser.run(f"{episodes}.at(-1).getAttribute('href')")) + "?view=tokens", 1100, 760)
+        browser.picture(to / "report_tokens.png")
+
+
 if __name__ == "__main__":
     from tests.report.failing_run import run_with_every_error
 
     target = Path(sys.argv[2])
     target.mkdir(parents=True, exist_ok=True)
+    take_for_docs(Path(sys.argv[1]), target)
     take(Path(sys.argv[1]), "run", target)
     with tempfile.TemporaryDirectory() as folder:
         take(run_with_every_error(Path(folder)), "errors", target)
