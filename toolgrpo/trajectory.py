@@ -16,7 +16,7 @@ This module imports nothing heavier than the standard library.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -261,7 +261,7 @@ class Trajectory:
         much. What can be changed is copied, unless the record may be `shared`: for whoever writes
         it down at once.
         """
-        copied = (lambda value: value) if shared else _copied
+        copied: Callable[[Any], Any] = (lambda value: value) if shared else _copied
         record = _fields(self)
         record["messages"] = copied(self.messages)
         record["metadata"] = copied(dict(self.metadata))

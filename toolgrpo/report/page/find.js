@@ -50,7 +50,7 @@ async function findView(wanted) {
 let waiting = null;
 function later(action) {
   clearTimeout(waiting);
-  waiting = setTimeout(action, 200);
+  waiting = setTimeout(action, 100);
 }
 
 function episodeTable(found, wanted, set) {
