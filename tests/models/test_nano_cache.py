@@ -13,19 +13,10 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.errors import ModelError
-from toolgrpo.models.nano import NanoRecipe, ensure_nano, nano_path
-from toolgrpo.models.nano.recipe import Phase
+from toolgrpo.models.nano import ensure_nano, nano_path
+from toolgrpo.testing.mini_nano import MINI_NANO
 
-MINI = NanoRecipe(
-    hidden_size=32,
-    intermediate_size=64,
-    layers=1,
-    heads=1,
-    kv_heads=1,
-    phases=(Phase(name="mini", steps=2, calls={1: 1.0}, canonical=1.0),),
-    toolsets_per_step=1,
-    examples_per_toolset=2,
-)
+MINI = replace(MINI_NANO, phases=(replace(MINI_NANO.phases[0], steps=2),))
 pytestmark = pytest.mark.timeout(900)
 QUIET = Console(quiet=True)
 

@@ -106,35 +106,27 @@ class EnvironmentSession:
         """
         if not self._spec.gives_reward:
             return None
+        return _as_reward(await self._said({"op": "reward"}, "its reward method"), self._spec.name)
+
+    async def after_turn(self) -> AfterTurn:
+        """Return what the instance says after the calls of a turn, if its class has anything to say."""
+        said = {method: await self._said({"op": "by_step", "method": method}, method) for method in self._spec.by_step}
+        reward = said.get("step_reward")
+        return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), said.get("state_key"))
+
+    async def _said(self, message: Mapping[str, Any], what: str) -> str:
+        """Return what a method of the instance gives; one that is gone is `EnvironmentLost`."""
         if self._worker is None:
             raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
-        reply = await self._ask({"op": "reward"}, self._timeout_s)
+        reply = await self._ask(message, self._timeout_s)
         if reply.error in _GONE:
-            self._lose(f"its reward method: {reply.text}")
+            self._lose(f"{what}: {reply.text}")
             raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
         if reply.error is ToolErrorKind.DROPPED:
             raise DropEpisode(reply.text)
         if reply.error is not None:
-            raise PluginError(f"environment {self._spec.name}: the reward method failed: {reply.text}")
-        return _as_reward(reply.text, self._spec.name)
-
-    async def after_turn(self) -> AfterTurn:
-        """Return what the instance says after the calls of a turn, if its class has anything to say."""
-        said: dict[str, Any] = {}
-        for method in self._spec.by_step:
-            if self._worker is None:
-                raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
-            reply = await self._ask({"op": "by_step", "method": method}, self._timeout_s)
-            if reply.error in _GONE:
-                self._lose(f"{method}: {reply.text}")
-                raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
-            if reply.error is ToolErrorKind.DROPPED:
-                raise DropEpisode(reply.text)
-            if reply.error is not None:
-                raise PluginError(f"environment {self._spec.name}: {method} failed: {reply.text}")
-            said[method] = reply.text
-        reward = said.get("step_reward")
-        return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), said.get("state_key"))
+            raise PluginError(f"environment {self._spec.name}: {what} failed: {reply.text}")
+        return reply.text
 
     async def close(self) -> None:
         """Let the instance clean up, within a short time, and end its process."""
