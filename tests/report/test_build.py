@@ -18,6 +18,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.report.build import build_report
 from toolgrpo.report.episode_data import TEXT_LIMIT
+from toolgrpo.report.html import PageWriter
 from toolgrpo.testing.recorded_run import record_run
 
 
@@ -53,8 +54,9 @@ class Page(HTMLParser):
             self.styles.append(data)
 
     def value(self, name: str | int) -> Any:
-        packed = self.blocks[name if isinstance(name, str) else f"c{name}"]
-        return json.loads(zlib.decompress(base64.b64decode(packed)))
+        if not isinstance(name, str):
+            return self.value(f"c{name // 1000}")[name % 1000]
+        return json.loads(zlib.decompress(base64.b64decode(self.blocks[name])))
 
 
 def page_of(path: Path) -> Page:
@@ -95,6 +97,22 @@ def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) 
     assert {one["label"] for one in described["measured"]} == {"before (greedy)", "after (greedy)"}
     dead = next(one for one in described["sums"] if one["mode"] == "train" and one["step"] == 0)
     assert dead["groups"] == [1, 1, 0] and dead["causes"] == {"raised": 1}
+
+
+def test_small_texts_of_many_steps_share_a_block_and_tokens_stand_alone(run: Path, tmp_path: Path) -> None:
+    page = page_of(build_report([run], tmp_path / "report.html").path)
+    chunks = page.value("index")["runs"][0]["chunks"]
+    texts, tokens = ({chunk[kind] // 1000 for chunk in chunks} for kind in ("texts", "tokens"))
+    assert len(chunks) > 2 and len(texts) == 1 and len(tokens) == len(chunks) and not texts & tokens
+
+
+def test_pieces_begin_another_block_when_theirs_is_large(tmp_path: Path) -> None:
+    page = PageWriter(tmp_path / "report.html", "pieces")
+    numbers = [page.piece({"text": "x" * 90_000}, alone=False) for _ in range(5)]
+    page.finish({"numbers": numbers})
+    assert [number // 1000 for number in numbers] == [0, 0, 0, 1, 1]
+    written = page_of(tmp_path / "report.html")
+    assert all(written.value(number) == {"text": "x" * 90_000} for number in written.value("index")["numbers"])
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(run: Path, tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def iter_episodes(path: Path | str) -> Iterator[Record]:
                 yield _as_of_today(record)
 
 
-def iter_tokens(folder: Path) -> Iterator[Record]:
-    """Yield what the training pass saw of single episodes, of all processes."""
-    for file in episode_files(folder, "tokens"):
+def iter_tokens(path: Path) -> Iterator[Record]:
+    """Yield what the training pass saw of single episodes: a process's file, or all of a folder."""
+    for file in episode_files(path, "tokens") if path.is_dir() else [path]:
         yield from _objects(file)
 
 

@@ -59,11 +59,11 @@ def _write(
     episodes = Episodes()
     runs = []
     for number, place in enumerate(places):
-        run = read_run(place, number, episodes, page.chunk, most_episodes=most_episodes)
+        run = read_run(place, number, episodes, page.piece, most_episodes=most_episodes)
         run.name = folders[number].resolve().name
         runs.append(run)
     described = [
-        {**_run_json(run, place), "vocabulary": page.chunk(vocabulary_of(place, run.token_ids))}
+        {**_run_json(run, place), "vocabulary": page.piece(vocabulary_of(place, run.token_ids))}
         for run, place in zip(runs, places, strict=True)
     ]
     page.finish({"version": __version__, "runs": described, "episodes": episodes.as_json()})

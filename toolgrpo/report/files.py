@@ -12,10 +12,10 @@ import heapq
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.line_file import lines_of
@@ -36,8 +36,12 @@ _COLUMNS = (
 )
 
 Record = dict[str, Any]
-WriteChunk = Callable[[dict[str, Any]], int]
-"""Takes a piece of data, keeps it in the page, and returns its number there."""
+
+
+class WritePiece(Protocol):
+    """Takes a piece of data, keeps it in the page, and returns its number there."""
+
+    def __call__(self, value: dict[str, Any], *, alone: bool = True) -> int: ...
 
 
 @dataclass
@@ -123,17 +127,13 @@ def run_folder(folder: Path) -> Path:
 
 
 def read_run(
-    folder: Path, number: int, episodes: Episodes, write: WriteChunk, *, most_episodes: int = MOST_EPISODES
+    folder: Path, number: int, episodes: Episodes, write: WritePiece, *, most_episodes: int = MOST_EPISODES
 ) -> RunPieces:
     """Read a run from its files; `number` is its place among the runs of the page."""
     run = RunPieces(folder.resolve().name)
     _read_steps(folder, run)
     shown = _steps_shown(folder, most_episodes)
-    seen = {
-        line["episode"]: line
-        for line in iter_tokens(folder)
-        if isinstance(line.get("episode"), int) and (shown is None or line.get("step") in shown)
-    }
+    trained_on = _TokensByStep(folder)
     for batch in _batches(folder):
         run.n_episodes += len(batch)
         first = batch[0]
@@ -144,9 +144,9 @@ def read_run(
         run.sums.append(sums.as_json())
         if mode == "train" and shown is not None and step not in shown:
             continue
-        texts, tokens = _pieces(batch, seen, run.token_ids)
+        texts, tokens = _pieces(batch, trained_on.of_step(step) if mode == "train" else {}, run.token_ids)
         at = {"run": number, "mode": mode, "step": step, "label": label, "n": len(batch)}
-        run.chunks.append({**at, "texts": write(texts), "tokens": write(tokens)})
+        run.chunks.append({**at, "texts": write(texts, alone=False), "tokens": write(tokens)})
         for place, record in enumerate(batch):
             episodes.add(run.chunks[-1]["texts"], place, record)
     return run
@@ -170,6 +170,28 @@ def _batches(folder: Path) -> Iterator[list[Record]]:
     yield from _together(heapq.merge(*streams, key=lambda record: record.get("step") or 0))
     for file in episode_files(folder, "heldout"):
         yield from _together(filter(_usable, iter_episodes(file)))
+
+
+class _TokensByStep:
+    """What the training pass saw of episodes, one step in memory; steps are asked for in order."""
+
+    def __init__(self, folder: Path) -> None:
+        streams = [filter(_is_of_step, iter_tokens(file)) for file in episode_files(folder, "tokens")]
+        self._lines = heapq.merge(*streams, key=lambda line: line["step"])
+        self._next = next(self._lines, None)
+
+    def of_step(self, step: int) -> dict[int, Record]:
+        """Return the lines of this step, by episode."""
+        found: dict[int, Record] = {}
+        while self._next is not None and self._next["step"] <= step:
+            if self._next["step"] == step:
+                found[self._next["episode"]] = self._next
+            self._next = next(self._lines, None)
+        return found
+
+
+def _is_of_step(line: Record) -> bool:
+    return isinstance(line.get("episode"), int) and isinstance(line.get("step"), int)
 
 
 def _usable(record: Record) -> bool:

@@ -1,5 +1,6 @@
 // The data of the page. It stands in blocks <script type="text/plain" id="c0"> that no browser runs:
-// base64 of compressed JSON, decoded when it is looked at. `REPORT` is filled by `openReport`.
+// base64 of compressed JSON, decoded when it is looked at. A block is a list of pieces; piece 2003 is
+// the fourth of block c2. `REPORT` is filled by `openReport`.
 
 const REPORT = { runs: [], chunks: new Map(), rows: {}, groups: [] };
 
@@ -9,6 +10,10 @@ const shownStep = (step) => step + 1;
 const FLAGS = { repeated: 1, void: 2, nocall: 4, cut: 8 };
 
 const unpacked = new Map(); // block name -> promise of its value
+
+const PER_BLOCK = 1000; // as in `html.py`
+const blockOf = (number) => `c${Math.floor(number / PER_BLOCK)}`;
+const piece = async (number, keep = true) => (await unpack(blockOf(number), keep))[number % PER_BLOCK];
 
 function unpack(name, keep = true) {
   if (unpacked.has(name)) return unpacked.get(name);
@@ -49,7 +54,7 @@ async function openReport() {
     run.number = number;
     run.chunks.forEach((chunk) => {
       REPORT.chunks.set(chunk.texts, chunk);
-      tokenBlocks.push(`c${chunk.tokens}`);
+      tokenBlocks.push(blockOf(chunk.tokens));
     });
   });
   findGroups();
@@ -101,7 +106,7 @@ function placeName(at) {
 
 // One episode with all its texts: what `episode_data.py` made of it, its prompt, and where it stands.
 async function episodeOf(row) {
-  const texts = await unpack(`c${REPORT.rows.chunk[row]}`);
+  const texts = await piece(REPORT.rows.chunk[row]);
   const episode = texts.episodes[REPORT.rows.place[row]];
   const prompt = texts.prompts[REPORT.prompts[REPORT.rows.q[row]][0]] || { m: [], row: {} };
   return { ...episode, row, at: atOf(row), prompt: prompt.m, columns: prompt.row };
@@ -111,9 +116,9 @@ async function episodeOf(row) {
 async function tokensOf(row) {
   const at = atOf(row);
   const [tokens, vocabulary, texts] = await Promise.all([
-    unpack(`c${at.tokens}`, false),
-    unpack(`c${REPORT.runs[at.run].vocabulary}`),
-    unpack(`c${at.texts}`),
+    piece(at.tokens, false),
+    piece(REPORT.runs[at.run].vocabulary),
+    piece(at.texts),
   ]);
   const own = tokens.episodes[REPORT.rows.place[row]];
   const episode = texts.episodes[REPORT.rows.place[row]];
@@ -166,7 +171,7 @@ const searchable = new Map(); // chunk -> array by place
 
 async function searchTexts(chunk) {
   if (!searchable.has(chunk)) {
-    const texts = await unpack(`c${chunk}`);
+    const texts = await piece(chunk);
     searchable.set(chunk, texts.episodes.map((episode) => textOf(episode, texts.prompts[episode.q]).toLowerCase()));
   }
   return searchable.get(chunk);
