@@ -38,6 +38,7 @@ from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models.nano import NanoRecipe
 from toolgrpo.named_models import folder_of
+from toolgrpo.observe.own_display import library_bars_off
 from toolgrpo.sft.batches import Example
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
@@ -164,7 +165,8 @@ def run_sft(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, consol
     try:
         if sft.dataset_id_or_path == "nano":
             return _build_nano(config, model, console)
-        return _run(sft, config, model, console)
+        with library_bars_off():
+            return _run(sft, config, model, console)
     finally:
         claim.release()
 
