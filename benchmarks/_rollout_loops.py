@@ -68,7 +68,7 @@ class NativeLoop:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
-        from toolgrpo.engines.vllm_seam import CPU_BLOCK_SIZE
+        from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE
 
         self.latency_s = 0.0
         self._module = module

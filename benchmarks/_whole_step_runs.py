@@ -121,7 +121,8 @@ def train_trl(model: str, n: int, clock: Clock) -> int:
     import trl.trainer.grpo_trainer as module
     from trl import GRPOConfig, GRPOTrainer
 
-    from toolgrpo.engines.vllm_seam import CPU_BLOCK_SIZE, repack_tied_heads, torch_threads_kept
+    from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE
+    from toolgrpo.engines.vllm_seam import repack_tied_heads, torch_threads_kept
 
     if not torch.cuda.is_available():
         generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE)  # as our own engine has it

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.observe.recorder import read_episodes
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine, TransformersOptions
-from toolgrpo.engines.vllm_seam import vllm_available, vllm_is_for_cpu
+from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
 from toolgrpo.errors import ConfigError
 
 

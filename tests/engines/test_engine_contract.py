@@ -66,7 +66,8 @@ def _vllm_server(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 def _vllm_colocate(request: pytest.FixtureRequest) -> Iterator[Subject]:
     from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
-    from toolgrpo.engines.vllm_seam import VLLMOptions, start_vllm
+    from toolgrpo.engines.vllm_options import VLLMOptions
+    from toolgrpo.engines.vllm_seam import start_vllm
 
     model = request.getfixturevalue("tiny_qwen3")(0)
     config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})

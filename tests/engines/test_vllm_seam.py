@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
-from toolgrpo.engines import vllm_seam  # noqa: E402
+from toolgrpo.engines import vllm_options, vllm_seam  # noqa: E402
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
 from toolgrpo.errors import EngineError  # noqa: E402
@@ -25,7 +25,7 @@ def started(tiny_qwen3: Any) -> Iterator[tuple[VLLMColocateEngine, Any, dict[str
     model = tiny_qwen3(0)
     config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
     around = {"function": torch.set_num_threads, "threads": torch.get_num_threads()}
-    options = vllm_seam.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
+    options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
     engine = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
     around["threads after"], around["function after"] = torch.get_num_threads(), torch.set_num_threads
     engine.load_weights(model.named_parameters())
@@ -62,7 +62,7 @@ def largest_difference(model: Any, asked: list[SampleRequest], samples: list[Sam
 
 
 def test_the_installed_vllm_is_a_tested_one(started: Any) -> None:
-    assert vllm_seam.vllm_version() in vllm_seam.TESTED_VERSIONS, (
+    assert vllm_options.vllm_version() in vllm_seam.TESTED_VERSIONS, (
         "add it to TESTED_VERSIONS once all tests pass with it"
     )
 
@@ -78,7 +78,7 @@ def test_torchs_threads_are_put_back(started: Any) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about the CPU")
 def test_a_prefix_is_found_again_in_small_blocks(started: Any) -> None:
     engine = started[0]
-    assert engine._vllm._engine.vllm_config.cache_config.block_size == vllm_seam.CPU_BLOCK_SIZE, (
+    assert engine._vllm._engine.vllm_config.cache_config.block_size == vllm_options.CPU_BLOCK_SIZE, (
         "vLLM no longer takes the block size it is asked for; its own on a CPU is 128 tokens"
     )
 
@@ -195,7 +195,7 @@ def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any
     engine, model, around = started
     other = tiny_qwen3(3)
     config = type(other.config).from_dict({**other.config.to_dict(), "architectures": [type(other).__name__]})
-    options = vllm_seam.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
+    options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
     second = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
     second.load_weights(other.named_parameters())
     asked = [request(n) for n in (3, 30)]

@@ -17,7 +17,7 @@ from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.memory import kv_bytes_per_token
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_seam import VLLMOptions
+from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.rollout.demand import Demand, Window, measure_window, suit
 from toolgrpo.testing.chat import ByteChat
 from toolgrpo.tools import load_tools

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from toolgrpo.chat import resolve_format
-from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards import final_answer
 from toolgrpo.tools import load_tools

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from toolgrpo.engines.vllm_seam import vllm_available
+from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.observe.recorder import episodes_path, read_episodes
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from toolgrpo.engines.base import Engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_seam import vllm_available, vllm_is_for_cpu
+from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 

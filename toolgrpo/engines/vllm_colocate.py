@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
-from toolgrpo.engines.vllm_seam import StepEngine, VLLMOptions
+from toolgrpo.engines.vllm_options import VLLMOptions
+from toolgrpo.engines.vllm_seam import StepEngine
 from toolgrpo.errors import EngineError
 
 if TYPE_CHECKING:

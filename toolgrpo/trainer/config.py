@@ -19,7 +19,7 @@ from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import ENGINES, EngineOptions
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_seam import VLLMOptions
+from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.options import RecordingOptions
