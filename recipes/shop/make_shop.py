@@ -5,7 +5,8 @@ import random
 import sqlite3
 from pathlib import Path
 
-PRODUCTS, HELD_OUT, EXAMPLES = 48, 60, 250
+PRODUCTS, HELD_OUT, EXAMPLES = 48, 120, 250
+PRICE = ("What does article {} cost?", "Which price has article {}?", "Tell me the price of article {}.")
 
 
 def products(rng):
@@ -18,13 +19,14 @@ def questions(goods):
     """Everything that can be asked: a price, or an order of two to nine."""
     for number, article, price in goods:
         of_both = {"product": number, "article": article}
-        yield {
-            "prompt": f"What does article {article} cost?",
-            "answer": str(price),
-            "expected_tools": ["find", "price"],
-            **of_both,
-            "quantity": None,
-        }
+        for words in PRICE:
+            yield {
+                "prompt": words.format(article),
+                "answer": str(price),
+                "expected_tools": ["find", "price"],
+                **of_both,
+                "quantity": None,
+            }
         for quantity in range(2, 10):
             yield {
                 "prompt": f"Order article {article}, {quantity} times.",

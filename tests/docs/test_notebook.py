@@ -16,7 +16,7 @@ from toolgrpo.testing.notebook_kernel import NotebookKernel
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SHOP = Path(__file__).parents[2] / "recipes" / "shop"
-FEWER = {"STEPS_OF_SFT = 90": "STEPS_OF_SFT = 2", "STEPS = 50": "STEPS = 1"}
+FEWER = {"STEPS_OF_SFT = 90": "STEPS_OF_SFT = 2", "STEPS = 100": "STEPS = 1"}
 
 
 def test_the_notebook_of_the_shop(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_the_notebook_of_the_shop(tmp_path: Path) -> None:
                 text = text.replace(old, left.pop(old))
             printed.append(kernel.run(text))
     assert not left, f"the notebook has no line {left}"
-    assert "372 questions to train on" in printed[0]
+    assert "408 questions to train on" in printed[0]
     assert printed[1].startswith("83\n") and "missing parameter 'quantity'" in printed[1]
     assert (folder / "outputs" / "shop" / "model.safetensors").exists()
     assert "assistant" in printed[-1]
