@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,7 +198,8 @@ def test_a_second_engine_lives_beside_the_first_and_goes_without_it(started: Any
     other = tiny_qwen3(3)
     config = type(other.config).from_dict({**other.config.to_dict(), "architectures": [type(other).__name__]})
     options = vllm_options.VLLMOptions(dtype=torch.float32, max_model_len=256, max_num_seqs=16)
-    second = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
+    with contextlib.redirect_stdout(io.StringIO()):  # as in a notebook, where it may have no file number
+        second = VLLMColocateEngine(vllm_seam.start_vllm(config, options))
     second.load_weights(other.named_parameters())
     asked = [request(n) for n in (3, 30)]
     assert largest_difference(other, asked, ask(second, *asked)) < 1e-4

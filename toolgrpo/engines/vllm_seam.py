@@ -22,6 +22,8 @@ changes):
   back, or nobody would ever give back the trainer that the engine belongs to;
 * on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with:
   it is packed again after every reload;
+* as it starts it silences libraries by the file number of `sys.stdout`, which that of a notebook
+  need not have: it gets the process's own meanwhile;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function
   that does nothing: both are put back, because the training pass runs in the same process.
 """
@@ -32,11 +34,12 @@ import gc
 import itertools
 import logging
 import os
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +88,20 @@ def torch_threads_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def stdout_with_a_number() -> Iterator[None]:
+    """Give vLLM a standard output with a file number, by which it silences libraries as it starts;
+    that of a notebook may have none.
+    """
+    try:
+        sys.stdout.fileno()
+    except (AttributeError, OSError):
+        with redirect_stdout(sys.__stdout__):
+            yield
+    else:
+        yield
+
+
 def _prepare_environment(options: VLLMOptions) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -110,7 +127,7 @@ def start_vllm(
     gc.collect()  # the engine of a trainer that nobody has any more is given back first
     shares_group = next(iter(_living.values()), torch.distributed.is_initialized())
     number = next(_numbers)
-    with torch_threads_kept(), config_folder(config, weights) as folder:
+    with torch_threads_kept(), stdout_with_a_number(), config_folder(config, weights) as folder:
         from vllm import EngineArgs, LLMEngine
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
