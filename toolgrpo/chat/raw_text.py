@@ -42,13 +42,13 @@ class RawText:
     def bridge(
         self,
         ids: Sequence[int],
-        tool_messages: Sequence[Message],
+        answers: Sequence[Message],
         *,
         messages: Sequence[Message] = (),
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        self._refuse("tools")
+        self._refuse("turns of a user" if answers and answers[0]["role"] == "user" else "tools")
 
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)

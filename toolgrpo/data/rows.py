@@ -5,6 +5,7 @@ Invariants of a checked row:
 * `prompt` is a non-empty list of messages that ends with something for the model to answer;
 * `answer`, where the data has answers, is non-empty text (numbers are written out);
 * `tools`, where there is such a column, is a list of tool names or None;
+* `user_turns`, where there is such a column, is a list of texts that say something, or None;
 * `success_measure`, where there is such a column, names a measure of `measures.py` or is None;
 * every other column is as it was; none has a name that the trainer gives a meaning of its own.
 
@@ -123,6 +124,7 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     if "answer" in row:
         row["answer"] = _answer(row["answer"])
     _check_tool_names(row.get("tools"))
+    _check_user_turns(row.get("user_turns"))
     try:
         measure_of(row)
     except DataError as error:
@@ -204,6 +206,20 @@ def _check_tool_names(names: Any) -> None:
             f"the column 'tools' must be a list of names of loaded tools (those that the row is offered), not "
             f"{_name(names)}; rename the column if it means something else"
         )
+
+
+def _check_user_turns(texts: Any) -> None:
+    if texts is None:
+        return
+    if not isinstance(texts, list):
+        raise RowProblem(
+            f"the column 'user_turns' must be a list of what the user says after the prompt, not {_name(texts)}; rename the "
+            f"column if it means something else"
+        )
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str) or not text.strip():
+            raise RowProblem(f"entry {number} of the column 'user_turns' must be text, not {_name(text)}")
+        _check_text(text, f"entry {number} of the column 'user_turns'")
 
 
 def _check_text(text: str, what: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolgrpo.errors import DataError
 from toolgrpo.nearest import nearest
-from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession
+from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession, speaks
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 __all__ = ["check_tool_names", "offered_tools"]
@@ -58,6 +58,10 @@ class _Offered:
             schema for name, schema in zip(self._tools.names, self._tools.schemas, strict=True) if name in self._offered
         ]
 
+    @property
+    def speaks(self) -> bool:
+        return speaks(self._tools)
+
     def session(self, row: Mapping[str, Any]) -> ToolSession:
         return _OfferedSession(self._tools.session(row), self.names)
 
@@ -87,6 +91,9 @@ class _OfferedSession:
 
     async def after_turn(self) -> AfterTurn:
         return await self._session.after_turn()
+
+    async def next_user_message(self, answer: str) -> str | None:
+        return await self._session.next_user_message(answer)
 
     async def __aenter__(self) -> _OfferedSession:
         await self._session.__aenter__()

@@ -62,15 +62,15 @@ class ByteChat:
     def bridge(
         self,
         ids: Sequence[int],
-        tool_messages: Sequence[Message],
+        answers: Sequence[Message],
         *,
         messages: Sequence[Message] = (),
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
         close = [] if ids[-1] == self.end else [self.end]
-        for message in tool_messages:
-            close += [self.start, *f"tool:{message['content']}".encode(), self.end]
+        for message in answers:
+            close += [self.start, *f"{message['role']}:{message['content']}".encode(), self.end]
         return [*close, self.start]
 
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:

@@ -68,6 +68,11 @@ class Toolbox:
         """The OpenAI function form of every tool, for a chat template."""
         return [dict(spec.schema) for spec in self._specs.values()]
 
+    @property
+    def speaks(self) -> bool:
+        """Whether its environment speaks for the user in the middle of an episode."""
+        return any(getattr(backend, "speaks", False) for backend in self._backends)
+
     def session(self, row: Mapping[str, Any]) -> ToolboxSession:
         """Return the tools as one episode sees them: `async with`, or `with` to try them by hand.
 
@@ -166,6 +171,14 @@ class ToolboxSession:
             if said != AfterTurn():
                 return said
         return AfterTurn()
+
+    async def next_user_message(self, answer: str) -> str | None:
+        """Return what the environment says for the user to an answer, if it says anything."""
+        for part in self._parts:
+            text = await part.next_user_message(answer)
+            if text is not None:
+                return text
+        return None
 
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
         if attempt.status is not AttemptStatus.OK or attempt.name is None:
