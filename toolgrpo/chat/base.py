@@ -63,7 +63,7 @@ class ChatFormat(Protocol):
     def bridge(
         self,
         ids: Sequence[int],
-        answers: Sequence[Message],
+        tool_messages: Sequence[Message],
         *,
         messages: Sequence[Message] = (),
         schemas: Sequence[Mapping[str, Any]] = (),
@@ -71,7 +71,7 @@ class ChatFormat(Protocol):
     ) -> list[int]:
         """Return the ids that follow `ids` (which end with an assistant turn) for these messages, up to the next assistant header.
 
-        They are the results of the turn's calls, or one message of the user's, to a turn without calls.
+        They are the results of the turn's calls; or the only one is the user's, to a turn without calls.
         If the turn was cut before its end-of-turn token, the synthesised close comes first. `messages`, `schemas` and
         `enable_thinking` are what the prompt was made of: the header of a turn may depend on them, and ids alone cannot tell.
         """

@@ -74,17 +74,21 @@ class TemplateFormat:
     def bridge(
         self,
         ids: Sequence[int],
-        answers: Sequence[Message],
+        tool_messages: Sequence[Message],
         *,
         messages: Sequence[Message] = (),
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
         row = self._guard.value(messages or [_QUESTION])
-        if [message["role"] for message in answers] == ["user"]:
-            following = self._after_answer(row, self._guard.value(answers), self._guard.value(schemas), enable_thinking)
+        if [message["role"] for message in tool_messages] == ["user"]:
+            following = self._after_answer(
+                row, self._guard.value(tool_messages), self._guard.value(schemas), enable_thinking
+            )
             return following[1:] if self._has_ended(ids, following[0]) else following
-        answers = [self._guard.value({**message, "name": message.get("name") or "unknown"}) for message in answers]
+        answers = [
+            self._guard.value({**message, "name": message.get("name") or "unknown"}) for message in tool_messages
+        ]
         shown = self._guard.value(schemas) or [_schema(name) for name in {answer["name"]: None for answer in answers}]
         answers = with_ids([_call_turn(answers), *answers])[1:]
         text = ""

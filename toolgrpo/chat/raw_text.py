@@ -42,13 +42,13 @@ class RawText:
     def bridge(
         self,
         ids: Sequence[int],
-        answers: Sequence[Message],
+        tool_messages: Sequence[Message],
         *,
         messages: Sequence[Message] = (),
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        self._refuse("turns of a user" if answers and answers[0]["role"] == "user" else "tools")
+        self._refuse("turns of a user" if tool_messages and tool_messages[0]["role"] == "user" else "tools")
 
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -218,10 +218,7 @@ class _EpisodeRun:
     async def _hear_user(
         self, user: User, ledger: Ledger, session: ToolSession | None, turn: Turn
     ) -> StopReason | None:
-        """Let the user reply to an answer; return why the episode ends, if it does.
-
-        Record the turn even if the deadline passes meanwhile.
-        """
+        """Let the user reply to an answer; return why the episode ends, if it does. Record the turn in any case."""
         try:
             text = await user.reply(session, turn.content, last_turn=self._is_last_turn(ledger))
             if isinstance(text, StopReason):

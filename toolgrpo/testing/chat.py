@@ -62,14 +62,14 @@ class ByteChat:
     def bridge(
         self,
         ids: Sequence[int],
-        answers: Sequence[Message],
+        tool_messages: Sequence[Message],
         *,
         messages: Sequence[Message] = (),
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
         close = [] if ids[-1] == self.end else [self.end]
-        for message in answers:
+        for message in tool_messages:
             close += [self.start, *f"{message['role']}:{message['content']}".encode(), self.end]
         return [*close, self.start]
 
