@@ -261,9 +261,10 @@ class RunParts:
 
 
 def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
-    if "tools" in rows.column_names:
-        for names in {tuple(names) for names in rows["tools"] if names is not None}:
-            check_tool_names(tools, names)
+    for column in ("tools", "hidden_tools"):
+        if column in rows.column_names:
+            for names in {tuple(names) for names in rows[column] if names is not None}:
+                check_tool_names(tools, names, column)
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)

@@ -55,7 +55,7 @@ class Toolbox:
                     raise PluginError(f"Two tools are named '{spec.name}', from different sources. Rename one.")
                 self._specs[spec.name] = spec
                 self._owners[spec.name] = index
-                self._checkers[spec.name] = ArgumentChecker(spec.name, spec.parameters)
+                self._checkers[spec.name] = ArgumentChecker(spec.name, spec.parameters, unchecked=spec.unchecked)
         first = [name for name in order if name in self._specs]
         self._specs = {name: self._specs[name] for name in dict.fromkeys([*first, *self._specs])}
 
