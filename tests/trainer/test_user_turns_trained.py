@@ -10,6 +10,7 @@ import pytest
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trajectory import Trajectory
 
@@ -41,6 +42,7 @@ def test_rewards_the_loss_and_the_recording_know_what_users_said(tmp_path: Path)
     records = read_episodes(tmp_path)
     assert {tuple(turn["user"] for turn in record["turns"]) for record in records} == {(None,), ("more", None)}
     assert {len(record["turn_advantages"]) for record in records} == {1, 2}
+    assert {episode_texts(record)["turns"][0].get("u") for record in records} == {None, "more"}, "the report has it"
 
 
 class WithoutUsers(ByteChat):

@@ -63,7 +63,8 @@ class GivenParts:
         """Raise unless tokenizer and chat format suit a loaded model and its rows."""
         check_vocabulary(self.tokenizer, vocabulary)
         prompts = (row["prompt"] for row in islice(rows or (), _MOST_ROWS_PROVEN))
-        prove_rows(self.chat, self.template, prompts, user_turns=users_speak(self.toolbox, rows))
+        speak = any(users_speak(self.toolbox, data) for data in (rows, self.eval_dataset))
+        prove_rows(self.chat, self.template, prompts, user_turns=speak)
 
 
 def take_parts(
