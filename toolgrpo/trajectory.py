@@ -48,6 +48,7 @@ class StopReason(StrEnum):
 
     FINISHED = "finished"  # the model answered without calling a tool
     MAX_TURNS = "max_turns"
+    MAX_USER_TURNS = "max_user_turns"  # the user would go on, and may not
     LENGTH = "length"  # max_completion_length was used up
     CONTEXT_FULL = "context_full"  # the engine's context window was used up
     DEADLINE = "deadline"
@@ -135,6 +136,7 @@ class Turn:
     started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
     reward: float | None = None  # what a stateful environment gave after the turn's calls, if it gives one by step
     state: str | None = None  # how it names the state it was in then, if it does
+    user: str | None = None  # what the user said to it, where the episode went on with that
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:

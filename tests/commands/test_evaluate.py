@@ -75,6 +75,41 @@ def test_a_model_and_a_spoilt_one_side_by_side(
     assert found["model"]["pass@1"]["value"] == pytest.approx(successes / 36)
 
 
+def test_users_who_speak_again(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script of the row, on a real tokenizer; `replay` and `show` read the same recording."""
+    from transformers import AutoTokenizer
+
+    from toolgrpo.chat import resolve_format
+    from toolgrpo.observe.episode_view import conversation
+
+    monkeypatch.chdir(ROOT)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        json.dumps({"prompt": "What is 2 + 3?", "answer": "5", "user_turns": ["Thanks! And 4 + 5?"]}) + "\n"
+    )
+    evaluate(
+        tmp_path,
+        "--eval_dataset_id_or_path",
+        str(rows),
+        "--eval_split",
+        "train",
+        "--eval_questions",
+        "1",
+        "--samples",
+        "2",
+    )
+    tokenizer = AutoTokenizer.from_pretrained(nano)
+    chat = resolve_format(tokenizer)
+    for record in read_episodes(tmp_path / "model" / "episodes.jsonl"):
+        users = [turn["user"] for turn in record["turns"] if turn["user"] is not None]
+        assert users == ["Thanks! And 4 + 5?"] and record["stop_reason"] == "finished"
+        place = next(number for number, turn in enumerate(record["turns"]) if turn["user"] is not None)
+        start, end = record["turns"][place]["end"], record["turns"][place + 1]["start"]
+        bridge = chat.bridge([chat.stop_ids[0]], [{"role": "user", "content": users[0]}], messages=record["prompt"])
+        assert record["ids"][start:end] == bridge and set(record["mask"][start:end]) == {0}
+        assert "user: Thanks!" in "".join(str(part) for part in conversation(record).renderables)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -98,6 +98,8 @@ def test_a_folder_in_an_original_format(tmp_path: Path) -> None:
         ({"prompt": "x", "answer": ""}, "the answer is empty"),
         ({"prompt": "x"}, "it has no 'answer', although the rows before it have one"),
         ({"prompt": "\ud800", "answer": "1"}, "lone surrogate"),
+        ({"prompt": "x", "answer": "1", "user_turns": "y"}, "'user_turns' must be a list of what the user says"),
+        ({"prompt": "x", "answer": "1", "user_turns": ["y", " "]}, "entry 2 of the column 'user_turns' must be text"),
         ({"prompt": "x", "answer": "1", "completions": 1}, "'completions' is taken by the trainer"),
         ('{"prompt": "' + "x" * 10_000_000 + '"}', "the line has 10,000,0.. bytes"),
     ],

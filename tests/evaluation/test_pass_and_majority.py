@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -124,3 +125,21 @@ def test_one_model_alone() -> None:
     comparison = Comparison("d.jsonl", 1.0, report("m", "++++"))
     assert comparison.as_json()["baseline"] is None and comparison.as_json()["difference"] == {}
     assert len(comparison.tables()) == 2
+
+
+def test_a_report_tells_tasks_apart_where_rows_name_them() -> None:
+    whole = report("m", "++++ +--- ----")
+    named = [replace(fact, task="easy" if fact.question == 0 else "hard") for fact in whole.episodes]
+    dropped = replace(named[-1], success=None, reward=None, dropped="tool")
+    by_task = replace(whole, episodes=(*named[:-1], dropped)).by_task()
+    assert list(by_task) == ["easy", "hard"] and whole.by_task() == {}
+    assert (by_task["easy"]["pass@1"].value, by_task["easy"]["pass@1"].n) == (1.0, 1)
+    assert (by_task["hard"]["pass@1"].value, by_task["hard"]["pass@1"].n) == (pytest.approx(1 / 8), 2)
+    assert by_task["hard"]["pass@4"].n == 1, "a question with fewer episodes than k is left out"
+    comparison = Comparison(
+        "d.jsonl", 1.0, replace(whole, episodes=tuple(named)), replace(whole, episodes=tuple(named))
+    )
+    assert comparison.as_json()["model"]["by_task"]["easy"]["questions"] == 1
+    assert "by_task" not in Comparison("d.jsonl", 1.0, whole).as_json()["model"]
+    (table,) = [table for table in comparison.tables() if "by task" in str(table.title)]
+    assert table.row_count == 2 and len(table.columns) == 4

@@ -64,3 +64,13 @@ def test_a_name_that_no_tool_has_is_an_error_with_the_nearest() -> None:
     with pytest.raises(DataError, match="no tools were loaded"):
         offered_tools(None, {"tools": ["add"]})
     check_tool_names(None, [])
+
+
+def test_hidden_tools_can_be_called_and_are_not_shown() -> None:
+    for offered in (["add"], None):
+        trajectory, _ = run({"tools": offered, "hidden_tools": ["sub"]}, [BOTH, 'call mul {"a": 1}', "7"])
+        assert shown(trajectory) == "tools:add"
+        assert [r.content for r in trajectory.results[:3]] == ["3", "-1", "7"]
+        assert "The tools are: add." in trajectory.results[3].content, "nor is it named"
+    with pytest.raises(DataError, match="in its column `hidden_tools`, but there is no such tool"):
+        run({"hidden_tools": ["mul"]}, [])

@@ -228,3 +228,60 @@ def test_an_environment_that_is_gone_after_a_turn_is_lost(tmp_path: Path) -> Non
 
         with pytest.raises(EnvironmentLost, match="step_reward"):
             asyncio.run(episode())
+
+
+CUSTOMER = """
+import os
+
+class Customer:
+    def reset(self, **row):
+        self.left = ["And a blue one?", None]
+
+    def next_user_message(self, answer: str):
+        SAYS
+        return self.left.pop(0)
+
+ENVIRONMENT = Customer
+"""
+
+
+def _replies(box: Toolbox, *answers: str) -> list[str | None]:
+    async def episode() -> list[str | None]:
+        async with box.session({}) as session:
+            return [await session.next_user_message(answer) for answer in answers]
+
+    return asyncio.run(episode())
+
+
+def test_it_may_speak_for_the_user_and_needs_no_tools_then(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(CUSTOMER.replace("SAYS", "assert answer in ('red', 'blue')"))
+    with load_tools(tmp_path / "one.py", workers=1) as box:
+        assert box.names == [] and box.speaks
+        assert _replies(box, "red", "blue") == ["And a blue one?", None]
+    (tmp_path / "async_one.py").write_text(CUSTOMER.replace("def next", "async def next").replace("SAYS", "pass"))
+    with load_tools(tmp_path / "async_one.py", workers=1) as box:
+        assert _replies(box, "red", "blue") == ["And a blue one?", None]
+
+
+@pytest.mark.parametrize(
+    ("says", "error", "words"),
+    [
+        ("return 3", PluginError, "next_user_message must return a string or None, got a int"),
+        ("1 / 0", PluginError, "next_user_message failed: ZeroDivisionError"),
+        ("os._exit(1)", EnvironmentLost, "next_user_message: "),
+    ],
+)
+def test_a_user_who_fails_is_no_silence(tmp_path: Path, says: str, error: type[Exception], words: str) -> None:
+    (tmp_path / "one.py").write_text(CUSTOMER.replace("SAYS", says))
+    with load_tools(tmp_path / "one.py", workers=1) as box, pytest.raises(error, match=words):
+        _replies(box, "red")
+
+
+def test_next_user_message_takes_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(CUSTOMER.replace("(self, answer: str)", "(self)").replace("SAYS", "pass"))
+    with pytest.raises(PluginError, match=r"called with what the assistant said last.*answer: str\) -> str \| None"):
+        load_tools(tmp_path / "one.py", workers=1)
+
+
+def test_an_environment_that_does_not_speak_is_not_asked(toolbox: Toolbox) -> None:
+    assert not toolbox.speaks and _replies(toolbox, "red") == [None]

@@ -406,3 +406,22 @@ def test_parse_call_keeps_what_was_written() -> None:
     assert parse_call({"name": "f", "arguments": None}).arguments == {}
     kept = CallAttempt(AttemptStatus.UNCLOSED, "raw")
     assert parse_call(kept) is kept
+
+
+def test_unchecked_arguments_reach_the_tool_as_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "open.py").write_text(
+        "from toolgrpo.tools import tool\n"
+        "SCHEMA = {'type': 'object', 'properties': {'n': {'type': 'integer', 'description': 'n'}}, 'required': ['n']}\n"
+        "@tool(schema=SCHEMA, unchecked=True)\ndef show(**given) -> str:\n    '''Show.'''\n    return repr(given)\n"
+        "TOOL_FUNCTIONS = [show]\n"
+    )
+    with load_tools(tmp_path / "open.py", workers=1) as box:
+        call = {"name": "show", "arguments": {"n": "3", "other": [1]}}
+        assert run_tool(box, call).content == "{'n': '3', 'other': [1]}"
+        assert run_tool(box, {"name": "show", "arguments": {}}).content == "{}"
+        deep: Any = 1
+        for _ in range(500):
+            deep = [deep]
+        assert run_tool(box, {"name": "show", "arguments": {"n": deep}}).error is ToolErrorKind.BAD_ARGUMENTS
+    with pytest.raises(PluginError, match=r"unchecked=True\) needs a schema"):
+        tool(unchecked=True)

@@ -35,18 +35,28 @@ def check_vocabulary(tokenizer: Any, model_vocab_size: int) -> None:
         )
 
 
-def prove_rows(chat: ChatFormat, tokenizer: Any, prompts: Iterable[str | Sequence[Message]]) -> None:
+def prove_rows(
+    chat: ChatFormat, tokenizer: Any, prompts: Iterable[str | Sequence[Message]], *, user_turns: bool = False
+) -> None:
     """Prove the format for the system messages of these rows; `ChatFormatError` where it does not hold.
 
-    A template may read a switch from the system message. A format of somebody's own is taken as it is.
+    A template may read a switch from the system message. `user_turns`: users will speak in the middle
+    of episodes. A format of somebody's own is taken as it is, if it does not refuse them itself.
     """
     from toolgrpo.chat.bridge_proof import prove_systems
     from toolgrpo.chat.format import TemplateFormat
+    from toolgrpo.chat.user_proof import prove_user_turns
 
     if isinstance(chat, TemplateFormat):
         first = (prompt[0] for prompt in prompts if prompt and not isinstance(prompt, str))
         told = (message["content"] for message in first if message.get("role") == "system")
-        prove_systems(chat, tokenizer, (content for content in told if isinstance(content, str)))
+        systems = [content for content in dict.fromkeys(told) if isinstance(content, str)]
+        prove_systems(chat, tokenizer, systems)
+        if user_turns:
+            prove_user_turns(chat, tokenizer, systems)
+    elif user_turns:
+        said: Message = {"role": "user", "content": "x"}
+        chat.bridge([chat.stop_ids[0]], [said], messages=[said])
 
 
 def with_template_arguments(tokenizer: Any, arguments: Mapping[str, Any] | None) -> Any:

@@ -6,6 +6,7 @@ Invariants every format keeps (contract tests run the same cases over all of the
   rendered or tokenized again.
 * `bridge(ids, results)` extends `ids`: prompt + sampled + bridge is the conversation as the model's own template would
   have it, and the call looks at the row and the tail of `ids` only, so its cost does not grow with the number of turns.
+  The same for what a user says to an answer.
 * Text from users and tools never becomes control tokens.
 * `parse` never raises, whatever the model wrote.
 
@@ -68,8 +69,9 @@ class ChatFormat(Protocol):
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        """Return the ids that follow `ids` (which end with an assistant turn) for these tool messages, up to the next assistant header.
+        """Return the ids that follow `ids` (which end with an assistant turn) for these messages, up to the next assistant header.
 
+        They are the results of the turn's calls; or the only one is the user's, to a turn without calls.
         If the turn was cut before its end-of-turn token, the synthesised close comes first. `messages`, `schemas` and
         `enable_thinking` are what the prompt was made of: the header of a turn may depend on them, and ids alone cannot tell.
         """

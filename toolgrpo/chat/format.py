@@ -3,10 +3,10 @@
 The bridge is what the template prints between the end of an assistant turn and the header of the next one, taken from a
 short conversation: the row, one turn that calls a tool for each result, and the results. Nothing that was sampled is
 rendered, and the cost does not grow with the conversation. `bridge_proof.py` shows, before any training, that the same text
-follows in a longer conversation too.
+follows in a longer conversation too. What a user says to an answer is bridged alike (`user_proof.py`).
 
 Not covered: templates that hide what was said before. The bridge never renders history, so nothing that was sampled is
-lost; such a model sees more of its own thinking than its template would show it.
+lost; such a model sees more of its own thinking than its template would show it, also behind the next words of a user.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ class TemplateFormat:
         enable_thinking: bool | None = None,
     ) -> list[int]:
         row = self._guard.value(messages or [_QUESTION])
+        if [message["role"] for message in tool_messages] == ["user"]:
+            following = self._after_answer(
+                row, self._guard.value(tool_messages), self._guard.value(schemas), enable_thinking
+            )
+            return following[1:] if self._has_ended(ids, following[0]) else following
         answers = [
             self._guard.value({**message, "name": message.get("name") or "unknown"}) for message in tool_messages
         ]
@@ -90,10 +95,35 @@ class TemplateFormat:
         for answered in _rounds(answers) if self.family.one_call else [answers]:
             asks = answered[-1] is answers[-1]
             text += self._after_calls(row, answered, shown, enable_thinking=enable_thinking, ask=asks)
-        last = ids[-1] if ids else None
-        ended = last == self.stop_ids[0] or (last in self.stop_ids and not self.family.end_opens_results)
         following = self._encoder.encode(self.text_of_end + text)
-        return following[1:] if ended else following
+        return following[1:] if self._has_ended(ids, self.stop_ids[0]) else following
+
+    def _has_ended(self, ids: Sequence[int], end: int) -> bool:
+        """Return whether what the template prints at the end of a turn is said already."""
+        last = ids[-1] if ids else None
+        return last == end or (last in self.stop_ids and not self.family.end_opens_results)
+
+    def _after_answer(
+        self,
+        row: Sequence[Message],
+        said: Sequence[Message],
+        schemas: Sequence[Mapping[str, Any]],
+        enable_thinking: bool | None,
+    ) -> list[int]:
+        """Return the end of a turn without calls, and what the template prints behind it when the user has said this."""
+        answer: Message = {"role": "assistant", "content": MARK}
+        text = self._apply([*row, answer, *said], schemas, enable_thinking=enable_thinking)
+        following = self._encoder.encode(text[text.rfind(MARK) + 1 :])
+        end = next((place for place, token in enumerate(following) if token in self.stop_ids), None)
+        if MARK not in text or end is None:
+            ends = " or ".join(self._decode([end]) for end in self.stop_ids)
+            raise ChatFormatError(
+                f"the {self.name} chat format cannot go on with a user's message: the model ends an answer with {ends}, and "
+                f"behind an answer that a user replies to its chat template prints {self._decode(following[:4])!r}, so what was "
+                f"sampled would have to be written anew. Leave out `user_turns` and next_user_message, or use a model of another "
+                f"family."
+            )
+        return following[end:]
 
     def _after_calls(
         self,

@@ -48,7 +48,7 @@ class RawText:
         schemas: Sequence[Mapping[str, Any]] = (),
         enable_thinking: bool | None = None,
     ) -> list[int]:
-        self._refuse("tools")
+        self._refuse("turns of a user" if tool_messages and tool_messages[0]["role"] == "user" else "tools")
 
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -36,6 +36,7 @@ from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.demand import suit
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -148,7 +149,7 @@ class EvaluationRun:
             raise
         try:
             speaking = with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs)
-            prove_rows(rollouts.chat, speaking, rows["prompt"])
+            prove_rows(rollouts.chat, speaking, rows["prompt"], user_turns=users_speak(tools, rows))
             window = PromptRoom(
                 tokens=rollouts.engine.max_model_len,
                 chat=rollouts.chat,

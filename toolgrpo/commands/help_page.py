@@ -38,7 +38,7 @@ _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights", "re
 _DATA = ("dataset_id_or_path", "dataset_split", "max_rows", "system_prompt", "skip_bad_rows", "long_prompts")
 _HELD_OUT = ("eval_questions", "eval_share", "eval_dataset_id_or_path", "eval_split")
 _EPISODE = (
-    *("max_completion_length", "max_turns", "max_turn_tokens", "max_tool_calls", "episode_timeout"),
+    *("max_completion_length", "max_turns", "max_user_turns", "max_turn_tokens", "max_tool_calls", "episode_timeout"),
     *("temperature", "top_p", "top_k", "enable_thinking", "unmarked_calls", "max_concurrent_episodes"),
 )
 _ENGINE = (

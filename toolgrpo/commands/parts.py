@@ -28,6 +28,7 @@ from toolgrpo.observe.progress import RunProgress
 from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rollout.row_tools import check_tool_names
+from toolgrpo.rollout.user_turns import check_user_turns
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.arguments import signatures_text
@@ -260,9 +261,13 @@ class RunParts:
 
 
 def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Reward]) -> None:
-    if "tools" in rows.column_names:
-        for names in {tuple(names) for names in rows["tools"] if names is not None}:
-            check_tool_names(tools, names)
+    for column in ("tools", "hidden_tools"):
+        if column in rows.column_names:
+            for names in {tuple(names) for names in rows[column] if names is not None}:
+                check_tool_names(tools, names, column)
+    if "user_turns" in rows.column_names:
+        for script in rows["user_turns"]:
+            check_user_turns(tools, script)
     for reward in rewards:
         reward.check_columns(rows.column_names)
         if isinstance(reward.function, ByTask):

@@ -27,7 +27,7 @@ from toolgrpo.commands.show import find_episode, recording_in
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import build_engine
 from toolgrpo.errors import ConfigError
-from toolgrpo.evaluation.replaying import CallAgain, calls_again, episode_again, first_parting, rewards_again
+from toolgrpo.evaluation.replaying import CallAgain, UserAgain, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.observe.episode_view import conversation
 from toolgrpo.observe.records import row_of
 from toolgrpo.plain_text import plain
@@ -112,6 +112,9 @@ class ReplayRun:
             for call in again.calls:
                 differ |= not call.same
                 self._say_call(call)
+            for reply in again.user:
+                differ |= reply.then != reply.now
+                self._say_reply(reply)
             if then.reward != again.reward:
                 differ = True
                 say(f"differs  the environment gave {_number(then.reward)}, now {_number(again.reward)}")
@@ -200,6 +203,18 @@ class ReplayRun:
         else:
             self.terminal.say(
                 f"differs  {shown}\n         then  {_short(call.then)}\n         now   {_short(call.now)}"
+            )
+
+    def _say_reply(self, reply: UserAgain) -> None:
+        then, now = (
+            None if text is None else " ".join(plain(text).split())[:_SHOWN] for text in (reply.then, reply.now)
+        )
+        shown = f"turn {reply.turn + 1}: the user"
+        if reply.then == reply.now:
+            self.terminal.say(f"same     {shown}: {now or '(no more)'}")
+        else:
+            self.terminal.say(
+                f"differs  {shown}\n         then  {then or '(no more)'}\n         now   {now or '(no more)'}"
             )
 
     def _say_number(self, what: str, then: float | None, now: float | None) -> bool:

@@ -1,8 +1,8 @@
 """What state an episode was in before each of its turns, as a key: two episodes of a group that have
 the same key stood at the same place.
 
-Without a word of an environment, the state is what the model could know: the prompt, and each call
-so far with its result. Calls are compared by what they mean: names, and arguments in one order and
+Without a word of an environment, the state is what the model could know: the prompt, each call so far
+with its result, and what users said. Calls are compared by what they mean: names, and arguments in one order and
 form; what was thought or said beside them does not count. An environment may say its state itself
 (`state_key()`), and then that is the state.
 """
@@ -29,9 +29,13 @@ def states_of(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def _seen(turn: Turn) -> list[Any]:
-    """Return the calls of a turn with their results; of one that cannot be read, what was written."""
+    """Return the calls of a turn with their results; of one that cannot be read, what was written.
+
+    And what the user said to it, if anything.
+    """
     calls = [[one.name, one.arguments if one.arguments is not None else one.raw] for one in turn.attempts]
-    return [calls, [result.content for result in turn.results]]
+    heard = [] if turn.user is None else [turn.user]
+    return [calls, [result.content for result in turn.results], *heard]
 
 
 def _digest(value: Any) -> str:

@@ -4,7 +4,8 @@ Invariants of a checked row:
 
 * `prompt` is a non-empty list of messages that ends with something for the model to answer;
 * `answer`, where the data has answers, is non-empty text (numbers are written out);
-* `tools`, where there is such a column, is a list of tool names or None;
+* `tools` and `hidden_tools`, where there are such columns, are lists of tool names or None;
+* `user_turns`, where there is such a column, is a list of texts that say something, or None;
 * `success_measure`, where there is such a column, names a measure of `measures.py` or is None;
 * every other column is as it was; none has a name that the trainer gives a meaning of its own.
 
@@ -122,7 +123,9 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     row["prompt"] = _messages(row["prompt"])
     if "answer" in row:
         row["answer"] = _answer(row["answer"])
-    _check_tool_names(row.get("tools"))
+    for column, which in (("tools", "those that the row is offered"), ("hidden_tools", "callable, and not shown")):
+        _check_tool_names(row.get(column), column, which)
+    _check_user_turns(row.get("user_turns"))
     try:
         measure_of(row)
     except DataError as error:
@@ -198,12 +201,26 @@ def _answer(answer: Any) -> str:
     )
 
 
-def _check_tool_names(names: Any) -> None:
+def _check_tool_names(names: Any, column: str, which: str) -> None:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise RowProblem(
-            f"the column 'tools' must be a list of names of loaded tools (those that the row is offered), not "
+            f"the column '{column}' must be a list of names of loaded tools ({which}), not "
             f"{_name(names)}; rename the column if it means something else"
         )
+
+
+def _check_user_turns(texts: Any) -> None:
+    if texts is None:
+        return
+    if not isinstance(texts, list):
+        raise RowProblem(
+            f"the column 'user_turns' must be a list of what the user says after the prompt, not {_name(texts)}; rename the "
+            f"column if it means something else"
+        )
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str) or not text.strip():
+            raise RowProblem(f"entry {number} of the column 'user_turns' must be text, not {_name(text)}")
+        _check_text(text, f"entry {number} of the column 'user_turns'")
 
 
 def _check_text(text: str, what: str) -> None:

@@ -1,7 +1,7 @@
 """Do again what is recorded of an episode: its tool calls, its rewards, or all of it with a model.
 
 Invariant: the calls are made in their order, those of a turn at the same time, in one session of
-the tools, as in the episode.
+the tools, as in the episode. An environment that speaks for the user hears the same answers.
 
 Not covered: what depends on the time or on other episodes.
 """
@@ -18,10 +18,10 @@ from toolgrpo.rollout import RolloutBatch, RolloutBegan, Rollouts, Scored
 from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.scheduler import run_all, run_blocking
-from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.tools.base import ToolProvider, speaks
+from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory
 
-__all__ = ["CallAgain", "SessionAgain", "calls_again", "episode_again", "first_parting", "rewards_again"]
+__all__ = ["CallAgain", "SessionAgain", "UserAgain", "calls_again", "episode_again", "first_parting", "rewards_again"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,21 @@ class CallAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class UserAgain:
+    """What an environment said for the user to an answer then, and what it says now."""
+
+    turn: int
+    then: str | None
+    now: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionAgain:
-    """All calls of an episode, and what its environment gives for them now."""
+    """All calls of an episode, and what its environment says and gives for them now."""
 
     calls: tuple[CallAgain, ...]
     reward: float | None
+    user: tuple[UserAgain, ...] = ()
 
 
 def calls_again(
@@ -58,6 +68,7 @@ def calls_again(
 
     async def run() -> SessionAgain:
         made: list[CallAgain] = []
+        heard: list[UserAgain] = []
         offered = offered_tools(tools, row)
         if offered is None:
             return SessionAgain((), None)
@@ -73,7 +84,11 @@ def calls_again(
                     CallAgain(number, attempt, then, cut(again))
                     for (attempt, then), again in zip(pairs, now, strict=True)
                 ]
-            return SessionAgain(tuple(made), await session.reward())
+                if speaks(offered) and turn.closed and not turn.attempts:
+                    reply = await session.next_user_message(turn.content)
+                    if turn.user is not None or trajectory.stop_reason is StopReason.FINISHED:  # else it was not told
+                        heard.append(UserAgain(number, turn.user, reply))
+            return SessionAgain(tuple(made), await session.reward(), tuple(heard))
 
     return asyncio.run(run())
 

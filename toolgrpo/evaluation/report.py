@@ -34,6 +34,7 @@ class EpisodeFacts:
     stop_reason: str
     calls: tuple[Call, ...]  # those that were answered
     dropped: str | None = None  # the cause
+    task: str | None = None  # of its row's column `task`
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,18 @@ class ModelReport:
 
         maj@1 is pass@1, and left out; so is maj@2, where a tie is all there can be.
         """
+        return self._shares(self._scored_by_question())
+
+    def by_task(self) -> dict[str, dict[str, Share]]:
+        """Return the same for the questions of each task, by the name in their column `task`."""
+        tasks = dict.fromkeys(episode.task for episode in self.episodes if episode.task is not None)
         questions = self._scored_by_question()
+        return {
+            task: self._shares([group for group in questions if group[0].task == task])
+            for task in sorted(tasks, key=str)
+        }
+
+    def _shares(self, questions: list[list[EpisodeFacts]]) -> dict[str, Share]:
         shares = {
             f"pass@{k}": Share.of(
                 [
@@ -97,9 +109,14 @@ class ModelReport:
     def as_json(self) -> dict[str, Any]:
         rewards = [episode.reward for episode in self.episodes if episode.reward is not None]
         causes = Counter(episode.dropped for episode in self.episodes if episode.dropped is not None)
+        by_task = {
+            task: {"questions": shares[f"pass@{self.ks[0]}"].n, **{n: _with_interval(s) for n, s in shares.items()}}
+            for task, shares in self.by_task().items()
+        }
         return {
             "model": self.model,
             **{name: _with_interval(share) for name, share in self.shares().items()},
+            **({"by_task": by_task} if by_task else {}),
             "reward": {"mean": fmean(rewards), "std": pstdev(rewards), "min": min(rewards), "max": max(rewards)}
             if rewards
             else None,
@@ -163,7 +180,7 @@ class Comparison:
         }
 
     def tables(self) -> list[Table]:
-        """Return two tables, of success and of the tools."""
+        """Return tables of success, of success by task where rows name tasks, and of the tools."""
         reports = [report for report in (self.baseline, self.model) if report is not None]
         names = [report.model for report in reports]
         title = f"{self.model.n_questions} questions, {self.model.samples} episodes each; 95 % intervals"
@@ -178,7 +195,19 @@ class Comparison:
         if any(report["dropped"]["episodes"] for report in found):
             counts = (str(report["dropped"]["episodes"]) for report in found)
             success.add_row("dropped episodes", *counts, *([""] if self.baseline else []))
-        return [success, self._tool_table([report["tools"] for report in found], names)]
+        by_task = self._task_table(reports, names)
+        tools = self._tool_table([report["tools"] for report in found], names)
+        return [success, *([by_task] if by_task.row_count else []), tools]
+
+    def _task_table(self, reports: Sequence[ModelReport], names: Sequence[str]) -> Table:
+        name = f"pass@{self.model.ks[0]}"
+        table = _table(f"{name} by task; 95 % intervals", "task", *names, *(["difference"] if self.baseline else []))
+        by_task = [report.by_task() for report in reports]
+        for task in by_task[-1]:
+            shares = [of[task][name] for of in by_task]
+            last = [str(Difference(*shares))] if self.baseline else []
+            table.add_row(f"{task} ({shares[-1].n})", *map(str, shares), *last)
+        return table
 
     def _tool_table(self, tools: Sequence[Mapping[str, Mapping[str, Any]]], names: Sequence[str]) -> Table:
         table = _table("calls per episode (share that failed)", "tool", *names)

@@ -109,6 +109,7 @@ def _facts(question: int, episode: Scored) -> EpisodeFacts:
     trajectory = episode.trajectory
     return EpisodeFacts(
         question=question,
+        task=None if episode.row.get("task") is None else str(episode.row["task"]),
         reward=episode.total,
         success=episode.success,
         dropped=None if episode.drop is None else episode.drop.cause.value,

@@ -95,6 +95,8 @@ def conversation(record: Record) -> Group:
         lines += _calls(turn)
         if not turn.get("closed", True):
             lines.append(Text("  cut here by a limit", style="red"))
+        if turn.get("user") is not None:
+            lines.append(_said("user", turn["user"], "cyan"))
     lines += [Text(), _worth(record)]
     return Group(*lines)
 

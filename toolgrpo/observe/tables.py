@@ -100,6 +100,8 @@ def _conversation(trajectory: Trajectory) -> Iterator[str]:
             if place < len(turn.results):
                 result = turn.results[place]
                 yield f"result{'' if result.error is None else f' ({result.error})'}: {result.content}"
+        if turn.user is not None:
+            yield f"user: {turn.user}"
     yield f"ended: {trajectory.stop_reason}"
 
 

@@ -98,6 +98,7 @@ def _turn(turn: Record) -> dict[str, Any]:
             "s": round(turn.get("duration_s") or 0.0, 4),
             "at": [_attempt(attempt) for attempt in turn.get("attempts") or ()] or None,
             "re": [_result(result) for result in turn.get("results") or ()] or None,
+            "u": None if turn.get("user") is None else cut_text(turn["user"]),
         }
     )
 
@@ -224,6 +225,6 @@ def flags_of(record: Record) -> int:
             flags |= VOID
     if n_calls == 0:
         flags |= NO_CALL
-    if record.get("stop_reason") in ("length", "context_full", "max_turns", "deadline"):
+    if record.get("stop_reason") in ("length", "context_full", "max_turns", "max_user_turns", "deadline"):
         flags |= CUT
     return flags

@@ -122,8 +122,7 @@ def measure_window(
     schemas: dict[Any, list[dict[str, Any]]] = {}
 
     def schemas_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-        names = row.get("tools")
-        key = None if names is None else tuple(names)
+        key = tuple(None if row.get(column) is None else tuple(row[column]) for column in ("tools", "hidden_tools"))
         if key not in schemas:
             offered = offered_tools(tools, row)
             schemas[key] = [] if offered is None else offered.schemas

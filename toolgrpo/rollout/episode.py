@@ -15,15 +15,16 @@ What ends an episode, in the order it is looked at in each turn:
     2. sample     the engine fails more than `engine_retries` times in a row, or finally: ENGINE_FAILURE
     3. cut        the turn was cut by the completion length or the window: LENGTH, or CONTEXT_FULL.
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
-    4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`
+    4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`. Where the user has more to
+                  say (`user_turns.py`) the episode goes on with that, or ends with MAX_TURNS, MAX_USER_TURNS or as in 7
     5. void       calls of which none can be read, where `end_at_void_turn` says so: VOID_TURN. Then:
        last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
     6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
                   a result that ends the episode: STOP_TOOL
     7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added
 
-The deadline is looked at while waiting in 2 and 6: DEADLINE. An environment may drop the episode when it is reset (DROPPED)
-or asked for its reward (the episode has ended by then, and keeps its reason).
+The deadline is looked at while waiting in 2, 4 and 6: DEADLINE. An environment may drop the episode when it is reset or asked
+for the user's next message (DROPPED) or for its reward (the episode has ended by then, and keeps its reason).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
+from toolgrpo.rollout.user_turns import User, user_of
 from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import (
@@ -60,7 +62,7 @@ from toolgrpo.trajectory import (
     Turn,
 )
 
-__all__ = ["BusyTime", "Episode", "EpisodeRunner"]
+__all__ = ["Episode", "EpisodeRunner"]
 
 _RETRY_PAUSE_S = 0.5
 
@@ -77,26 +79,6 @@ class Episode:
     enable_thinking: bool | None = None
     seed: int | None = None
     number: int = 0  # its place in the rollout
-
-
-class BusyTime:
-    """A clock that runs while at least one `with` block over it is open."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._open = 0
-        self._since_s = 0.0
-        self.total_s = 0.0
-
-    def __enter__(self) -> None:
-        if self._open == 0:
-            self._since_s = self._clock()
-        self._open += 1
-
-    def __exit__(self, *failure: object) -> None:
-        self._open -= 1
-        if self._open == 0:
-            self.total_s += self._clock() - self._since_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +122,7 @@ class _EpisodeRun:
         self.shared = shared
         self.episode = episode
         self.tools = offered_tools(shared.tools, episode.row)
+        self.user = user_of(shared.tools, episode.row, shared.limits.max_user_turns)
         self.cutter = TokenCutter(shared.tokenizer, shared.limits.max_tool_response_tokens)
         self.started = shared.clock()
         self.messages = list(episode.messages)  # of the prompt
@@ -209,6 +192,11 @@ class _EpisodeRun:
             )
             # 3., 4. and 5. ends without calls
             reason = self._reason_to_stop(ledger, turn, room)
+            if reason is StopReason.FINISHED and self.user is not None:
+                reason = await self._hear_user(self.user, ledger, session, turn)
+                if reason is not None:
+                    return reason
+                continue
             if reason is not None or session is None:
                 self._record(ledger, turn)
                 return reason or StopReason.FINISHED
@@ -226,6 +214,27 @@ class _EpisodeRun:
             if len(bridge) >= self._left(ledger):
                 return room.when_full
             ledger.context(bridge, self._outputs(ledger, bridge, answers, results))
+
+    async def _hear_user(
+        self, user: User, ledger: Ledger, session: ToolSession | None, turn: Turn
+    ) -> StopReason | None:
+        """Let the user reply to an answer; return why the episode ends, if it does. Record the turn in any case."""
+        try:
+            text = await user.reply(session, turn.content, last_turn=self._is_last_turn(ledger))
+            if isinstance(text, StopReason):
+                return text
+            message: Message = {"role": "user", "content": text}
+            bridge = self._bridge(ledger, [message])
+            room = self._room(ledger)
+            if len(bridge) >= self._left(ledger):
+                return room.when_full
+            ledger.context(bridge)
+            ledger.say(message)
+            user.said += 1
+            turn = replace(turn, user=text)
+            return None
+        finally:
+            self._record(ledger, turn)
 
     def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
         return self.shared.chat.bridge(
@@ -266,10 +275,11 @@ class _EpisodeRun:
         called = replace(turn, attempts=tuple(map(self._as_called, turn.attempts)))
         if self.shared.end_at_void_turn and is_void(called):
             return StopReason.VOID_TURN
+        return StopReason.MAX_TURNS if self._is_last_turn(ledger) else None
+
+    def _is_last_turn(self, ledger: Ledger) -> bool:
         max_turns = self.shared.limits.max_turns
-        if max_turns is not None and len(ledger.turns) + 1 >= max_turns:
-            return StopReason.MAX_TURNS
-        return None
+        return max_turns is not None and len(ledger.turns) + 1 >= max_turns
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
         """Sample one turn from the engine.

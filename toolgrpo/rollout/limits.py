@@ -15,13 +15,20 @@ class EpisodeLimits:
 
     max_completion_length: int  # all tokens after the prompt, sampled and context together
     max_turns: int | None = 8  # assistant turns
+    max_user_turns: int | None = None  # what the user says after the prompt; see `user_turns.py`
     max_tool_calls: int | None = None  # calls that are run; further ones are answered with an error
     max_turn_tokens: int | None = None  # sampled tokens of one turn
     max_tool_response_tokens: int | None = 1024  # a longer result is cut in the middle and says so, see `truncation.py`
     deadline_s: float | None = None  # wall-clock seconds of the whole episode
 
     def __post_init__(self) -> None:
-        for name in ("max_completion_length", "max_turns", "max_turn_tokens", "max_tool_response_tokens"):
+        for name in (
+            "max_completion_length",
+            "max_turns",
+            "max_user_turns",
+            "max_turn_tokens",
+            "max_tool_response_tokens",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}; leave it out for no limit")

@@ -70,7 +70,7 @@ class ByteChat:
     ) -> list[int]:
         close = [] if ids[-1] == self.end else [self.end]
         for message in tool_messages:
-            close += [self.start, *f"tool:{message['content']}".encode(), self.end]
+            close += [self.start, *f"{message['role']}:{message['content']}".encode(), self.end]
         return [*close, self.start]
 
     def parse(self, ids: Sequence[int], *, before: Sequence[int] = ()) -> ParsedTurn:

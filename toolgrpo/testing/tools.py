@@ -47,12 +47,14 @@ class ScriptedTools:
         observation: Callable[[Mapping[str, Any]], str | None] = lambda row: None,
         reward: Callable[[Mapping[str, Any]], float | None] = lambda row: None,
         after_turn: Callable[[Mapping[str, Any]], AfterTurn] = lambda row: AfterTurn(),
+        user: Callable[[str], str | None] | None = None,
     ) -> None:
         self.answers = dict(answers)
         self.delay_s = delay_s
         self.observation = observation
         self.reward = reward
         self.after_turn = after_turn
+        self.user = user
         self.calls: list[tuple[str | None, Mapping[str, Any] | None]] = []
         self.open_sessions = 0
         self.closed_sessions = 0
@@ -64,6 +66,10 @@ class ScriptedTools:
     @property
     def schemas(self) -> list[dict[str, Any]]:
         return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in self.answers]
+
+    @property
+    def speaks(self) -> bool:
+        return self.user is not None
 
     def session(self, row: Mapping[str, Any]) -> _Session:
         return _Session(self, row)
@@ -101,6 +107,10 @@ class _Session:
 
     async def after_turn(self) -> AfterTurn:
         return self._tools.after_turn(self._row)
+
+    async def next_user_message(self, answer: str) -> str | None:
+        await asyncio.sleep(self._tools.delay_s)
+        return None if self._tools.user is None else self._tools.user(answer)
 
     async def __aenter__(self) -> _Session:
         self._tools.open_sessions += 1

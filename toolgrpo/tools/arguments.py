@@ -38,8 +38,12 @@ class Checked:
 class ArgumentChecker:
     """Checks the arguments of one tool; making it raises PluginError for an unusable schema."""
 
-    def __init__(self, name: str, parameters: Mapping[str, Any], where: str | None = None) -> None:
+    def __init__(
+        self, name: str, parameters: Mapping[str, Any], where: str | None = None, *, unchecked: bool = False
+    ) -> None:
+        """`unchecked`: only what could harm is refused, and nothing is made to fit the schema."""
         self._name = name
+        self._unchecked = unchecked
         self._validator = SchemaValidator(parameters, where or f"tool '{name}'")
         self._schema = self._validator.schema
         self._coercer = Coercer(self._schema)
@@ -54,10 +58,14 @@ class ArgumentChecker:
             known = (
                 {}
                 if beyond
+                else dict(arguments)
+                if self._unchecked
                 else {key: self._coercer.coerced(value, properties.get(key)) for key, value in arguments.items()}
             )
             if (beyond := beyond or beyond_bounds(known)) is not None:  # text that was read may nest deeper than it did
                 return self._refused(f"the arguments cannot be used: {beyond}")
+            if self._unchecked:
+                return Checked(known)
             unknown = [] if self._open else [key for key in known if key not in properties]
             errors = self._validator.errors(known)
             if not unknown and not errors:

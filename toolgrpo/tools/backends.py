@@ -33,6 +33,8 @@ class BackendSession(Protocol):
 
     async def after_turn(self) -> AfterTurn: ...
 
+    async def next_user_message(self, answer: str) -> str | None: ...
+
     async def close(self) -> None: ...
 
 
@@ -94,6 +96,9 @@ class _StatelessSession:
 
     async def after_turn(self) -> AfterTurn:
         return AfterTurn()
+
+    async def next_user_message(self, answer: str) -> str | None:
+        return None
 
     async def reward(self) -> float | None:
         return None

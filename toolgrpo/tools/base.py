@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from toolgrpo.trajectory import CallAttempt, ToolResult
 
-__all__ = ["TOOL_TIMEOUT_S", "TOOL_WORKERS", "AfterTurn", "ToolProvider", "ToolSession"]
+__all__ = ["TOOL_TIMEOUT_S", "TOOL_WORKERS", "AfterTurn", "ToolProvider", "ToolSession", "speaks"]
 
 TOOL_TIMEOUT_S = 30.0  # seconds that a call may take where nobody says otherwise
 TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they share what it has imported
@@ -45,6 +45,13 @@ class ToolSession(Protocol):
         """Return what a stateful environment says after the calls of a turn, if anything."""
         ...
 
+    async def next_user_message(self, answer: str) -> str | None:
+        """Return what a stateful environment says for the user to an answer, or None.
+
+        Asked only of tools that say they speak (`speaks`).
+        """
+        ...
+
     async def __aenter__(self) -> ToolSession: ...
 
     async def __aexit__(
@@ -65,3 +72,11 @@ class ToolProvider(Protocol):
     def session(self, row: Mapping[str, Any]) -> ToolSession: ...
 
     def close(self) -> None: ...
+
+
+def speaks(tools: ToolProvider | None) -> bool:
+    """Return whether tools speak for the user in the middle of an episode.
+
+    A provider of somebody's own that does not know of it does not.
+    """
+    return bool(getattr(tools, "speaks", False))

@@ -46,6 +46,10 @@ class EnvironmentBackend:
     def specs(self) -> Sequence[ToolSpec]:
         return self._spec.tools
 
+    @property
+    def speaks(self) -> bool:
+        return self._spec.speaks
+
     def session(self, row: Mapping[str, Any]) -> EnvironmentSession:
         return EnvironmentSession(self._pool, self._spec, self._timeout_s, row)
 
@@ -114,7 +118,17 @@ class EnvironmentSession:
         reward = said.get("step_reward")
         return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), said.get("state_key"))
 
+    async def next_user_message(self, answer: str) -> str | None:
+        """Return what the user says to an answer of the assistant, or None if nothing."""
+        if not self._spec.speaks:
+            return None
+        reply = await self._reply({"op": "next_user_message", "answer": answer}, "next_user_message")
+        return None if reply.silent else reply.text
+
     async def _said(self, message: Mapping[str, Any], what: str) -> str:
+        return (await self._reply(message, what)).text
+
+    async def _reply(self, message: Mapping[str, Any], what: str) -> Reply:
         """Return what a method of the instance gives; one that is gone is `EnvironmentLost`."""
         if self._worker is None:
             raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
@@ -126,7 +140,7 @@ class EnvironmentSession:
             raise DropEpisode(reply.text)
         if reply.error is not None:
             raise PluginError(f"environment {self._spec.name}: {what} failed: {reply.text}")
-        return reply.text
+        return reply
 
     async def close(self) -> None:
         """Let the instance clean up, within a short time, and end its process."""

@@ -55,7 +55,7 @@ class Toolbox:
                     raise PluginError(f"Two tools are named '{spec.name}', from different sources. Rename one.")
                 self._specs[spec.name] = spec
                 self._owners[spec.name] = index
-                self._checkers[spec.name] = ArgumentChecker(spec.name, spec.parameters)
+                self._checkers[spec.name] = ArgumentChecker(spec.name, spec.parameters, unchecked=spec.unchecked)
         first = [name for name in order if name in self._specs]
         self._specs = {name: self._specs[name] for name in dict.fromkeys([*first, *self._specs])}
 
@@ -67,6 +67,11 @@ class Toolbox:
     def schemas(self) -> list[dict[str, Any]]:
         """The OpenAI function form of every tool, for a chat template."""
         return [dict(spec.schema) for spec in self._specs.values()]
+
+    @property
+    def speaks(self) -> bool:
+        """Whether its environment speaks for the user in the middle of an episode."""
+        return any(getattr(backend, "speaks", False) for backend in self._backends)
 
     def session(self, row: Mapping[str, Any]) -> ToolboxSession:
         """Return the tools as one episode sees them: `async with`, or `with` to try them by hand.
@@ -166,6 +171,14 @@ class ToolboxSession:
             if said != AfterTurn():
                 return said
         return AfterTurn()
+
+    async def next_user_message(self, answer: str) -> str | None:
+        """Return what the environment says for the user to an answer, if it says anything."""
+        for part in self._parts:
+            text = await part.next_user_message(answer)
+            if text is not None:
+                return text
+        return None
 
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
         if attempt.status is not AttemptStatus.OK or attempt.name is None:

@@ -72,6 +72,10 @@ class ToolGRPOConfig(
 
     # the episode
     max_turns: int | None = field(default=8, metadata={"help": "Most assistant turns of an episode."})
+    max_user_turns: int | None = field(
+        default=None,
+        metadata={"help": "Most messages of the user after the prompt, of a column `user_turns` or an environment."},
+    )
     max_tool_calls: int | None = field(
         default=None, metadata={"help": "Most tool calls of an episode; further ones are answered with an error."}
     )
@@ -297,6 +301,7 @@ class ToolGRPOConfig(
         return EpisodeLimits(
             max_completion_length=self.max_completion_length,
             max_turns=self.max_turns,
+            max_user_turns=self.max_user_turns,
             max_tool_calls=self.max_tool_calls,
             max_turn_tokens=self.max_turn_tokens,
             max_tool_response_tokens=self.max_tool_response_tokens,

@@ -25,6 +25,7 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.named_models import folder_of
 from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards.named import named_rewards
+from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import trl_jobs
@@ -61,7 +62,9 @@ class GivenParts:
     def check_model(self, vocabulary: int, rows: Iterable[Mapping[str, Any]] | None) -> None:
         """Raise unless tokenizer and chat format suit a loaded model and its rows."""
         check_vocabulary(self.tokenizer, vocabulary)
-        prove_rows(self.chat, self.template, (row["prompt"] for row in islice(rows or (), _MOST_ROWS_PROVEN)))
+        prompts = (row["prompt"] for row in islice(rows or (), _MOST_ROWS_PROVEN))
+        speak = any(users_speak(self.toolbox, data) for data in (rows, self.eval_dataset))
+        prove_rows(self.chat, self.template, prompts, user_turns=speak)
 
 
 def take_parts(

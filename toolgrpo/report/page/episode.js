@@ -45,7 +45,7 @@ function conversation(episode, { prompt = true } = {}) {
     h("p.end", {}, endOf(episode)));
 }
 
-const LIMITS = { length: "cut: max_completion_length was used up", context_full: "cut: the context window was used up", max_turns: "ended: no turn was left to read the results (max_turns)", deadline: "ended by episode_timeout", stop_tool: "ended by a tool", finished: "finished", engine_failure: "lost: the engine failed" };
+const LIMITS = { length: "cut: max_completion_length was used up", context_full: "cut: the context window was used up", max_turns: "ended: no turn was left (max_turns)", max_user_turns: "ended: the user may say no more (max_user_turns)", deadline: "ended by episode_timeout", stop_tool: "ended by a tool", finished: "finished", engine_failure: "lost: the engine failed" };
 const endOf = (episode) => LIMITS[episode.stop] || String(episode.stop);
 
 function bubble(role, content, { folded = false } = {}) {
@@ -68,6 +68,7 @@ function turnBubbles(turn, number) {
       turn.cut ? h("p", {}, h("span.badge.warn", {}, "cut before it ended")) : null),
     results.map((result) => resultBox(result)),
     attempts.length > results.length ? h("p.quiet.end", {}, `${plural(attempts.length - results.length, "call")} not answered: the episode ended first`) : null,
+    turn.u === undefined ? null : bubble("user", long(turn.u)),
   ];
 }
 

@@ -1,6 +1,6 @@
 // Overview: what the run came to, how it went there, and what to look at.
 
-const STOP_COLOURS = { finished: 2, stop_tool: 1, length: 3, context_full: 4, max_turns: 5, deadline: 6, engine_failure: 7 };
+const STOP_COLOURS = { finished: 2, stop_tool: 1, length: 3, context_full: 4, max_turns: 5, max_user_turns: 5, deadline: 6, engine_failure: 7 };
 const PHASES = { before_rollout: "before the rollout", rollout: "rollout", scoring: "rewards and scoring", training: "training" };
 
 function overview(wanted) {

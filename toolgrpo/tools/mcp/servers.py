@@ -185,6 +185,9 @@ class McpSession:
     async def after_turn(self) -> AfterTurn:
         return AfterTurn()
 
+    async def next_user_message(self, answer: str) -> str | None:
+        return None
+
     async def reward(self) -> float | None:
         return None
 

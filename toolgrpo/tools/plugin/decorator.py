@@ -30,6 +30,7 @@ class ToolOptions:
     in_process: bool = False  # runs in the trainer's process, where nothing contains it
     ends_episode: bool = False  # a good call of this tool ends the episode
     schema: Mapping[str, Any] | None = None  # an explicit JSON schema instead of the signature's
+    unchecked: bool = False  # its arguments are not compared with its schema
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:
@@ -38,6 +39,8 @@ class ToolOptions:
             raise PluginError("@tool(isolate=True, keep_processes=True) contradict each other: choose one")
         if self.in_process and self.isolate:
             raise PluginError("@tool(in_process=True, isolate=True) contradict each other: choose one")
+        if self.unchecked and self.schema is None:
+            raise PluginError("@tool(unchecked=True) needs a schema=...; what a signature says is always checked")
 
 
 def tool(
@@ -50,6 +53,7 @@ def tool(
     in_process: bool = False,
     ends_episode: bool = False,
     schema: Mapping[str, Any] | None = None,
+    unchecked: bool = False,
 ) -> Callable[[F], F]:
     """Say more about a tool: `@tool(timeout=5, cache=True)`.
 
@@ -66,6 +70,8 @@ def tool(
             contains such a tool.
         ends_episode: A good call ends the episode.
         schema: An explicit JSON schema: the parameters object, or the whole OpenAI function form.
+        unchecked: The arguments reach the tool as the model wrote them, whatever its `schema` says,
+            and nothing is made to fit. For tools that judge them themselves.
     """
     options = ToolOptions(
         name=name,
@@ -76,6 +82,7 @@ def tool(
         in_process=in_process,
         ends_episode=ends_episode,
         schema=schema,
+        unchecked=unchecked,
     )
 
     def mark(function: F) -> F:

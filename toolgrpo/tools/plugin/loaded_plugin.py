@@ -2,8 +2,8 @@
 
 An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
 `reward()` (TRL's `get_reward()` is the same), `step_reward()` and `state_key()`, both asked after the
-calls of a turn, and `close()`. Classes written for TRL's
-`environment_factory` work as they are.
+calls of a turn, `next_user_message(answer)`, which speaks for the user, and `close()`. Classes
+written for TRL's `environment_factory` work as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 __all__ = ["EnvironmentSpec", "LoadedEnvironment", "Plugin", "PluginSpec", "load_plugin"]
 
-_NOT_TOOLS = ("reset", "reward", "get_reward", "step_reward", "state_key", "close")
+_SPEAKS = "next_user_message"
+_NOT_TOOLS = ("reset", "reward", "get_reward", "step_reward", "state_key", _SPEAKS, "close")
 _BY_STEP = ("step_reward", "state_key")
 
 
@@ -39,6 +40,7 @@ class LoadedEnvironment:
     tools: Mapping[str, LoadedTool]
     reward_method: str | None
     by_step: tuple[str, ...] = ()
+    speaks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class EnvironmentSpec:
     tools: tuple[ToolSpec, ...]
     gives_reward: bool
     by_step: tuple[str, ...] = ()  # what it is asked after each turn: step_reward, state_key
+    speaks: bool = False  # it has next_user_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class PluginSpec:
                 "tools": [spec.to_json() for spec in environment.tools],
                 "gives_reward": environment.gives_reward,
                 "by_step": list(environment.by_step),
+                "speaks": environment.speaks,
             },
             "import_s": self.import_s,
             "heavy_imports": list(self.heavy_imports),
@@ -86,6 +90,7 @@ class PluginSpec:
                 tools=tuple(ToolSpec.from_json(item) for item in environment["tools"]),
                 gives_reward=environment["gives_reward"],
                 by_step=tuple(environment["by_step"]),
+                speaks=environment["speaks"],
             ),
             import_s=record["import_s"],
             heavy_imports=tuple(record["heavy_imports"]),
@@ -105,7 +110,8 @@ class Plugin:
         if self.environment is not None:
             tools = tuple(tool.spec for tool in self.environment.tools.values())
             gives_reward = self.environment.reward_method is not None
-            known = EnvironmentSpec(self.environment.name, tools, gives_reward, self.environment.by_step)
+            by_step, speaks = self.environment.by_step, self.environment.speaks
+            known = EnvironmentSpec(self.environment.name, tools, gives_reward, by_step, speaks)
         return PluginSpec(tuple(tool.spec for tool in self.functions.values()), known)
 
 
@@ -140,7 +146,7 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
             f"{where} has no reset method. Define `def reset(self, **row)`; it may return a first observation."
         )
     tools = [method for key, method in methods.items() if not key.startswith("_") and key not in _NOT_TOOLS]
-    if not tools:
+    if not tools and _SPEAKS not in methods:
         raise PluginError(f"{where} has no public methods besides reset, so the model could do nothing in it. Add one.")
     loaded = tools_of(tools, where)
     for tool in loaded:
@@ -151,7 +157,21 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
             )
     reward = next((key for key in ("reward", "get_reward") if key in methods), None)
     by_step = tuple(key for key in _BY_STEP if key in methods)
-    return LoadedEnvironment(name, factory, {tool.spec.name: tool for tool in loaded}, reward, by_step)
+    if _SPEAKS in methods:
+        _check_speaks(methods[_SPEAKS], where)
+    return LoadedEnvironment(
+        name, factory, {tool.spec.name: tool for tool in loaded}, reward, by_step, _SPEAKS in methods
+    )
+
+
+def _check_speaks(method: Callable[..., Any], where: str) -> None:
+    try:
+        inspect.signature(method).bind(None, "an answer")
+    except TypeError as error:
+        raise PluginError(
+            f"{where}: {_SPEAKS} is called with what the assistant said last, and cannot be ({error}). Define "
+            f"`def {_SPEAKS}(self, answer: str) -> str | None`; None ends the conversation."
+        ) from error
 
 
 def _factory(source: PluginSource) -> Callable[[], Any]:

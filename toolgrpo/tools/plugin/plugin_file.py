@@ -138,6 +138,7 @@ def _load_one(function: Any, label: str) -> LoadedTool:
         in_process=options.in_process,
         ends_episode=options.ends_episode,
         is_async=inspect.iscoroutinefunction(target),
+        unchecked=options.unchecked,
     )
     return LoadedTool(spec, function, convert)
 

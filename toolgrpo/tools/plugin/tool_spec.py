@@ -22,6 +22,7 @@ class ToolSpec:
     in_process: bool = False
     ends_episode: bool = False
     is_async: bool = False
+    unchecked: bool = False
 
     @property
     def parameters(self) -> Mapping[str, Any]:

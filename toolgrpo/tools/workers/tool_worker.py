@@ -31,6 +31,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from toolgrpo.drops import DropEpisode
@@ -46,6 +47,9 @@ from toolgrpo.tools.workers.health import Health
 from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["Worker", "WorkerLimits"]
+
+
+Render = Callable[[object], dict[str, Any]]  # a return value, as a reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,10 @@ class Worker:
             case "by_step":
                 method = getattr(self._instance, message["method"])
                 self._start(message["id"], method, lambda: Bound((), {}), keep=True)
+            case "next_user_message":
+                method = self._instance.next_user_message
+                bind = partial(Bound, (message["answer"],), {})
+                self._start(message["id"], method, bind, keep=True, render=partial(_spoken, "next_user_message"))
             case "reward":
                 environment = self._plugin.environment
                 assert environment is not None and environment.reward_method is not None
@@ -147,25 +155,32 @@ class Worker:
             observation = self._instance.reset(**unpack_objects(row))
             if asyncio.iscoroutine(observation):
                 observation = self._on_loop().submit(observation).result()
-            if observation is not None and not isinstance(observation, str):
-                raise TypeError(f"reset must return a string or None, got a {type(observation).__name__}")
-            reply = {"text": observation}
+            reply = _spoken("reset", observation)
         except BaseException as error:  # user code
             reply = self._failed(error)
         self._send({"id": call_id, **reply})
 
-    def _start(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], *, keep: bool) -> None:
+    def _start(
+        self,
+        call_id: int,
+        function: Callable[..., Any],
+        bind: Callable[[], Bound],
+        *,
+        keep: bool,
+        render: Render | None = None,
+    ) -> None:
+        render = render or self._rendered
         target = function if hasattr(function, "__code__") or hasattr(function, "__func__") else type(function).__call__
         if asyncio.iscoroutinefunction(target):
             try:
-                running = self._on_loop().submit(self._run_async(call_id, function, bind))
+                running = self._on_loop().submit(self._run_async(call_id, function, bind, render))
             except RuntimeError as error:  # no loop, and no thread for another
                 self._give_back([call_id], retire=str(error))
                 return
             self._coroutines[call_id] = running
             running.add_done_callback(lambda _: self._coroutines.pop(call_id, None))
         else:
-            self._on_thread(call_id, self._run_sync, function, bind, keep)
+            self._on_thread(call_id, self._run_sync, function, bind, keep, render)
 
     def _on_thread(self, call_id: int, work: Callable[..., None], *args: object) -> None:
         try:
@@ -190,7 +205,9 @@ class Worker:
                 self._unbegun.discard(call_id)
             self._send({"returned": call_id, "retire": retire})
 
-    def _run_sync(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], keep: bool) -> None:
+    def _run_sync(
+        self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], keep: bool, render: Render
+    ) -> None:
         if not self._begin(call_id):
             return
         try:
@@ -198,7 +215,7 @@ class Worker:
             value = function(*bound.args, **bound.kwargs)
             self._leave_forked_child()
             tainted = self._health.restore()
-            reply = self._rendered(value)
+            reply = render(value)
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
             self._leave_forked_child()
             tainted = self._health.restore()
@@ -210,12 +227,14 @@ class Worker:
             _kill(left_behind)
         self._send({"id": call_id, "retire": tainted or self._health.complaint(), **reply})
 
-    async def _run_async(self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound]) -> None:
+    async def _run_async(
+        self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], render: Render
+    ) -> None:
         if not self._begin(call_id):
             return
         try:
             bound = bind()
-            reply = self._rendered(await function(*bound.args, **bound.kwargs))
+            reply = render(await function(*bound.args, **bound.kwargs))
         except asyncio.CancelledError:
             reply = {"error": ToolErrorKind.TIMEOUT, "text": "cancelled"}
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
@@ -264,6 +283,13 @@ class Worker:
         """
         if os.getpid() != self._pid:
             os._exit(0)
+
+
+def _spoken(method: str, value: object) -> dict[str, Any]:
+    """Return the reply of a method that says something or nothing."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{method} must return a string or None, got a {type(value).__name__}")
+    return {"text": value}
 
 
 def _kill(pids: set[int]) -> None:

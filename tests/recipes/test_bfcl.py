@@ -1,0 +1,196 @@
+"""The BFCL recipe: its reference conversations are right in whole episodes, others are not, and nothing is trained and measured."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.tools import Toolbox, load_tools
+from toolgrpo.trajectory import StopReason, ToolErrorKind
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "bfcl"
+CONFIG = RECIPE / "bfcl_qwen3_1.7b.yaml"
+pytestmark = pytest.mark.e2e
+needs_bfcl = pytest.mark.skipif(
+    find_spec("bfcl_eval") is None,
+    reason="bfcl-eval is not installed: pip install --no-deps -r recipes/bfcl/requirements.txt",
+)
+
+
+@pytest.fixture(scope="module")
+def gold() -> Iterator[Any]:
+    """The recipe's own scripts, imported as they import each other."""
+    sys.path.insert(0, str(RECIPE))
+    try:
+        import replay_gold
+
+        yield replay_gold
+    finally:
+        sys.path.remove(str(RECIPE))
+
+
+@pytest.fixture(scope="module")
+def toolbox(gold: Any) -> Iterator[Toolbox]:
+    with load_tools(RECIPE / "bfcl_environment.py", workers=2) as box:
+        yield box
+
+
+def category(gold: Any, name: str) -> list[Any]:
+    return [task for task in gold.tasks().values() if task.category == name]
+
+
+@needs_bfcl
+def test_the_split_keeps_scenarios_together(gold: Any) -> None:
+    tasks = gold.tasks().values()
+    assert len(tasks) == 800 and {len(category(gold, name)) for name in gold.CATEGORIES} == {200}
+    held = {task.scenario for task in tasks if task.held_out}
+    assert len(held) == 50 and not held & {task.scenario for task in tasks if not task.held_out}
+    assert all(set(task.missing) == {turn for turn, q in enumerate(task.questions) if not q} for task in tasks)
+
+
+@needs_bfcl
+@pytest.mark.parametrize("name", ["base", "miss_func", "miss_param", "long_context"])
+def test_reference_conversations_are_right(gold: Any, toolbox: Toolbox, name: str) -> None:
+    """Three of each API's domain; 173 and 49 go against their own descriptions. `replay_gold.py` plays all 800."""
+    for scenario in (3, 49, 53, 103, 150, 173):
+        task = category(gold, name)[scenario]
+        episode = gold.play(task, toolbox)
+        assert episode.reward == 1.0 and episode.stop_reason is StopReason.FINISHED, task.name
+        users = [message for message in episode.messages if message["role"] == "user"]
+        assert len(users) == len(task.questions) - 1
+        # a function that is missing is not in the prompt, and shown by the user
+        for turn, names in task.missing.items():
+            assert not set(names) & set(task.functions) and all(
+                f'"name": "{n}"' in users[turn - 1]["content"] for n in names
+            )
+
+
+@needs_bfcl
+def test_what_is_not_the_reference_is_wrong(gold: Any, toolbox: Toolbox) -> None:
+    task = category(gold, "base")[0]
+    said = list(gold.said(task))
+    silent = ["Done."] * len(task.questions)
+    more = ['call touch {"file_name": "b"}', *said]  # a file that nobody asked for: another state
+    for turns, reward in ((said, 1.0), (silent, 0.0), (more, 0.0)):
+        assert gold.play(task, toolbox, turns).reward == reward
+    assert gold.play(task, toolbox, [*said[:2], *silent]).reward == 0.0
+    wrong = gold.play(
+        task, toolbox, ['call cd {"folder": "nowhere"}', 'call cd {"no": 1}', "call book_flight {}", *said]
+    )
+    assert [result.error for result in wrong.results[:3]] == [None, ToolErrorKind.RAISED, ToolErrorKind.UNKNOWN_TOOL]
+    assert "unexpected keyword argument 'no'" in wrong.results[1].content
+    assert wrong.reward == 1.0, "as BFCL has it: calls that change nothing cost nothing"
+
+
+@needs_bfcl
+def test_text_that_looks_like_a_call_is_text(gold: Any) -> None:
+    """BFCL evaluates calls as Python and puts its instances' names before whatever looks like one of their methods."""
+    from bfcl_world import Call, World
+
+    world = World(category(gold, "base")[0])
+    world.run(Call("touch", {"file_name": "a"}))
+    text = "cat(1) and __import__('os').getcwd()"
+    world.run(Call("echo", {"content": text, "file_name": "a"}))
+    assert json.loads(world.run(Call("cat", {"file_name": "a"})).text) == {"file_content": text}
+
+
+@needs_bfcl
+def test_a_conversation_that_was_cut_is_no_success(gold: Any) -> None:
+    from bfcl_world import Call, verdict
+
+    task = category(gold, "base")[0]
+    turns = [[gold.parsed(task, call) for call in turn] for turn in task.gold]
+    assert verdict(task, turns) is None
+    assert verdict(task, turns[:-1]) == f"ended in turn {len(turns) - 1} of {len(turns)}"
+    assert "does not match the state" in str(
+        verdict(task, [[*turns[0], Call("touch", {"file_name": "b"})], *turns[1:]])
+    )
+
+
+@needs_bfcl
+def test_a_checker_that_fails_costs_its_episode_and_says_so(gold: Any) -> None:
+    from bfcl_environment import ENVIRONMENT
+
+    from toolgrpo import DropEpisode
+
+    task = category(gold, "base")[0]
+    environment = ENVIRONMENT()
+    environment.reset(bfcl=task.name)
+    while environment.next_user_message("x") is not None:
+        pass
+    environment._task = replace(task, entry={"id": task.name, "involved_classes": []})
+    with pytest.raises(DropEpisode, match=f"BFCL's checker failed for {task.name}: KeyError: 'initial_config'"):
+        environment.reward()
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that can say nothing, with nano's tokenizer and room for long prompts."""
+    from toolgrpo.models.nano.build import build_nano
+    from toolgrpo.testing.mini_nano import MINI_NANO
+
+    folder = tmp_path_factory.mktemp("models") / "mini"
+    build_nano(replace(MINI_NANO), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
+
+
+@needs_bfcl
+def test_an_evaluation_tells_categories_apart(
+    gold: Any, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe's file, rows and environment, on a model that gets nothing right; two functions a row are enough for that."""
+    monkeypatch.chdir(ROOT)
+    rows = [gold.row(category(gold, name)[3]) for name in gold.CATEGORIES]
+    lines = [json.dumps({**row, "tools": row["tools"][:2]}) + "\n" for row in rows]
+    (tmp_path / "heldout.jsonl").write_text("".join(lines))
+    flags = [
+        *("--config", str(CONFIG), "--model_name_or_path", str(mini), "--output_dir", str(tmp_path / "out")),
+        *("--dataset_id_or_path", str(tmp_path), "--eval_questions", "4", "--samples", "1", "--engine", "transformers"),
+        *("--max_completion_length", "1500", "--max_turn_tokens", "8", "--bf16", "false", "--use_cpu", "true"),
+        *("--dtype", "float32", "--use_peft", "false"),
+    ]
+    shown = io.StringIO()
+    EvaluationRun(*parse_evaluation_arguments(flags), Terminal(None, shown, quiet=False)).run()
+    found = json.loads((tmp_path / "out" / "evaluation.json").read_text())["model"]
+    assert set(found["by_task"]) == set(gold.CATEGORIES) and found["dropped"]["episodes"] == 0
+    assert found["by_task"]["base"]["pass@1"]["value"] == 0.0 and found["by_task"]["base"]["questions"] == 1
+    assert "pass@1 by task" in shown.getvalue() and "long_context (1)" in shown.getvalue()
+
+
+def test_without_the_package_one_sentence_says_how_to_install_it(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['bfcl_eval'] = None; sys.argv = ['make_rows.py', sys.argv[1]]; import runpy; "
+    script = str(RECIPE / "make_rows.py")
+    code = f"{hidden}sys.path.insert(0, {str(RECIPE)!r}); runpy.run_path({script!r}, run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "needs the package bfcl-eval" in done.stderr and "pip install --no-deps -r recipes/bfcl/req" in done.stderr
+
+
+def test_the_recipe_never_trains_on_what_it_measures() -> None:
+    config = {key: value for heading in yaml.safe_load(CONFIG.read_text()).values() for key, value in heading.items()}
+    assert config["dataset_id_or_path"] == "outputs/bfcl" and "dataset_split" not in config
+    assert "eval_dataset_id_or_path" not in config and "eval_share" not in config
+    assert config["reward"] == ["environment"]
+
+
+@pytest.mark.slow
+@needs_bfcl
+def test_all_reference_conversations_are_right(gold: Any) -> None:
+    assert gold.main(1) == 0
