@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 pytestmark = pytest.mark.e2e
 
@@ -203,7 +205,7 @@ def test_an_episode_without_room_for_a_token_never_reaches_a_reward(tmp_path: Pa
         trainer.train()
 
 
-@pytest.mark.parametrize("who", ["environment_lost", "no_reward", "reward"])
+@pytest.mark.parametrize("who", ["environment_lost", "no_reward", "reward", "tool"])
 def test_dropped_episodes_of_groups_that_are_drawn_leave_their_group_too(tmp_path: Path, who: str) -> None:
     """Of question 0 one episode is left, so the group is dead and replaced; of the others one is dropped each."""
 
@@ -225,11 +227,18 @@ def test_dropped_episodes_of_groups_that_are_drawn_leave_their_group_too(tmp_pat
             given = [instead if is_dropped(n) else value for n, value in zip(answer, given, strict=True)]
         return given
 
-    tools = ScriptedTools({}, reward=lost) if who == "environment_lost" else None
+    def give_up() -> ToolResult:
+        return ToolResult("no network", "give_up", ToolErrorKind.DROPPED)
+
+    def calls(request: SampleRequest, number: int) -> list[int]:
+        (question,) = re.findall(r"user:q(\d)", ByteChat.text(request.ids))
+        return ByteChat.say("call give_up {}") if is_dropped(question) else lengths(request, number)
+
+    tools = {"environment_lost": ScriptedTools({}, reward=lost), "tool": ScriptedTools({"give_up": give_up})}.get(who)
     trainer = tiny_trainer(
         tmp_path,
         reward,
-        lengths,
+        calls if who == "tool" else lengths,
         kind=Seen,
         parts={"tools": tools},
         max_steps=1,
