@@ -65,7 +65,8 @@ def rows(results: dict[str, Any]) -> list[Row]:
         )
     for what, found in results.get("backfill", {}).get("compared", {}).items():
         if found is not None:
-            ratio = Figure(found["times_fewer"], *(found["interval"] or (None, None)), found["seeds"])
+            least, most = found["interval"] or (None, None)
+            ratio = Figure(found["times_fewer"], least, most, found["seeds"])
             label = f"{what} to {results['backfill']['target']} held-out success, with backfill{said['backfill']}"
             made.append(
                 Row(benchmark="learning_signal", what=label, unit="", ratio=ratio, other_name="without backfill")

@@ -216,7 +216,9 @@ def model_folder(name: str) -> Path:
     return folder
 
 
-def compare_loops(model: str, number_type: str, *, quick: bool) -> Iterator[dict[str, Any]]:
+def compare_loops(
+    model: str, number_type: str, latencies: Sequence[float], *, repeats: int
+) -> Iterator[dict[str, Any]]:
     """A row for each latency, as soon as it is measured."""
     native = NativeLoop(str(model_folder(model)), number_type)
     ours = OurLoop(native)
@@ -224,8 +226,8 @@ def compare_loops(model: str, number_type: str, *, quick: bool) -> Iterator[dict
         run()  # warm up
     costs = step_costs(native, ours)
     computed = str(native.llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
-    for latency in (0.0, 0.1) if quick else (0.0, 0.1, 0.5):
-        row = compare(native, ours, latency, 1 if quick else 3, costs)
+    for latency in latencies:
+        row = compare(native, ours, latency, repeats, costs)
         yield {"model": model, "number_type": computed, **row}
     ours.tools.close()
 
@@ -291,12 +293,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one repetition, latencies 0 and 0.1 s")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--number_type", choices=NUMBER_TYPES, default="float32", help="of the engine, for both loops")
+    parser.add_argument("--latencies", nargs="+", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--rows-of", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rows_of:
         with options.json.open("a") as answer:
-            for row in compare_loops(options.rows_of, options.number_type, quick=options.quick):
+            latencies = options.latencies or ((0.0, 0.1) if options.quick else (0.0, 0.1, 0.5))
+            repeats = 1 if options.quick else 3
+            for row in compare_loops(options.rows_of, options.number_type, latencies, repeats=repeats):
                 answer.write(json.dumps(row) + "\n")
                 answer.flush()
         return

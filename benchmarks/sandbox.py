@@ -170,8 +170,16 @@ def rows(results: dict[str, Any]) -> list[Row]:
         for measure, what in (("run_ms", "a run"), ("numpy_ms", "a run that imports numpy and sympy")):
             for other, its in others.items():
                 label = "a plain subprocess, which confines nothing" if other == "subprocess" else f"a new {other}"
-                pair = {"ours": _figure(way[measure]), "other": _figure(its[measure])}
-                made.append(Row(benchmark="sandbox", what=f"{what}, {name}", unit="ms", other_name=label, **pair))
+                made.append(
+                    Row(
+                        benchmark="sandbox",
+                        what=f"{what}, {name}",
+                        unit="ms",
+                        ours=_figure(way[measure]),
+                        other=_figure(its[measure]),
+                        other_name=label,
+                    )
+                )
         for measure, what, target in (("grading_ms", "a grading", "under 20 ms"), ("new_session_ms", "a session", "")):
             ours = _figure(way[measure])
             made.append(Row(benchmark="sandbox", what=f"{what}, {name}", unit="ms", ours=ours, target=target))
@@ -180,7 +188,7 @@ def rows(results: dict[str, Any]) -> list[Row]:
     return made
 
 
-def _figure(times: dict[str, float]) -> Figure:
+def _figure(times: dict[str, Any]) -> Figure:
     return Figure(times["p50"], times.get("least"), times.get("most"), times.get("n"))
 
 
