@@ -284,7 +284,7 @@ def main() -> None:
     if args.serve:
         serve(args.serve, args.threads)
         return
-    hidden, layers, rounds = (128, 2, args.rounds) if args.quick else (args.hidden, args.layers, args.rounds)
+    hidden, layers, rounds = (128, 2, min(args.rounds, 2)) if args.quick else (args.hidden, args.layers, args.rounds)
     machine = {"threads": args.threads, "device": "cpu", "hidden": hidden, "layers": layers, "rounds": rounds}
     results: list[dict[str, Any]] = []
     print(f"{'':20} {'forward + backward, s':^22} {'faster than':^16} {'step':^16} {'peak memory, MiB':^24}")
