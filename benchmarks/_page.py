@@ -41,6 +41,8 @@ def page(entries: Entries, about: Mapping[str, str]) -> str:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """The rows as lines of a table, without the columns that none of them has."""
+    if not rows:
+        return []
     cells = [_cells(row) for row in rows]
     used = [place for place in range(len(COLUMNS)) if any(one[place] for one in cells)]
     head = [COLUMNS[place] for place in used]

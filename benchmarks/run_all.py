@@ -48,18 +48,18 @@ class Benchmark:
 
 
 TABLE = {
-    "training_pass": Benchmark(about="The training pass, beside TRL's", minutes=15, fast=("--quick",), fast_s=60),
+    "training_pass": Benchmark(about="The training pass, beside TRL's", minutes=15, fast=("--quick",), fast_s=70),
     "rollouts": Benchmark(
-        about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=100
+        about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=80
     ),
     "whole_step": Benchmark(about="Whole training steps, beside TRL's trainer", minutes=40),
-    "chat": Benchmark(about="Reading a turn and going on", minutes=4, fast=("--quick",), fast_s=30),
-    "tools": Benchmark(about="Tool calls", minutes=1, fast=("--quick",), fast_s=20),
+    "chat": Benchmark(about="Reading a turn and going on", minutes=4, fast=("--quick",), fast_s=20),
+    "tools": Benchmark(about="Tool calls", minutes=1, fast=("--quick",), fast_s=8),
     "response_parsing": Benchmark(
-        about="Reading hard turns, beside transformers' parser", minutes=1, fast=("--quick",), fast_s=30
+        about="Reading hard turns, beside transformers' parser", minutes=1, fast=("--quick",), fast_s=12
     ),
-    "sandbox": Benchmark(about="The sandbox, beside a plain subprocess", minutes=4, fast=("--quick",), fast_s=40),
-    "data": Benchmark(about="Loading data", minutes=1, fast=("--quick",), fast_s=10),
+    "sandbox": Benchmark(about="The sandbox, beside a plain subprocess", minutes=4, fast=("--quick",), fast_s=15),
+    "data": Benchmark(about="Loading data", minutes=1, fast=("--quick",), fast_s=6),
     "startup": Benchmark(about="From the command to the first step", minutes=6),
     "scale": Benchmark(about="Several processes, weights, recording", minutes=5),
     "report": Benchmark(about="The recording and the report", minutes=8),
@@ -125,7 +125,8 @@ def run(names: Sequence[str], form: Form) -> bool:
     for place, name in enumerate(names, 1):
         limit = limit_s(TABLE[name], form)
         if form == "fast":
-            limit = min(limit, FAST_S - (time.monotonic() - started))
+            for_later = sum(TABLE[later].fast_s for later in names[place:])
+            limit = min(limit, FAST_S - (time.monotonic() - started) - for_later)
         about = f"{TABLE[name].fast_s:.0f} s" if form == "fast" else f"{TABLE[name].minutes:g} min"
         print(f"\n== {place} of {len(names)}: {name} (about {about}, at most {max(limit, 0) / 60:.1f} min)", flush=True)
         if limit < 1:
