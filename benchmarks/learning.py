@@ -18,8 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _reporting import progress, result_file, save
+from _rows import Figure, Row
+
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 TIME_LIMIT_S = 1200
 
 
@@ -71,6 +73,23 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = [Row(benchmark="learning", what="nano, built from nothing", ours=Figure(results["built_s"], n=1))]
+    runs = results["runs"]
+    for way in ("greedy", "sampled"):
+        after, before = ([run[when][way]["rate"] for run in runs] for when in ("after", "before"))
+        told = ", ".join(f"{rate:.3f}" for rate in before)
+        what = f"held-out success, {way}, of seeds {', '.join(str(run['seed']) for run in runs)} (untrained: {told})"
+        made.append(Row(benchmark="learning", what=what, unit="", ours=Figure.of(after), more_is_better=True))
+    for what, of in (
+        ("a training, imports and both measurements included", [run["wall_s"] for run in runs]),
+        ("a step", [run["seconds_per_step"]["all"] for run in runs]),
+    ):
+        made.append(Row(benchmark="learning", what=what, ours=Figure.of(of)))
+    return made
+
+
 def show(built_s: float, runs: list[dict[str, Any]]) -> None:
     print(f"\nnano built in {built_s:.0f} s")
     print(
@@ -92,12 +111,15 @@ def main() -> None:
     seeds = options.seeds[:1] if options.quick else options.seeds
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
+        progress("building nano")
         built_s = build(cache)
-        runs = [train(cache, seed, Path(folder) / f"seed{seed}") for seed in seeds]
+        runs: list[dict[str, Any]] = []
+        for seed in seeds:
+            progress(f"training, seed {seed} ({len(runs) + 1} of {len(seeds)})")
+            runs.append(train(cache, seed, Path(folder) / f"seed{seed}"))
+            save("learning", {"built_s": built_s, "runs": runs}, quick=options.quick, number_type="float32")
     show(built_s, runs)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "learning.json").write_text(json.dumps({"built_s": built_s, "runs": runs}, indent=2) + "\n")
-    plot(runs, RESULTS / "learning.png")
+    plot(runs, result_file("learning").with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import _chains
 import _signal_sampling
 import _skipped_rows
+from _rows import Figure, Row
 from _signal_plot import plot
 
 RESULT = Path(__file__).parent / "results" / "learning_signal.json"
@@ -42,6 +43,49 @@ PARTS = {
     "backfill": Part(_signal_sampling.measure, _signal_sampling.show),
     "chains": Part(_chains.measure, _chains.show),
 }
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements; a part that was only measured quickly says so."""
+    made = []
+    said = {
+        name: " (quick form)" if part["machine"]["quick"] else "" for name, part in results.items() if name in PARTS
+    }
+    for run in results.get("skipped_rows", {}).get("runs", ()):
+        whole, live = (Figure.of([sum(step[way].values()) for step in run["steps"]]) for way in ("whole", "live"))
+        made.append(
+            Row(
+                benchmark="learning_signal",
+                what=f"training pass of the last third of the nano run, seed {run['seed']}{said['skipped_rows']}",
+                ours=live,
+                other=whole,
+                other_name="with dead rows",
+                ratio=Figure(run["faster"]),
+            )
+        )
+    for what, found in results.get("backfill", {}).get("compared", {}).items():
+        if found is not None:
+            least, most = found["interval"] or (None, None)
+            ratio = Figure(found["times_fewer"], least, most, found["seeds"])
+            label = f"{what} to {results['backfill']['target']} held-out success, with backfill{said['backfill']}"
+            made.append(
+                Row(benchmark="learning_signal", what=label, unit="", ratio=ratio, other_name="without backfill")
+            )
+    chains = results.get("chains", {})
+    for arm, by_calls in chains.get("reached_by", {}).items():
+        runs = sum(run["arm"] == arm for run in chains["runs"])
+        for calls, reached in by_calls.items():
+            label = f"seeds that reach {chains['target']} on chains of {calls} calls, {arm}{said['chains']}"
+            made.append(
+                Row(
+                    benchmark="learning_signal",
+                    what=label,
+                    unit=f"of {runs}",
+                    ours=Figure(reached),
+                    more_is_better=True,
+                )
+            )
+    return made
 
 
 def main() -> None:

@@ -10,24 +10,29 @@ same episode loop as training. Writes benchmarks/results/reading.json.
 
 from __future__ import annotations
 
-from toolgrpo.startup import prepare
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-prepare()
+if __name__ == "__main__":
+    from toolgrpo.startup import prepare
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-import random  # noqa: E402
-import tempfile  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
-from dataclasses import replace  # noqa: E402
-from pathlib import Path  # noqa: E402
+    prepare()  # before anything imports PyTorch
 
-from toolgrpo.data.arithmetic import Problem, draw_problem, success  # noqa: E402
-from toolgrpo.evaluation.measures import Share  # noqa: E402
-from toolgrpo.models.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered  # noqa: E402
-from toolgrpo.trajectory import Trajectory  # noqa: E402
+from _machine import stamp_of
+from _reporting import STAMP, result_file, save
+from _rows import Figure, Row
 
-RESULT = Path(__file__).parent / "results" / "reading.json"
+from toolgrpo.data.arithmetic import Problem, draw_problem, success
+from toolgrpo.evaluation.measures import Share
+from toolgrpo.models.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered
+from toolgrpo.trajectory import Trajectory
+
 KINDS: dict[str, Callable[[random.Random], tuple[ToolSpec, ...]]] = {
     "own": lambda rng: CANONICAL,
     "another order": reordered,
@@ -110,6 +115,27 @@ def measure(model: str, kind: str, n: int, n_toolsets: int) -> dict[str, object]
     }
 
 
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    for model, kinds in results.items():
+        for kind in kinds if model != STAMP else ():
+            for measure, what, n in (
+                ("success", "held-out success", "questions"),
+                ("right_tool", "right tool", "called"),
+            ):
+                made.append(
+                    Row(
+                        benchmark="reading",
+                        what=f"{what}, {model}, tools: {kind['tools']}",
+                        unit="",
+                        ours=Figure(kind[measure], n=kind[n]),
+                        more_is_better=True,
+                    )
+                )
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano", help="nano, or the folder of a trained one")
@@ -121,9 +147,19 @@ def main() -> None:
     model = str(folder_of(options.model))
     n, n_toolsets = (24, 4) if options.quick else (240, 8)
     print(f"{options.model}\n{'tools':>14} {'success':>24} {'right tool':>24}")
-    rows = [measure(model, kind, n, 1 if kind == "own" else n_toolsets) for kind in KINDS]
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps({**found, options.model: rows}, indent=1) + "\n")
+    measured = [measure(model, kind, n, 1 if kind == "own" else n_toolsets) for kind in KINDS]
+    save(
+        "reading", {**_other_models(options.quick), options.model: measured}, quick=options.quick, number_type="float32"
+    )
+
+
+def _other_models(quick: bool) -> dict[str, Any]:
+    """Models measured before, if it was on this machine and of this commit: else they would be shown as of these."""
+    kept = result_file("reading")
+    found = json.loads(kept.read_text()) if kept.exists() else {}
+    stamp, now = found.pop(STAMP, None), stamp_of(quick=quick).as_json()
+    alike = stamp is not None and all(stamp[what] == now[what] for what in ("machine", "commit", "quick"))
+    return dict(found) if alike else {}
 
 
 if __name__ == "__main__":

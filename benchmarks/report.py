@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from _reporting import run
+from _rows import Figure, Row
 
 from toolgrpo.startup import prepare
 
@@ -204,6 +205,30 @@ def measure(quick: bool) -> dict[str, Any]:
         if source is not None:
             results["own"] = built(source)
     return results
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+
+    def row(what: str, value: float, unit: str, target: str = "") -> Row:
+        return Row(benchmark="report", what=what, unit=unit, ours=Figure(value), target=target)
+
+    made = []
+    for name, goal in (("without_tokens", 1), ("with_tokens", 3)):
+        one = results["recording"][name]
+        of_step = f"recording {name.replace('_', ' ')}, share of a step of {one['step_s']:.2f} s"
+        made.append(row(of_step, 100 * one["share"], "%", f"under {goal} %"))
+    for name, n in (("quarter", 1 / 4), ("whole", 1), ("four_times", 4)):
+        if name in results:
+            report = f"report of {n * results['episodes']:,.0f} episodes"
+            made.append(row(report, results[name]["s"], "s", "under 20 s" if n == 1 else ""))
+            made.append(row(f"{report}: memory", results[name]["mib"], "MiB"))
+            made.append(row(f"{report}: size", results[name]["mb"], "MB", "under 30 MB" if n == 1 else ""))
+    browser = results.get("browser") or {}
+    for name, target in (("open_s", "under 2 s"), ("first_search_s", ""), ("search_s", "under 0.5 s")):
+        if name in browser:
+            made.append(row(f"in Chromium: {name.removesuffix('_s').replace('_', ' ')}", browser[name], "s", target))
+    return made
 
 
 def show(results: dict[str, Any]) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from _reporting import run
+from _reporting import progress, run
+from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 from transformers.utils.chat_parsing import parse_response
@@ -81,7 +82,27 @@ def beside(name: str, make: Callable[[int], str], enough_s: float) -> dict[str, 
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    return {what: beside(name, make, ENOUGH_S / (5 if quick else 1)) for what, (name, make) in TURNS.items()}
+    found = {}
+    for what, (name, make) in TURNS.items():
+        progress(what)
+        found[what] = beside(name, make, ENOUGH_S / (5 if quick else 1))
+    return found
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    return [
+        Row(
+            benchmark="response_parsing",
+            what=f"{what}, {results[what]['characters']:,} characters, {results[what]['template']}",
+            unit="ms of a processor",
+            ours=Figure(results[what]["ours_ms"], n=1),
+            other=Figure(results[what]["transformers_ms"], n=1),
+            other_name="transformers' parser",
+        )
+        for what in TURNS
+        if what in results
+    ]
 
 
 def show(results: dict[str, Any]) -> None:

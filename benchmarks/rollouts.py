@@ -2,10 +2,12 @@
 
     python benchmarks/rollouts.py            # table on the terminal, JSON in benchmarks/results/rollouts.json
     python benchmarks/rollouts.py --quick    # one repetition, two latencies
+    python benchmarks/rollouts.py --models nano    # one of the two models
 
 What is compared: 64 rollouts of up to 5 turns of 32 tokens. Whether a turn calls the tool, and how long the tool takes, is
 scripted per rollout and turn, the same for both; the tokens are really sampled by one colocated vLLM engine, with the
-block size that toolgrpo asks for (both loops gain from it). TRL calls the tool in its own thread; ours calls it in worker
+block size that toolgrpo asks for (both loops gain from it), and on a CPU in fp32, which is what training uses there (vLLM's
+own choice for TRL is bf16, which most CPUs emulate; `--number_type bfloat16` measures that). TRL calls the tool in its own thread; ours calls it in worker
 processes. `bound` is the larger of the engine alone on the same tokens in one batch (prompts and tool results read, as
 many tokens sampled, no turns), and the slowest trajectory run on its own. TRL's loop is repeated 3 times, the rest 9.
 `simulated` is what the schedule should take with the costs of this engine's steps, `foresight` what one could that knows
@@ -20,32 +22,33 @@ trainer's log-probabilities in fp32.
 
 from __future__ import annotations
 
-from toolgrpo.startup import prepare
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-prepare()
+from _reporting import progress, save
+from _rollout_loops import MAX_TURNS, NUMBER_TYPES, N, NativeLoop, OurLoop, decision, turns_of
+from _rows import Figure, Row
+from _schedule import Costs, fitted, simulated
 
-import argparse  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import statistics  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-import time  # noqa: E402
-import tracemalloc  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
+if __name__ == "__main__":
+    from toolgrpo.startup import prepare
 
-from _rollout_loops import MAX_TURNS, N, NativeLoop, OurLoop, decision, turns_of  # noqa: E402
-from _schedule import Costs, fitted, simulated  # noqa: E402
+    prepare()  # before anything imports PyTorch
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
-RESULTS = Path(__file__).parent / "results" / "rollouts.json"
 MODELS = ("nano", "20m")
 OURS_PER_TRL = 3  # TRL's takes minutes, and the machine's noise shows more in short runs
 
@@ -115,6 +118,7 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int, c
         "simulated_with_foresight_s": foresight,
         "sampled_tokens": tokens["ours"],
         "repetitions": {name: len(values) for name, values in times.items()},
+        "all_s": times,
     }
 
 
@@ -212,61 +216,123 @@ def model_folder(name: str) -> Path:
     return folder
 
 
-def compare_loops(model: str, *, quick: bool) -> list[dict[str, Any]]:
-    native = NativeLoop(str(model_folder(model)))
+def compare_loops(
+    model: str, number_type: str, latencies: Sequence[float], *, repeats: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each latency, as soon as it is measured."""
+    native = NativeLoop(str(model_folder(model)), number_type)
     ours = OurLoop(native)
     for run in (native.run, *[ours.run] * OURS_PER_TRL):
         run()  # warm up
     costs = step_costs(native, ours)
-    latencies = (0.0, 0.1) if quick else (0.0, 0.1, 0.5)
-    rows = [{"model": model, **compare(native, ours, latency, 1 if quick else 3, costs)} for latency in latencies]
+    computed = str(native.llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
+    for latency in latencies:
+        row = compare(native, ours, latency, repeats, costs)
+        yield {"model": model, "number_type": computed, **row}
     ours.tools.close()
-    return rows
 
 
-def compare_in_process(model: str, *, quick: bool) -> list[dict[str, Any]]:
-    """vLLM has one engine a process."""
+def compare_in_process(model: str, number_type: str, *, quick: bool) -> Iterator[dict[str, Any]]:
+    """vLLM has one engine a process, which writes a line for each row."""
     with tempfile.NamedTemporaryFile() as answer:
-        command = [sys.executable, __file__, "--rows-of", model, "--json", answer.name, *(["--quick"] if quick else [])]
-        subprocess.run(command, check=True)
-        rows: list[dict[str, Any]] = json.loads(Path(answer.name).read_text())
-    return rows
+        command = [sys.executable, __file__, "--rows-of", model, "--number_type", number_type, "--json", answer.name]
+        process = subprocess.Popen([*command, *(["--quick"] if quick else [])])
+        read = 0
+        while True:
+            ended = process.poll() is not None
+            lines = Path(answer.name).read_text().splitlines(keepends=True)
+            for line in lines[read:]:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+                    read += 1
+            if ended:
+                break
+            time.sleep(0.5)
+        if process.returncode:
+            raise SystemExit(
+                f"the process of {model} ended with status {process.returncode}; what it said stands above"
+            )
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    for row in results["rollouts"]:
+        said = "no time" if row["latency_s"] == 0 else f"{row['latency_s']} s"
+        times, n = row.get("all_s", {}), row["repetitions"]
+        made.append(
+            Row(
+                benchmark="rollouts",
+                what=f"{N} rollouts, {row['model']}, a tool call takes {said}",
+                ours=Figure.kept(row["ours_s"], times.get("ours"), n["ours"]),
+                other=Figure.kept(row["trl_s"], times.get("TRL"), n["TRL"]),
+                other_name="TRL's loop",
+                bound=row["bound_s"],
+            )
+        )
+    for row in results.get("scheduler", ()):
+        what = f"the scheduler alone, {row['episodes']} episodes, a turn"
+        made.append(Row(benchmark="rollouts", what=what, unit="us", ours=Figure(row["us_per_turn"], n=1)))
+    if (logprobs := results.get("logprobs")) is not None:
+        what = f"largest log-probability difference of engine and trainer, {logprobs['tokens']} tokens"
+        made.append(Row(benchmark="rollouts", what=what, unit="", ours=Figure(logprobs["largest_difference"], n=1)))
+    return made
+
+
+def show(row: dict[str, Any]) -> None:
+    print(
+        f"{row['model']:>6} {row['latency_s']:>10.1f} {row['trl_s']:>10.2f} {row['ours_s']:>10.2f} "
+        f"{row['times_faster']:>9.1f}x {row['bound_s']:>10.2f} {row['ours_over_bound']:>10.2f} "
+        f"{row['simulated_s']:>10.2f} {row['simulated_with_foresight_s']:>10.2f}  {row['number_type']}",
+        flush=True,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one repetition, latencies 0 and 0.1 s")
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--number_type", choices=NUMBER_TYPES, default="float32", help="of the engine, for both loops")
+    parser.add_argument("--latencies", nargs="+", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--rows-of", choices=MODELS, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rows_of:
-        options.json.write_text(json.dumps(compare_loops(options.rows_of, quick=options.quick)))
+        with options.json.open("a") as answer:
+            latencies = options.latencies or ((0.0, 0.1) if options.quick else (0.0, 0.1, 0.5))
+            repeats = 1 if options.quick else 3
+            for row in compare_loops(options.rows_of, options.number_type, latencies, repeats=repeats):
+                answer.write(json.dumps(row) + "\n")
+                answer.flush()
         return
-    rows = [row for model in MODELS for row in compare_in_process(model, quick=options.quick)]
-    sizes = (64, 1024) if options.quick else (256, 1024, 4096)
-    results: dict[str, Any] = {
-        "rollouts": rows,
-        "scheduler": [scheduler_cost(n) for n in sizes],
-        "logprobs": logprob_difference(str(model_folder("nano")), 2_000 if options.quick else 10_000),
-    }
-    print(f"\n{N} rollouts of up to {MAX_TURNS} turns, seconds (median)")
-    columns = ("latency", "TRL", "ours", "faster", "bound", "ours/bound", "simulated", "foresight")
-    print(f"{'model':>6} " + " ".join(f"{column:>10}" for column in columns))
-    for row in rows:
-        print(
-            f"{row['model']:>6} {row['latency_s']:>10.1f} {row['trl_s']:>10.2f} {row['ours_s']:>10.2f} "
-            f"{row['times_faster']:>9.1f}x {row['bound_s']:>10.2f} {row['ours_over_bound']:>10.2f} "
-            f"{row['simulated_s']:>10.2f} {row['simulated_with_foresight_s']:>10.2f}"
-        )
+    results: dict[str, Any] = {"rollouts": []}
+
+    def keep() -> None:
+        save("rollouts", results, quick=options.quick, number_type=options.number_type)
+
+    for model in options.models:
+        progress(f"{model}: starting the engine, and a first run of both loops")
+        for row in compare_in_process(model, options.number_type, quick=options.quick):
+            if not results["rollouts"]:
+                print(f"\n{N} rollouts of up to {MAX_TURNS} turns, seconds (median)")
+                columns = ("latency", "TRL", "ours", "faster", "bound", "ours/bound", "simulated", "foresight")
+                print(f"{'model':>6} " + " ".join(f"{column:>10}" for column in columns))
+            show(row)
+            results["rollouts"].append(row)
+            keep()
+    progress("the scheduler's own cost")
+    results["scheduler"] = [scheduler_cost(n) for n in ((64, 1024) if options.quick else (256, 1024, 4096))]
     for row in results["scheduler"]:
         print(
             f"scheduler, {row['episodes']} episodes: {row['us_per_turn']:.0f} us per turn, "
             f"{row['bytes_per_episode'] / 1024:.1f} KiB per finished episode"
         )
+    keep()
+    progress("log-probabilities of engine and trainer")
+    results["logprobs"] = logprob_difference(str(model_folder("nano")), 2_000 if options.quick else 10_000)
     logprobs = results["logprobs"]
     print(f"engine and trainer, {logprobs['tokens']} tokens: largest difference {logprobs['largest_difference']:.1e}")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=2) + "\n")
+    keep()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _reporting import run
+from _reporting import progress, run
+from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -46,7 +47,8 @@ IMPORTS = "import numpy, sympy\nprint(numpy.arange(3).sum())"
 
 def spread(taken: list[float]) -> dict[str, float]:
     """The median, and the time that 95 of 100 stay within."""
-    return {"p50": statistics.median(taken), "p95": sorted(taken)[math.ceil(0.95 * len(taken)) - 1]}
+    at_95 = sorted(taken)[math.ceil(0.95 * len(taken)) - 1]
+    return {"p50": statistics.median(taken), "p95": at_95, "least": min(taken), "most": max(taken), "n": len(taken)}
 
 
 def times_ms(call: Callable[[], object], repetitions: int) -> dict[str, float]:
@@ -140,6 +142,7 @@ def measure(quick: bool) -> dict[str, Any]:
     repetitions = 100 if quick else 1000
     ways: dict[str, Any] = {}
     for rung in (Rung.NAMESPACES, Rung.LANDLOCK, Rung.BUBBLEWRAP, Rung.SECCOMP):
+        progress(f"rung {rung.value}")
         reason = probe(rung)
         ways[f"rung {rung.value}"] = measure_rung(rung, repetitions) if reason is None else {"absent": reason}
     ways["rung unsafe"] = measure_rung(Rung.UNSAFE, repetitions // 10)
@@ -154,6 +157,39 @@ def measure(quick: bool) -> dict[str, Any]:
         except subprocess.CalledProcessError as error:
             ways[name] = {"absent": error.stderr.decode(errors="replace").strip()[-200:]}
     return {"ways": ways}
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    ways = {name: way for name, way in results["ways"].items() if "absent" not in way}
+    others = {name: way for name, way in ways.items() if not name.startswith("rung ")}
+    for name, way in ways.items():
+        if name in others:
+            continue
+        for measure, what in (("run_ms", "a run"), ("numpy_ms", "a run that imports numpy and sympy")):
+            for other, its in others.items():
+                label = "a plain subprocess, which confines nothing" if other == "subprocess" else f"a new {other}"
+                made.append(
+                    Row(
+                        benchmark="sandbox",
+                        what=f"{what}, {name}",
+                        unit="ms",
+                        ours=_figure(way[measure]),
+                        other=_figure(its[measure]),
+                        other_name=label,
+                    )
+                )
+        for measure, what, target in (("grading_ms", "a grading", "under 20 ms"), ("new_session_ms", "a session", "")):
+            ours = _figure(way[measure])
+            made.append(Row(benchmark="sandbox", what=f"{what}, {name}", unit="ms", ours=ours, target=target))
+        rate = Figure(way["runs_per_s"], n=1)
+        made.append(Row(benchmark="sandbox", what=f"runs, {name}", unit="a second", ours=rate, more_is_better=True))
+    return made
+
+
+def _figure(times: dict[str, Any]) -> Figure:
+    return Figure(times["p50"], times.get("least"), times.get("most"), times.get("n"))
 
 
 def show(results: dict[str, Any]) -> None:

@@ -24,11 +24,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _reporting import run
+from _reporting import progress, run
+from _rows import Figure, Row
 
-from toolgrpo.startup import prepare
+if __name__ == "__main__":
+    from toolgrpo.startup import prepare
 
-prepare()  # before anything imports PyTorch, as in recipes/train.py
+    prepare()  # before anything imports PyTorch, as in recipes/train.py
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
@@ -179,12 +181,38 @@ MODES = {"full": None, "LoRA, merged": "merge", "LoRA, adapter alone": "adapter"
 
 def measure(quick: bool) -> dict[str, Any]:
     steps, batch = (4, 16) if quick else (8, 64)
+    results: dict[str, Any] = {"save_every": SAVE_EVERY}
+    progress("two processes, one of them slow")
     with quiet_libraries():
-        return {
-            "save_every": SAVE_EVERY,
-            "slow_process": slow_process(3 if quick else 10, tool_s=1.0),
-            **{name: embedded_job(steps, sync=sync, batch=batch) for name, sync in MODES.items()},
-        }
+        results["slow_process"] = slow_process(3 if quick else 10, tool_s=1.0)
+    for name, sync in MODES.items():
+        progress(f"the embedded job, {name}")
+        with quiet_libraries():
+            results[name] = embedded_job(steps, sync=sync, batch=batch)
+    return results
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    slow = results["slow_process"]
+    made = [
+        Row(
+            benchmark="scale",
+            what=f"a rollout beside a process whose tools take {slow['tool_seconds']:g} s",
+            unit="ms",
+            ours=Figure(1000 * slow["rollout_s_beside_a_slow_process"]),
+            other=Figure(1000 * slow["rollout_s_beside_a_fast_process"]),
+            other_name="beside a fast one",
+        )
+    ]
+    for name in MODES:
+        job = results[name]
+        for what, measure in (("weights to vLLM", "sync_s"), ("recording", "record_s"), ("a checkpoint", "save_s")):
+            of_step = f"{what}, {name}, a step of {job['step_s']:.2f} s"
+            made.append(Row(benchmark="scale", what=of_step, unit="ms", ours=Figure(1000 * job[measure])))
+        difference = Figure(job["largest_difference"])
+        made.append(Row(benchmark="scale", what=f"logprob difference, {name}", unit="", ours=difference))
+    return made
 
 
 def show(results: dict[str, Any]) -> None:
@@ -209,4 +237,4 @@ def show(results: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    run("scale", __doc__, "fewer steps, smaller batches", measure, show)
+    run("scale", __doc__, "fewer steps, smaller batches", measure, show, number_type="float32")

@@ -11,14 +11,16 @@ benchmarks/results/startup.json. `--quick`: one run, with the transformers engin
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+from _reporting import progress, save
+from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +38,7 @@ STAGES = {
 
 def measure(engine: str) -> dict[str, float]:
     """Seconds from the start of the process to each stage."""
+    progress(f"a start with {engine}")
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/accelerate/cpu.yaml"),
@@ -60,6 +63,20 @@ def measure(engine: str) -> dict[str, float]:
         return seen
 
 
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    return [
+        Row(
+            benchmark="startup",
+            what=f"from the command to: {stage} ({engine})",
+            ours=Figure.of([run[stage] for run in runs]),
+            target=f"under {results['target_s']:g} s" if stage == list(STAGES)[-1] else "",
+        )
+        for engine, runs in results["runs"].items()
+        for stage in STAGES
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one run, transformers engine only")
@@ -76,9 +93,8 @@ def main() -> None:
     for stage in STAGES:
         table.add_row(stage, *(f"{medians[engine][stage]:.1f}" for engine in engines))
     Console().print(table)
-    target = Path(__file__).parent / "results" / "startup.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps({"target_s": TARGET_S, "median": medians, "runs": found}, indent=2) + "\n")
+    results = {"target_s": TARGET_S, "median": medians, "runs": found}
+    save("startup", results, quick=arguments.quick, number_type="float32")
 
 
 if __name__ == "__main__":

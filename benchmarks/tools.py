@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _reporting import run
+from _reporting import progress, run
+from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -98,7 +99,8 @@ def overhead_ms(toolbox: Toolbox, name: str, calls: int) -> dict[str, float]:
         return sorted(times[20:])
 
     times = in_session(toolbox, work)
-    return {"p50": statistics.median(times), "p95": times[int(len(times) * 0.95)]}
+    at_95 = times[int(len(times) * 0.95)]
+    return {"p50": statistics.median(times), "p95": at_95, "least": times[0], "most": times[-1], "n": len(times)}
 
 
 def throughput(toolbox: Toolbox, calls: int) -> float:
@@ -163,14 +165,45 @@ def measure(quick: bool) -> dict[str, Any]:
             "async_call_ms": overhead_ms(toolbox, "add_async", calls),
             "isolated_call_ms": overhead_ms(toolbox, "add_isolated", calls // 10),
             "calls_per_s": throughput(toolbox, calls // 64 * 64),
-            "naps_256_s": min(naps_s(toolbox, 256) for _ in range(1 if quick else 3)),
         }
+        progress("256 simultaneous sleeps")
+        results["all_naps_256_s"] = [naps_s(toolbox, 256) for _ in range(1 if quick else 3)]
+        results["naps_256_s"] = min(results["all_naps_256_s"])
     plain_started = time.perf_counter()
     for _ in range(3):
         nap(1.0)
     results["naps_256_one_by_one_s"] = (time.perf_counter() - plain_started) / 3 * 256  # extrapolated from three
     results["replacement"] = replacement_s(lambda: load_tools(tools, workers=1))
     return results
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+
+    def row(what: str, ours: Figure, unit: str = "s", **more: Any) -> Row:
+        return Row(benchmark="tools", what=what, unit=unit, ours=ours, **more)
+
+    def call(name: str) -> Figure:
+        one = results[name]
+        return Figure(one["p50"], one.get("least"), one.get("most"), one.get("n"))
+
+    return [
+        row(
+            "256 simultaneous sleeps of 1 s",
+            Figure.kept(results["naps_256_s"], results.get("all_naps_256_s")),
+            other=Figure(results["naps_256_one_by_one_s"], n=3),
+            other_name="one after the other, as TRL's loop calls (from three of them)",
+            bound=1.0,
+            target="under 2 s",
+        ),
+        row("a call of an instant tool through a worker", call("call_ms"), "ms", target="under 1 ms"),
+        row("the same, an async function", call("async_call_ms"), "ms"),
+        row("the same, isolate=True", call("isolated_call_ms"), "ms"),
+        row("instant calls, 64 in flight", Figure(results["calls_per_s"], n=1), "a second", more_is_better=True),
+        row("a worker lost to a hang is replaced", Figure(results["replacement"]["replaced_after_s"], n=1)),
+        row("the longest wait of another call meanwhile", Figure(results["replacement"]["longest_gap_s"], n=1)),
+        row("loading tools until the first answer", Figure(results["first_answer_s"], n=1)),
+    ]
 
 
 def show(results: dict[str, Any]) -> None:

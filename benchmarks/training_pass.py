@@ -1,7 +1,7 @@
 """The training pass: TRL's padded method and the prefix-shared one on the same model and batch, in one run.
 
     python benchmarks/training_pass.py            # every size; a quarter of an hour on two cores
-    python benchmarks/training_pass.py --quick    # a tiny model, one round
+    python benchmarks/training_pass.py --quick    # a tiny model, and sizes with much, little and nothing to share
 
 Three ways, each in a process of its own, which take turns, so that a busy machine disturbs all alike:
 
@@ -33,6 +33,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from _reporting import save
+from _rows import Figure, Row
+
 if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
     from toolgrpo.startup import prepare
 
@@ -41,8 +44,8 @@ if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
 if TYPE_CHECKING:
     import torch
 
-RESULT = Path(__file__).parent / "results" / "training_pass.json"
 SIZES = [(1200, 200, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8), (400, 100, 1)]
+QUICK_SIZES = [SIZES[0], SIZES[2], SIZES[3]]
 WAYS = ("trl", "padded", "shared")
 
 
@@ -58,11 +61,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One way's medians for one case."""
+    """One way's medians for one case, and what they are the medians of."""
 
     pass_s: float
     step_s: float
     peak_mib: float
+    all_pass_s: list[float]
+    all_step_s: list[float]
 
 
 # --- in the serving processes ----------------------------------------------------------------------------------------
@@ -223,15 +228,54 @@ def measure(by_way: dict[str, Server], case: Case, rounds: int) -> dict[str, Mea
             pass_s=statistics.median(passed for passed, _ in times[way]),
             step_s=statistics.median(stepped for _, stepped in times[way]),
             peak_mib=peaks[way],
+            all_pass_s=[passed for passed, _ in times[way]],
+            all_step_s=[stepped for _, stepped in times[way]],
         )
         for way in by_way
     }
 
 
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    for one in results["results"]:
+        size = f"prompt {one['prompt']}, {one['group']} x {one['completion']} ({one['lengths']}), width {one['hidden']}"
+
+        def figure(way: str, what: str, one: dict[str, Any] = one) -> Figure:
+            return Figure.kept(one[way][what], one[way].get(f"all_{what}"), results["rounds"])
+
+        for what, way, name in (
+            ("pass_s", "trl", "TRL"),
+            ("pass_s", "padded", "ours, not sharing"),
+            ("step_s", "trl", "TRL"),
+        ):
+            said = "forward and backward" if what == "pass_s" else "the whole step"
+            made.append(
+                Row(
+                    benchmark="training_pass",
+                    what=f"{size}: {said}",
+                    ours=figure("shared", what),
+                    other=figure(way, what),
+                    other_name=name,
+                )
+            )
+        made.append(
+            Row(
+                benchmark="training_pass",
+                what=f"{size}: memory",
+                unit="MiB",
+                ours=Figure(one["shared"]["peak_mib"], n=1),
+                other=Figure(one["trl"]["peak_mib"], n=1),
+                other_name="TRL",
+            )
+        )
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, three of the sizes")
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
@@ -240,13 +284,14 @@ def main() -> None:
     if args.serve:
         serve(args.serve, args.threads)
         return
-    hidden, layers, rounds = (128, 2, 1) if args.quick else (args.hidden, args.layers, args.rounds)
-    results = []
+    hidden, layers, rounds = (128, 2, min(args.rounds, 2)) if args.quick else (args.hidden, args.layers, args.rounds)
+    machine = {"threads": args.threads, "device": "cpu", "hidden": hidden, "layers": layers, "rounds": rounds}
+    results: list[dict[str, Any]] = []
     print(f"{'':20} {'forward + backward, s':^22} {'faster than':^16} {'step':^16} {'peak memory, MiB':^24}")
     print(f"{'prompt compl. lengths':21}" + "".join(f"{way:>7}" for way in WAYS), end=" ")
     print(2 * f"{'trl':>8}{'padded':>7} " + "".join(f"{way:>8}" for way in WAYS))
     with servers(args.threads) as by_way:
-        for prompt, completion, group in SIZES:
+        for prompt, completion, group in QUICK_SIZES if args.quick else SIZES:
             for lengths in ("full", "spread") if group > 1 else ("full",):
                 case = Case(prompt, completion, group, lengths, hidden, layers)
                 ways = measure(by_way, case, rounds)
@@ -265,9 +310,7 @@ def main() -> None:
                     + "".join(f"{way.peak_mib:8.0f}" for way in (trl, padded, shared)),
                     flush=True,
                 )
-    RESULT.parent.mkdir(exist_ok=True)
-    machine = {"threads": args.threads, "device": "cpu", "hidden": hidden, "layers": layers, "rounds": rounds}
-    RESULT.write_text(json.dumps({**machine, "results": results}, indent=1) + "\n")
+                save("training_pass", {**machine, "results": results}, quick=args.quick, number_type="float32")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 
 from _reporting import run
 from _rollout_loops import MAX_TURNS, decision
+from _rows import Figure, Row
 from _whole_step_runs import GROUP, Phase
 
 LATENCIES = (0.0, 0.1, 0.5)
@@ -112,6 +113,27 @@ def measure(quick: bool) -> dict[str, Any]:
         "train_s": train_s,
         "steps": table,
     }
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements; the bound of overlap is that of the simulation, as a time."""
+    made = []
+    for row in results["steps"]:
+        trl = Figure.of(row["all_seconds"]["TRL"])
+        for staleness in map(str, STALENESS):
+            ideal = row["simulated_faster_than_0"][staleness]
+            made.append(
+                Row(
+                    benchmark="whole_step",
+                    what=f"a step of {results['episodes_a_step']} episodes, a tool call takes {row['latency_s']} s, "
+                    f"max_staleness {staleness}",
+                    ours=Figure.of(row["all_seconds"][staleness]),
+                    other=trl,
+                    other_name="TRL's trainer",
+                    bound=None if staleness == "0" else row["seconds"]["0"] / ideal,
+                )
+            )
+    return made
 
 
 def show(results: dict[str, Any]) -> None:

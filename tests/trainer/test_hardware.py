@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from toolgrpo.engines.policy import compute_dtype
-from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.hardware import _line_of, bf16_factor, bf16_line, settled_bf16, trains_on_cpu
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
@@ -61,3 +61,18 @@ def test_the_engine_computes_in_what_the_accelerator_says() -> None:
     packed.register_parameter("packed", torch.nn.Parameter(torch.zeros(2, dtype=torch.uint8), requires_grad=False))
     packed.register_parameter("norm", torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)))
     assert compute_dtype(packed, "no") is torch.bfloat16, "of weights that are packed as bytes"
+
+
+def test_a_cpu_that_emulates_bf16_says_what_it_costs() -> None:
+    assert "takes 7.4 times as long as in fp32" in (_line_of(7.4) or "")
+    assert _line_of(0.2) is None, "a CPU that has bf16 is quicker in it"
+    n_threads = torch.get_num_threads()
+    assert bf16_factor() > 0, "measured, whatever it is on this machine"
+    assert torch.get_num_threads() == n_threads
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device"), [(torch.float32, "cpu"), (torch.float16, "cpu"), (torch.bfloat16, "cuda")]
+)
+def test_nothing_is_measured_where_nobody_asks_a_cpu_for_bf16(dtype: torch.dtype, device: str) -> None:
+    assert bf16_line(dtype, torch.device(device)) is None

@@ -40,6 +40,7 @@ from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.storage import storage_errors
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.hardware import bf16_line
 from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 __all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
@@ -199,6 +200,8 @@ class EvaluationRun:
         self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
         if demand.line is not None:
             self.terminal.say(f"context   {demand.line}")
+        if (line := bf16_line(loaded.policy.dtype, loaded.policy.device)) is not None:
+            self.terminal.say(line)
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
         recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)

@@ -34,6 +34,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantiz
 
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.commands.parts import LORA_TARGETS
+from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models.nano import NanoRecipe
@@ -43,7 +44,7 @@ from toolgrpo.sft.batches import Example
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
-from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.hardware import bf16_line, settled_bf16, trains_on_cpu
 from toolgrpo.trainer.trainer import load_tokenizer
 
 __all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "parse_sft_arguments", "run_sft"]
@@ -208,6 +209,9 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         f"{config.max_steps} steps on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
         f"precision, {config.world_size} process(es), learning rate {rate:.2g}"
     )
+    precision = compute_dtype(trainer.model, trainer.accelerator.mixed_precision)
+    if (line := bf16_line(precision, trainer.accelerator.device)) is not None:
+        progress.say(line)
     with storage_errors("the trained model", folder):
         resumed = _checkpoint(config)
         if resumed is not None:

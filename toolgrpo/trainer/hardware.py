@@ -1,19 +1,23 @@
 """What a config can know of the machine before accelerate has set it up: the CPU or not, and the precision.
 
 Afterwards the accelerator is asked, for both (`engines/policy.py`), so that the engine runs where
-and as the trainer does.
+and as the trainer does. What bf16 costs on a CPU is measured then, on this very machine.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 from accelerate.utils import parse_flag_from_env
 
-__all__ = ["settled_bf16", "trains_on_cpu"]
+__all__ = ["bf16_factor", "bf16_line", "settled_bf16", "trains_on_cpu"]
 
 _PRECISION = "ACCELERATE_MIXED_PRECISION"  # what a launch file said
+_ROWS, _WIDTH = 128, 512  # of a matrix product that takes a millisecond in fp32, and up to ten in an emulated bf16
+_PRODUCTS_S = 0.05
+_WORTH_SAYING = 1.2
 
 
 def trains_on_cpu(use_cpu: bool) -> bool:
@@ -32,3 +36,48 @@ def settled_bf16(bf16: bool | None, fp16: bool | None, *, on_cpu: bool) -> bool 
     if bf16 is False and not fp16 and os.environ.get(_PRECISION, "no") != "no":
         os.environ[_PRECISION] = "no"  # Transformers reads the launch file where no flag is true
     return bf16
+
+
+def bf16_line(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Return what bf16 costs where it is computed in on a CPU that emulates it; None elsewhere."""
+    if dtype is not torch.bfloat16 or device.type != "cpu":
+        return None
+    return _line_of(bf16_factor())
+
+
+def _line_of(factor: float) -> str | None:
+    if factor < _WORTH_SAYING:
+        return None
+    return (
+        f"bf16      this CPU emulates it: a matrix product takes {factor:.1f} times as long as in fp32 (measured just "
+        f"now); fp32 is quicker (--bf16 false --dtype float32), in more memory"
+    )
+
+
+def bf16_factor() -> float:
+    """Return how many times as long as in fp32 a small matrix product takes in bf16, the fastest of each.
+
+    They take turns for about 50 ms. It is the processor time of one thread, so that what else the
+    machine does counts little.
+    """
+    pairs = {
+        dtype: (torch.ones(_ROWS, _WIDTH, dtype=dtype), torch.ones(_WIDTH, _WIDTH, dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    fastest = dict.fromkeys(pairs, float("inf"))
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            for rows, weights in pairs.values():
+                torch.nn.functional.linear(rows, weights)  # the first one also chooses its kernel
+            began, rounds = time.thread_time(), 0
+            while rounds < 3 or time.thread_time() - began < _PRODUCTS_S:
+                for dtype, (rows, weights) in pairs.items():
+                    started = time.thread_time()
+                    torch.nn.functional.linear(rows, weights)
+                    fastest[dtype] = min(time.thread_time() - started, fastest[dtype])
+                rounds += 1
+    finally:
+        torch.set_num_threads(n_threads)
+    return fastest[torch.bfloat16] / fastest[torch.float32]

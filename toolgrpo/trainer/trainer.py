@@ -55,6 +55,7 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.given_parts import Tools, load_tokenizer, take_parts
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
+from toolgrpo.trainer.hardware import bf16_line
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.overlap import check_engine
@@ -149,6 +150,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._raw_text = given.raw_text
         is_main = self.is_world_process_zero()
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not is_main))
+        if is_main and (line := bf16_line(self.policy.dtype, self.policy.device)) is not None:
+            self.progress.say(line)
         self.fitting = fitting_of(given, built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")

@@ -1,0 +1,181 @@
+"""All benchmarks, one after the other: results/MACHINE.json, and the page docs/measured.md.
+
+    python benchmarks/run_all.py                     # everything: many hours on two cores
+    python benchmarks/run_all.py --only rollouts tools
+    python benchmarks/run_all.py --fast              # quick forms of the quickest, in under five minutes
+    python benchmarks/run_all.py --page              # only the page, from the results that are there
+    python benchmarks/run_all.py --list              # what there is, and how long it takes
+
+`make bench`, `make bench FAST=1`. To add a benchmark: a script here with a function `rows(results)`, which saves its results
+by `_reporting`, and an entry in TABLE. Each has a time limit; one that passes it, or fails, is shown as such with the rows
+that it had measured until then, and the others run all the same. The exit status is 1 if any did not end well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from _entries import Entry, Form, entries_in, from_results, write_machine
+from _machine import stamp_of, this_machine
+from _page import page, table
+from _reporting import FOLDER
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+FAST_RESULTS = HERE.parent / "build" / "benchmarks"  # so that quick forms do not replace the long ones
+PAGE = HERE.parent / "docs" / "measured.md"
+FAST_S = 290.0  # for all quick forms together
+HEARTBEAT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A script, how it is called at length and quickly, and about how long that takes on two cores."""
+
+    about: str
+    minutes: float
+    whole: tuple[tuple[str, ...], ...] = ((),)  # the arguments of each call
+    fast: tuple[str, ...] | None = None  # none: it has no form that takes seconds
+    fast_s: float = 0.0
+
+
+TABLE = {
+    "training_pass": Benchmark(about="The training pass, beside TRL's", minutes=15, fast=("--quick",), fast_s=70),
+    "rollouts": Benchmark(
+        about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=80
+    ),
+    "whole_step": Benchmark(about="Whole training steps, beside TRL's trainer", minutes=40),
+    "chat": Benchmark(about="Reading a turn and going on", minutes=4, fast=("--quick",), fast_s=20),
+    "tools": Benchmark(about="Tool calls", minutes=1, fast=("--quick",), fast_s=8),
+    "response_parsing": Benchmark(
+        about="Reading hard turns, beside transformers' parser", minutes=1, fast=("--quick",), fast_s=12
+    ),
+    "sandbox": Benchmark(about="The sandbox, beside a plain subprocess", minutes=4, fast=("--quick",), fast_s=15),
+    "data": Benchmark(about="Loading data", minutes=1, fast=("--quick",), fast_s=6),
+    "startup": Benchmark(about="From the command to the first step", minutes=6),
+    "scale": Benchmark(about="Several processes, weights, recording", minutes=5),
+    "report": Benchmark(about="The recording and the report", minutes=8),
+    "reading": Benchmark(about="Does nano read its tools", minutes=5),
+    "learning": Benchmark(about="The embedded job, on three seeds", minutes=15),
+    "learning_signal": Benchmark(about="What steps teach", minutes=240),
+    "credit": Benchmark(about="Credit by turn", minutes=180, whole=((), ("--table",), ("--gain_cost",))),
+}
+
+
+def limit_s(benchmark: Benchmark, form: Form) -> float:
+    """A slow machine takes three times as long."""
+    return 3 * benchmark.fast_s if form == "fast" else max(600.0, 180 * benchmark.minutes)
+
+
+def measured(name: str, form: Form, limit: float) -> Entry:
+    """Run a benchmark and read what it has written, however it ended."""
+    benchmark = TABLE[name]
+    calls = [benchmark.fast or ()] if form == "fast" else benchmark.whole
+    folder = FAST_RESULTS if form == "fast" else RESULTS
+    started, began, status = time.monotonic(), time.time(), "done"
+    for arguments in calls:
+        left = limit - (time.monotonic() - started)
+        ended = run_script(name, arguments, folder, left)
+        if ended != "done":
+            status = ended
+            break
+    seconds = time.monotonic() - started
+    path = folder / f"{name}.json"
+    found = from_results(name, path, form) if path.exists() and path.stat().st_mtime >= began - 1 else None
+    if found is None:
+        status = status if status != "done" else "ended well, and wrote no results"
+        return Entry(name, form, status, (), stamp_of(quick=form == "fast"), seconds)
+    status = f"{status}; the rows that it had measured until then" if status != "done" else status
+    return replace(found, status=status, seconds=seconds, stamp=found.stamp or stamp_of(quick=form == "fast"))
+
+
+def run_script(name: str, arguments: Sequence[str], folder: Path, limit: float) -> str:
+    """Run a script, say every half minute that it runs, and end it with all that it started at its limit."""
+    command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
+    started = time.monotonic()
+    process = subprocess.Popen(command, env={**os.environ, FOLDER: str(folder)}, start_new_session=True)
+    try:
+        while (spent := time.monotonic() - started) < limit:
+            try:
+                status = process.wait(min(HEARTBEAT_S, limit - spent))
+            except subprocess.TimeoutExpired:
+                print(f"... {name}: {time.monotonic() - started:.0f} s", flush=True)
+                continue
+            return "done" if status == 0 else f"failed with status {status}"
+        return f"over its limit of {limit:.0f} s"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def run(names: Sequence[str], form: Form) -> bool:
+    """Run benchmarks, keep each one's entry as soon as it has ended, and say whether all ended well."""
+    machine = this_machine()
+    print(f"{machine.name}: {machine.line}\n", flush=True)
+    started, well = time.monotonic(), True
+    for place, name in enumerate(names, 1):
+        limit = limit_s(TABLE[name], form)
+        if form == "fast":
+            for_later = sum(TABLE[later].fast_s for later in names[place:])
+            limit = min(limit, FAST_S - (time.monotonic() - started) - for_later)
+        about = f"{TABLE[name].fast_s:.0f} s" if form == "fast" else f"{TABLE[name].minutes:g} min"
+        print(f"\n== {place} of {len(names)}: {name} (about {about}, at most {max(limit, 0) / 60:.1f} min)", flush=True)
+        if limit < 1:
+            entry = Entry(name, form, "not run: the time of all was over", (), stamp_of(quick=True))
+        else:
+            entry = measured(name, form, limit)
+        write_machine(RESULTS, machine.name, [entry])
+        well = well and entry.status == "done"
+        print(f"== {name}: {entry.status}, {entry.seconds or 0:.0f} s", flush=True)
+        print("\n".join(table(entry.rows)), flush=True)
+    print(f"\n{len(names)} benchmarks in {(time.monotonic() - started) / 60:.1f} min", flush=True)
+    return well
+
+
+def write_page() -> None:
+    PAGE.write_text(made_page())
+    print(f"wrote {PAGE.relative_to(HERE.parent)}")
+
+
+def made_page() -> str:
+    """The page as it should be now."""
+    return page(entries_in(RESULTS, TABLE), {name: one.about for name, one in TABLE.items()})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fast", action="store_true", help="quick forms of the quickest, in under five minutes")
+    parser.add_argument("--only", nargs="+", choices=TABLE, metavar="NAME", help="some of the benchmarks")
+    parser.add_argument("--page", action="store_true", help="only make the page")
+    parser.add_argument("--list", action="store_true", help="show what there is")
+    options = parser.parse_args()
+    if options.list:
+        for name, one in TABLE.items():
+            fast = "" if one.fast is None else f", quick form {one.fast_s:.0f} s"
+            print(f"{name:18}{one.minutes:>5g} min{fast:22} {one.about}")
+        return 0
+    form: Form = "fast" if options.fast else "whole"
+    chosen = options.only or list(TABLE)
+    names = [name for name in chosen if form == "whole" or TABLE[name].fast is not None]
+    well = True
+    try:
+        if not options.page:
+            well = run(names, form)
+            if left_out := [name for name in chosen if name not in names]:
+                print(f"no quick form, so not measured: {', '.join(left_out)}")
+    finally:
+        write_page()
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
