@@ -2,9 +2,11 @@
 
 Invariants:
 
-* Tokens enter a `Ledger` through two verbs only: `sampled(ids, logprobs)` (mask 1) and
-  `context(ids)` (mask 0). The mask is recorded where a token is born; nothing here ever derives it
-  from lengths.
+* Tokens enter a `Ledger` through three verbs only: `sampled(ids, logprobs)` (mask 1), `context(ids)`
+  (mask 0), and `rewrite(prompt_ids)`, which begins a new segment (mask 0). The mask is recorded
+  where a token is born; nothing here ever derives it from lengths.
+* What the engine is asked to continue, `all_ids`, is the prompt and everything after it of the
+  segment that is written.
 * `finish` turns the ledger into a frozen `Trajectory`, once; after that no verb works.
 """
 
@@ -15,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolgrpo.drops import Drop
+from toolgrpo.segments import SegmentStart
 from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
 
 __all__ = ["Ledger"]
@@ -27,7 +30,9 @@ class Ledger:
         if not prompt_ids:
             raise ValueError("a ledger needs a prompt of at least one token")
         self._prompt_ids = tuple(prompt_ids)
-        self._all_ids = list(prompt_ids)
+        self._all_ids = list(prompt_ids)  # of the segment that is written
+        self._before: list[int] = []  # the row up to that segment, where it is not the first
+        self._starts: list[SegmentStart] = []
         self._mask: list[int] = []
         self._logprobs: list[float | None] = []
         self._messages: list[Message] = []
@@ -37,16 +42,25 @@ class Ledger:
         self._done = False
 
     def __len__(self) -> int:
-        """Return how many tokens stand after the prompt."""
+        """Return how many tokens stand after the prompt, the prompts of later segments included."""
         return len(self._mask)
+
+    @property
+    def n_added(self) -> int:
+        """Return how many tokens were sampled or added; the prompts of later segments are neither."""
+        return len(self._mask) - sum(at.n_prompt for at in self._starts)
 
     @property
     def all_ids(self) -> list[int]:
         """Return the prompt and everything after it: exactly what the engine is asked to continue.
 
-        Do not change it.
+        Of the segment that is written. Do not change it.
         """
         return self._all_ids
+
+    @property
+    def n_segments(self) -> int:
+        return 1 + len(self._starts)
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -88,6 +102,21 @@ class Ledger:
         self._mask.extend([0] * len(ids))
         self._logprobs.extend([None] * len(ids))
 
+    def rewrite(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a new segment, which goes on from the one before with another prompt."""
+        self._check_open()
+        if not prompt_ids:
+            raise ValueError("a segment needs a prompt of at least one token")
+        self._before = self._row()
+        self._starts.append(SegmentStart(len(self._before), len(prompt_ids), parent=len(self._starts)))
+        self._all_ids = list(prompt_ids)
+        self._mask.extend([0] * len(prompt_ids))
+        self._logprobs.extend([None] * len(prompt_ids))
+
+    def _row(self) -> list[int]:
+        own = self._all_ids if self._starts else self._all_ids[len(self._prompt_ids) :]
+        return [*self._before, *own]
+
     def say(self, *messages: Message) -> None:
         """Add messages as the reward function will see them."""
         self._check_open()
@@ -113,7 +142,7 @@ class Ledger:
         self._done = True
         return Trajectory(
             prompt_ids=self._prompt_ids,
-            ids=tuple(self._all_ids[len(self._prompt_ids) :]),
+            ids=tuple(self._row()),
             mask=tuple(self._mask),
             logprobs=tuple(self._logprobs),
             messages=tuple(self._messages),
@@ -126,6 +155,7 @@ class Ledger:
             metadata=dict(metadata or {}),
             dropped=dropped,
             outputs=tuple(self._outputs),
+            segment_starts=tuple(self._starts),
         )
 
     def _check_open(self) -> None:

@@ -4,6 +4,8 @@ Invariants:
 
 * `len(ids) == len(mask) == len(logprobs)`, always.
 * A log-probability that was not given is `None`, never 0. Context tokens have none.
+* An episode of one training sequence is its prompt and its ids. One of several has all of them in
+  its row, one after the other (`toolgrpo/segments.py`), and `segments` gives each by itself.
 
 A trajectory is written by a `Ledger` (`toolgrpo/ledger.py`). Not covered: what the tokens mean
 (`toolgrpo.chat`), and who sampled them (`toolgrpo.engines`). This module imports nothing heavier
@@ -19,12 +21,15 @@ from enum import StrEnum
 from typing import Any
 
 from toolgrpo.drops import Drop, DropCause
+from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
 
 __all__ = [
     "AttemptStatus",
     "Call",
     "CallAttempt",
     "Message",
+    "Segment",
+    "SegmentStart",
     "StopReason",
     "ToolErrorKind",
     "ToolOutput",
@@ -188,7 +193,8 @@ class ToolOutput:
 class Trajectory:
     """One finished episode.
 
-    `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled.
+    `ids` are the tokens after the prompt, with the prompts of later segments among them; `mask` is 1
+    on those the model sampled.
     """
 
     prompt_ids: tuple[int, ...]
@@ -205,12 +211,50 @@ class Trajectory:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     dropped: Drop | None = None  # why it cannot be scored: a tool or an environment says so, or it had no room
     outputs: tuple[ToolOutput, ...] = ()  # where tool results lie, if that was asked for
+    segment_starts: tuple[SegmentStart, ...] = ()  # where later segments begin; none where the episode is one sequence
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
             raise ValueError(
                 f"a trajectory's ids, mask and logprobs must have one length; got {len(self.ids)}, {len(self.mask)}, {len(self.logprobs)}"
             )
+        if self.segment_starts:
+            check_starts(self.segment_starts, self.mask)
+
+    @classmethod
+    def of_segments(
+        cls,
+        segments: Sequence[Segment],
+        *,
+        messages: Sequence[Message],
+        turns: Sequence[Turn],
+        stop_reason: StopReason,
+        **others: Any,
+    ) -> Trajectory:
+        """Return the episode of these segments, given in order of birth.
+
+        Turns count tokens of the whole row; `segments.first_columns` says where in it the ids of
+        each segment begin.
+        """
+        row = lay_out(segments)._asdict()
+        return cls(**row, messages=tuple(messages), turns=tuple(turns), stop_reason=stop_reason, **others)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Return every training sequence of the episode, in order of birth."""
+        row = Row(self.prompt_ids, self.ids, self.mask, self.logprobs, self.segment_starts)
+        ends = [*(at.start for at in self.segment_starts), len(self.ids)]
+        found, start = [], 0
+        for one, end in zip(cut_at_starts(row), ends, strict=True):
+            drew = [turn.weights for turn in self.turns if turn.weights is not None and start <= turn.start < end]
+            found.append(replace(one, weights=(drew[0][0], drew[-1][1]) if drew else None))
+            start = end
+        return tuple(found)
+
+    def read_before(self, end: int) -> tuple[int, ...]:
+        """Return what the model had read before the token at `end`: of its segment, the prompt included."""
+        at = [one for one in self.segment_starts if one.start + one.n_prompt <= end]
+        return self.ids[at[-1].start : end] if at else (*self.prompt_ids, *self.ids[:end])
 
     @property
     def n_sampled(self) -> int:
@@ -218,7 +262,8 @@ class Trajectory:
 
     @property
     def n_context(self) -> int:
-        return len(self.mask) - sum(self.mask)
+        """Return the tokens that were added and not sampled; what is read again in a new segment is not added."""
+        return len(self.mask) - sum(self.mask) - sum(at.n_prompt for at in self.segment_starts)
 
     @property
     def attempts(self) -> tuple[CallAttempt, ...]:
@@ -272,6 +317,9 @@ class Trajectory:
             for turn in self.turns
         )
         record["outputs"] = tuple(_fields(output) for output in self.outputs)
+        starts = tuple(_fields(start) for start in record.pop("segment_starts"))
+        if starts:  # the record of an episode of one segment says nothing of them
+            record["segment_starts"] = starts
         record["dropped"] = None if self.dropped is None else _fields(self.dropped)
         return record
 
@@ -286,6 +334,7 @@ class Trajectory:
             Turn(
                 **{
                     **turn,
+                    "weights": None if turn.get("weights") is None else tuple(turn["weights"]),
                     "attempts": tuple(
                         CallAttempt(**{**a, "status": AttemptStatus(a["status"])}) for a in turn["attempts"]
                     ),
@@ -309,6 +358,7 @@ class Trajectory:
                 "turns": turns,
                 "stop_reason": StopReason(record["stop_reason"]),
                 "outputs": tuple(ToolOutput(**output) for output in record.get("outputs", ())),
+                "segment_starts": tuple(SegmentStart(**start) for start in record.get("segment_starts", ())),
                 "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
         )
@@ -323,7 +373,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | ToolOutput | Drop) -> dict[str, Any]:
+def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | ToolOutput | SegmentStart | Drop) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
