@@ -236,7 +236,7 @@ def test_a_process_without_live_rows_keeps_step_with_the_others(backend: tuple[s
 def test_a_process_with_episodes_of_several_segments_keeps_step_with_the_others(backend: tuple[str, Launch]) -> None:
     _, runs = backend
     whole, cut = runs.result("live_rows"), runs.result("segments")
-    assert [len(r.get("segment_starts", ())) for r in read_episodes(episodes_path(runs.out / "segments", 1))] == [2] * 8
+    assert {len(r.get("segment_starts", ())) for r in read_episodes(episodes_path(runs.out / "segments", 1))} == {2}
     assert cut["losses"] == pytest.approx(whole["losses"], rel=1e-3, abs=1e-6)
     assert cut["weights"] == pytest.approx(whole["weights"], rel=1e-5)
 
