@@ -28,6 +28,9 @@ def trouble_metrics(trajectories: Sequence[Trajectory], tools: Sequence[str], li
         "stop/length_of_turn": Metric(sum(cut_in_turn(t, limits) for t in trajectories) / n),
         "world/failed_episodes": Metric(sum(map(failed_by_world, trajectories)) / n),
     }
+    if limits.context is not None:
+        metrics["context/segments"] = Metric(sum(len(t.segment_starts) + 1 for t in trajectories) / n)
+        metrics["context/summaries"] = Metric(sum(turn.summary for t in trajectories for turn in t.turns) / n)
     if not tools:
         return metrics
     results = [result for trajectory in trajectories for result in trajectory.results]
@@ -47,7 +50,11 @@ def cut_in_turn(trajectory: Trajectory, limits: EpisodeLimits) -> bool:
     if cap is None or trajectory.stop_reason is not StopReason.LENGTH or not trajectory.turns:
         return False
     last = trajectory.turns[-1]
-    return not last.closed and last.end - last.start >= cap and len(trajectory.ids) < limits.max_completion_length
+    return (
+        not last.closed
+        and last.end - last.start >= cap
+        and trajectory.n_sampled + trajectory.n_context < limits.max_completion_length
+    )
 
 
 def failed_by_world(trajectory: Trajectory) -> bool:

@@ -51,6 +51,10 @@ class Rollouts:
     find_outputs: bool = False
     clock: Callable[[], float] = time.monotonic
 
+    def __post_init__(self) -> None:
+        if self.limits.context is not None:
+            self.limits.context.check_window(self.engine.max_model_len)
+
     def run(
         self,
         rows: Sequence[Row],
