@@ -153,3 +153,21 @@ def test_a_limit_is_read_from_text_and_must_lie_below_the_window() -> None:
     limit.check_window(100)
     with pytest.raises(ConfigError, match="window of 99 is full before"):
         limit.check_window(99)
+
+
+@pytest.mark.parametrize("strategy", ["drop_results", "summarize"])
+def test_what_a_user_says_may_begin_a_segment_and_is_never_dropped(strategy: str) -> None:
+    def answers(request: SampleRequest, number: int) -> list[int]:
+        text = ByteChat.text(request.ids)
+        if text.endswith(f"{SUMMARY_REQUEST}|>"):
+            return ByteChat.say(SUMMARY)
+        return ByteChat.say(f'call look {{"at": {number}}}' if number < 3 else f"answer {number}")
+
+    engine = ScriptedEngine(answers)
+    row = {"user_turns": ["and now? " + "u" * 200, "thanks"]}
+    done = run(ContextLimit(max_tokens=520, keep_last_turns=1, strategy=strategy), engine, row=row)
+    assert done.stop_reason is StopReason.FINISHED
+    check_requests(engine, done)
+    assert [turn.user for turn in done.turns if turn.user] == row["user_turns"]
+    last = texts(done)[-1]
+    assert len(done.segments) > 1 and f"|>user:{row['user_turns'][0]}|>" in last and "|>user:thanks|>" in last
