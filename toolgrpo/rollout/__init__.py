@@ -6,7 +6,7 @@ of it.
 """
 
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
-from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.rollout.episode import Episode, EpisodeRunner, Player
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.rollouts import Rollouts
@@ -18,6 +18,7 @@ __all__ = [
     "EpisodeLimits",
     "EpisodeRunner",
     "Observer",
+    "Player",
     "RolloutBatch",
     "RolloutBegan",
     "RolloutEnded",

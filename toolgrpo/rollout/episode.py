@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
 from toolgrpo.chat.messages import assistant_message, tool_message
@@ -60,7 +60,7 @@ from toolgrpo.trajectory import (
     Turn,
 )
 
-__all__ = ["BusyTime", "Episode", "EpisodeRunner"]
+__all__ = ["BusyTime", "Episode", "EpisodeRunner", "Player"]
 
 _RETRY_PAUSE_S = 0.5
 
@@ -118,9 +118,37 @@ class EpisodeRunner:
         default_factory=nullcontext
     )  # entered while an episode waits for the engine
     on_turn: Callable[[Episode, Turn], None] | None = None
+    player: Player | None = None  # None: the loop of this module plays
 
     async def __call__(self, episode: Episode) -> Trajectory:
+        if self.player is not None:
+            return await self.player.play(episode, self)
         return await _EpisodeRun(self, episode).run()
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Ask the engine.
+
+        A request that failed is tried again a few times, unless its engine did so itself.
+        """
+        for retry in range(self.engine_retries + 1):
+            try:
+                with self.waiting:
+                    return await self.engine.sample(request)
+            except EngineError as error:
+                if isinstance(error, FinalEngineError) or retry == self.engine_retries:
+                    raise
+                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
+        raise AssertionError("unreachable: the last retry raises")
+
+
+class Player(Protocol):
+    """What plays episodes in place of our own loop, over the same engine, format and limits."""
+
+    async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
+        """Play one episode to its end; the invariants are those of this module."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class _TurnBudget(NamedTuple):
@@ -272,10 +300,7 @@ class _EpisodeRun:
         return None
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
-        """Sample one turn from the engine.
-
-        A request that failed is tried again a few times, unless its engine did so itself.
-        """
+        """Sample one turn from the engine."""
         request = SampleRequest(
             ids=ledger.all_ids,
             max_tokens=max_tokens,
@@ -283,15 +308,7 @@ class _EpisodeRun:
             options=self.shared.options,
             seed=None if self.episode.seed is None else self.episode.seed + len(ledger.turns),
         )
-        for retry in range(self.shared.engine_retries + 1):
-            try:
-                with self.shared.waiting:
-                    return await self.shared.engine.sample(request)
-            except EngineError as error:
-                if isinstance(error, FinalEngineError) or retry == self.shared.engine_retries:
-                    raise
-                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
-        raise AssertionError("unreachable: the last retry raises")
+        return await self.shared.sample(request)
 
     async def _call_tools(self, ledger: Ledger, session: ToolSession, turn: Turn) -> tuple[ToolResult, ...]:
         """Answer every attempt of the turn, in order.
