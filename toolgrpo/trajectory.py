@@ -1,16 +1,15 @@
-"""The token ledger of one episode, and the immutable trajectory it becomes.
+"""One finished episode: its tokens, messages, turns and calls, immutable.
 
 Invariants:
 
-* Tokens enter a `Ledger` through two verbs only: `sampled(ids, logprobs)` (mask 1) and
-  `context(ids)` (mask 0). The mask is recorded where a token is born; nothing here ever derives it
-  from lengths.
 * `len(ids) == len(mask) == len(logprobs)`, always.
 * A log-probability that was not given is `None`, never 0. Context tokens have none.
-* `finish` turns the ledger into a frozen `Trajectory`, once; after that no verb works.
+* An episode of one training sequence is its prompt and its ids. One of several has all of them in
+  its row, one after the other (`toolgrpo/segments.py`), and `segments` gives each by itself.
 
-Not covered: what the tokens mean (`toolgrpo.chat`), and who sampled them (`toolgrpo.engines`).
-This module imports nothing heavier than the standard library.
+A trajectory is written by a `Ledger` (`toolgrpo/ledger.py`). Not covered: what the tokens mean
+(`toolgrpo.chat`), and who sampled them (`toolgrpo.engines`). This module imports nothing heavier
+than the standard library.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ from enum import StrEnum
 from typing import Any
 
 from toolgrpo.drops import Drop, DropCause
+from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
 
 __all__ = [
     "AttemptStatus",
     "Call",
     "CallAttempt",
-    "Ledger",
     "Message",
+    "Segment",
+    "SegmentStart",
     "StopReason",
     "ToolErrorKind",
     "ToolOutput",
@@ -192,7 +193,8 @@ class ToolOutput:
 class Trajectory:
     """One finished episode.
 
-    `ids` are the tokens after the prompt; `mask` is 1 on those the model sampled.
+    `ids` are the tokens after the prompt, with the prompts of later segments among them; `mask` is 1
+    on those the model sampled.
     """
 
     prompt_ids: tuple[int, ...]
@@ -209,12 +211,50 @@ class Trajectory:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     dropped: Drop | None = None  # why it cannot be scored: a tool or an environment says so, or it had no room
     outputs: tuple[ToolOutput, ...] = ()  # where tool results lie, if that was asked for
+    segment_starts: tuple[SegmentStart, ...] = ()  # where later segments begin; none where the episode is one sequence
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.mask) == len(self.logprobs):
             raise ValueError(
                 f"a trajectory's ids, mask and logprobs must have one length; got {len(self.ids)}, {len(self.mask)}, {len(self.logprobs)}"
             )
+        if self.segment_starts:
+            check_starts(self.segment_starts, self.mask)
+
+    @classmethod
+    def of_segments(
+        cls,
+        segments: Sequence[Segment],
+        *,
+        messages: Sequence[Message],
+        turns: Sequence[Turn],
+        stop_reason: StopReason,
+        **others: Any,
+    ) -> Trajectory:
+        """Return the episode of these segments, given in order of birth.
+
+        Turns count tokens of the whole row; `segments.first_columns` says where in it the ids of
+        each segment begin.
+        """
+        row = lay_out(segments)._asdict()
+        return cls(**row, messages=tuple(messages), turns=tuple(turns), stop_reason=stop_reason, **others)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Return every training sequence of the episode, in order of birth."""
+        row = Row(self.prompt_ids, self.ids, self.mask, self.logprobs, self.segment_starts)
+        ends = [*(at.start for at in self.segment_starts), len(self.ids)]
+        found, start = [], 0
+        for one, end in zip(cut_at_starts(row), ends, strict=True):
+            drew = [turn.weights for turn in self.turns if turn.weights is not None and start <= turn.start < end]
+            found.append(replace(one, weights=(drew[0][0], drew[-1][1]) if drew else None))
+            start = end
+        return tuple(found)
+
+    def read_before(self, end: int) -> tuple[int, ...]:
+        """Return what the model had read before the token at `end`: of its segment, the prompt included."""
+        at = [one for one in self.segment_starts if one.start + one.n_prompt <= end]
+        return self.ids[at[-1].start : end] if at else (*self.prompt_ids, *self.ids[:end])
 
     @property
     def n_sampled(self) -> int:
@@ -222,7 +262,8 @@ class Trajectory:
 
     @property
     def n_context(self) -> int:
-        return len(self.mask) - sum(self.mask)
+        """Return the tokens that were added and not sampled; what is read again in a new segment is not added."""
+        return len(self.mask) - sum(self.mask) - sum(at.n_prompt for at in self.segment_starts)
 
     @property
     def attempts(self) -> tuple[CallAttempt, ...]:
@@ -276,6 +317,9 @@ class Trajectory:
             for turn in self.turns
         )
         record["outputs"] = tuple(_fields(output) for output in self.outputs)
+        starts = tuple(_fields(start) for start in record.pop("segment_starts"))
+        if starts:  # the record of an episode of one segment says nothing of them
+            record["segment_starts"] = starts
         record["dropped"] = None if self.dropped is None else _fields(self.dropped)
         return record
 
@@ -290,6 +334,7 @@ class Trajectory:
             Turn(
                 **{
                     **turn,
+                    "weights": None if turn.get("weights") is None else tuple(turn["weights"]),
                     "attempts": tuple(
                         CallAttempt(**{**a, "status": AttemptStatus(a["status"])}) for a in turn["attempts"]
                     ),
@@ -313,6 +358,7 @@ class Trajectory:
                 "turns": turns,
                 "stop_reason": StopReason(record["stop_reason"]),
                 "outputs": tuple(ToolOutput(**output) for output in record.get("outputs", ())),
+                "segment_starts": tuple(SegmentStart(**start) for start in record.get("segment_starts", ())),
                 "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
         )
@@ -327,7 +373,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | ToolOutput | Drop) -> dict[str, Any]:
+def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | ToolOutput | SegmentStart | Drop) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
@@ -341,116 +387,3 @@ def _call(turn: int, attempt: CallAttempt, result: ToolResult | None) -> Call:
         error=None if result is None else result.error,
         duration_s=0.0 if result is None else result.duration_s,
     )
-
-
-class Ledger:
-    """The growing side of a trajectory. One writer: the episode."""
-
-    def __init__(self, prompt_ids: Sequence[int], *, expects_logprobs: bool = True) -> None:
-        if not prompt_ids:
-            raise ValueError("a ledger needs a prompt of at least one token")
-        self._prompt_ids = tuple(prompt_ids)
-        self._all_ids = list(prompt_ids)
-        self._mask: list[int] = []
-        self._logprobs: list[float | None] = []
-        self._messages: list[Message] = []
-        self._turns: list[Turn] = []
-        self._outputs: list[ToolOutput] = []
-        self._expects_logprobs = expects_logprobs
-        self._done = False
-
-    def __len__(self) -> int:
-        """Return how many tokens stand after the prompt."""
-        return len(self._mask)
-
-    @property
-    def all_ids(self) -> list[int]:
-        """Return the prompt and everything after it: exactly what the engine is asked to continue.
-
-        Do not change it.
-        """
-        return self._all_ids
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        return self._prompt_ids
-
-    @property
-    def mask(self) -> tuple[int, ...]:
-        return tuple(self._mask)
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        return tuple(self._turns)
-
-    def sampled(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
-        """Add tokens that the model said, each with its log-probability.
-
-        None only for an engine that gives none.
-        """
-        self._check_open()
-        if logprobs is None and self._expects_logprobs and ids:
-            raise ValueError(f"the engine gives log-probabilities, but {len(ids)} sampled tokens came without them")
-        if logprobs is not None and len(logprobs) != len(ids):
-            raise ValueError(f"{len(ids)} sampled tokens came with {len(logprobs)} log-probabilities")
-        if logprobs is not None and None in logprobs:
-            raise ValueError(f"a log-probability is missing among those of {len(ids)} sampled tokens")
-        self._all_ids.extend(ids)
-        self._mask.extend([1] * len(ids))
-        self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)
-
-    def context(self, ids: Sequence[int], outputs: Sequence[ToolOutput] = ()) -> None:
-        """Add tokens that the model did not say: tool results, turn markers, a made-up close.
-
-        `outputs` say where among them the texts of results lie, counted from the first of them.
-        """
-        self._check_open()
-        here = len(self)
-        self._outputs.extend(replace(one, start=here + one.start, end=here + one.end) for one in outputs)
-        self._all_ids.extend(ids)
-        self._mask.extend([0] * len(ids))
-        self._logprobs.extend([None] * len(ids))
-
-    def say(self, *messages: Message) -> None:
-        """Add messages as the reward function will see them."""
-        self._check_open()
-        self._messages.extend(messages)
-
-    def turn(self, turn: Turn) -> None:
-        self._check_open()
-        self._turns.append(turn)
-
-    def finish(
-        self,
-        stop_reason: StopReason,
-        *,
-        started_s: float = 0.0,
-        duration_s: float = 0.0,
-        failure: str | None = None,
-        reward: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        dropped: Drop | None = None,
-    ) -> Trajectory:
-        """Close the ledger and freeze what is in it."""
-        self._check_open()
-        self._done = True
-        return Trajectory(
-            prompt_ids=self._prompt_ids,
-            ids=tuple(self._all_ids[len(self._prompt_ids) :]),
-            mask=tuple(self._mask),
-            logprobs=tuple(self._logprobs),
-            messages=tuple(self._messages),
-            turns=tuple(self._turns),
-            stop_reason=stop_reason,
-            started_s=started_s,
-            duration_s=duration_s,
-            failure=failure,
-            reward=reward,
-            metadata=dict(metadata or {}),
-            dropped=dropped,
-            outputs=tuple(self._outputs),
-        )
-
-    def _check_open(self) -> None:
-        if self._done:
-            raise ValueError("this ledger is finished; a trajectory is immutable")

@@ -11,9 +11,10 @@ from transformers import TrainerState
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import ConfigError, DataError, RewardError
 from toolgrpo.evaluation.grading import grade, success_at
+from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import RolloutBatch, Scored
-from toolgrpo.trajectory import Ledger, Message, StopReason, Trajectory
+from toolgrpo.trajectory import Message, StopReason, Trajectory
 
 
 def said(text: str, *before: Message) -> Trajectory:

@@ -7,10 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from toolgrpo.ledger import Ledger
 from toolgrpo.observe import progress
 from toolgrpo.rollout import EpisodeDone, RolloutBegan, RolloutEnded
 from toolgrpo.testing import ByteChat
-from toolgrpo.trajectory import Ledger, StopReason
+from toolgrpo.trajectory import StopReason
 
 
 def shown(console: Console, shown_after_s: float, monkeypatch: pytest.MonkeyPatch) -> str:

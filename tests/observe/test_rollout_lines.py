@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
+from toolgrpo.ledger import Ledger
 from toolgrpo.observe.rollout_lines import RolloutLines
 from toolgrpo.rollout import EpisodeDone, RolloutBegan, RolloutEnded
 from toolgrpo.testing import ByteChat
-from toolgrpo.trajectory import Ledger, StopReason
+from toolgrpo.trajectory import StopReason
 
 BEGAN = RolloutBegan(16, step=0, mode="heldout", label="evaluation")
 

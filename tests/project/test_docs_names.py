@@ -14,6 +14,7 @@ from trl import GRPOConfig, ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
+from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.observe.trouble_metrics import trouble_metrics
 from toolgrpo.rewards import get_reward
@@ -22,7 +23,7 @@ from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.signal.token_weights import weight_metrics, weights_of_rows
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import AttemptStatus as Status
-from toolgrpo.trajectory import CallAttempt, Ledger, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
 GUIDES = (

@@ -18,7 +18,18 @@ pytestmark = pytest.mark.lock
 
 ROOT = Path(toolgrpo.__file__).parent
 LAYERS = (
-    {"errors", "drops", "trajectory", "plain_text", "regex_budget", "nearest", "plugin_files", "processes"}
+    {
+        "errors",
+        "drops",
+        "trajectory",
+        "ledger",
+        "segments",
+        "plain_text",
+        "regex_budget",
+        "nearest",
+        "plugin_files",
+        "processes",
+    }
     | {"startup", "storage", "folder_claim", "named_models", "trl_parts"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},

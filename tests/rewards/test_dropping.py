@@ -10,12 +10,13 @@ import pytest
 from toolgrpo import DropEpisode
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.errors import RewardError
+from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rewards.watched import watched
-from toolgrpo.trajectory import Ledger, StopReason, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 Messages = list[dict[str, str]]
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from toolgrpo.errors import RewardError
+from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
-from toolgrpo.trajectory import Ledger, StopReason, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 
 def trajectory(reward: float | None) -> Trajectory:

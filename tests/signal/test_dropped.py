@@ -10,10 +10,11 @@ from toolgrpo import DropEpisode
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
+from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.signal.dropped import check_dropped_share, grade_of
-from toolgrpo.trajectory import Ledger, StopReason, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 LOST = Drop(DropCause.ENVIRONMENT_LOST, "it hung")
 

@@ -12,9 +12,10 @@ import trl
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
+from toolgrpo.ledger import Ledger
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.generation_output import GenerationOutput
-from toolgrpo.trajectory import Ledger, StopReason
+from toolgrpo.trajectory import StopReason
 
 pytestmark = pytest.mark.contract
 

@@ -20,13 +20,13 @@ from typing import Any
 from datasets import Dataset
 
 from toolgrpo.evaluation.grading import Grader, grade
+from toolgrpo.ledger import Ledger
 from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import (
     AttemptStatus,
     CallAttempt,
-    Ledger,
     Message,
     StopReason,
     ToolErrorKind,

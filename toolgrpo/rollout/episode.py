@@ -41,6 +41,7 @@ from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, FinalEngineError, WorldError
+from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.tool_contents import content_spans
@@ -50,7 +51,6 @@ from toolgrpo.tools.base import ToolProvider, ToolSession
 from toolgrpo.trajectory import (
     AttemptStatus,
     CallAttempt,
-    Ledger,
     Message,
     StopReason,
     ToolErrorKind,

@@ -1,23 +1,26 @@
-"""One episode over fakes: what a script says goes through the real episode loop, and comes back as a trajectory."""
+"""Episodes over fakes: what a script says goes through the real episode loop, and comes back as a trajectory."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 from toolgrpo.rollout.truncation import TextTokenizer
+from toolgrpo.segments import Segment, first_columns
 from toolgrpo.testing.chat import ByteChat
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["run_episode", "scripted_runner"]
+__all__ = ["cut_into_segments", "run_episode", "scripted_runner"]
 
 
 def scripted_runner(
@@ -72,3 +75,35 @@ def run_episode(
             await engine.close()
 
     return asyncio.run(main()) if clock is None else clock.run(main())
+
+
+def cut_into_segments(whole: Trajectory, *places: int) -> Trajectory:
+    """Return an episode of one segment as one of several, each of which goes on where another was cut.
+
+    A segment's prompt is all that stands before its place, so every sampled token has read what it
+    had read, and whatever learns from the two must learn the same.
+    """
+    ends = [0, *places, len(whole.ids)]
+    segments = [
+        Segment(
+            (*whole.prompt_ids, *whole.ids[:start]),
+            whole.ids[start:end],
+            whole.mask[start:end],
+            whole.logprobs[start:end],
+            number - 1 if number else None,
+        )
+        for number, (start, end) in enumerate(pairwise(ends))
+    ]
+    moved: dict[int, int] = {}  # where a token of the whole episode stands in the row of the cut one
+    for first, (start, end) in zip(first_columns(segments), pairwise(ends), strict=True):
+        moved |= {place: first + place - start for place in range(start, end)}
+    return Trajectory.of_segments(
+        segments,
+        messages=whole.messages,
+        turns=[replace(turn, start=moved[turn.start], end=moved[turn.end - 1] + 1) for turn in whole.turns],
+        outputs=tuple(replace(one, start=moved[one.start], end=moved[one.end - 1] + 1) for one in whole.outputs),
+        **{
+            name: getattr(whole, name)
+            for name in ("stop_reason", "started_s", "duration_s", "failure", "reward", "metadata", "dropped")
+        },
+    )
