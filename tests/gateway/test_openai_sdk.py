@@ -137,7 +137,7 @@ def test_tokens_in_tokens_out() -> None:
 
     seen = visit(said("hi", "ho"), visitor)
     first, second = seen.returned
-    assert (first.text, first.token_ids) == ("hi|", ByteChat.say("hi"))
+    assert (first.text, first.token_ids) == ("hi", ByteChat.say("hi"))
     assert first.logprobs.token_logprobs == list(seen.trajectory.logprobs[:3])
     assert second.prompt_token_ids == [1, 2, 3, *ByteChat.say("hi"), 7, 8]
     assert seen.trajectory.ids == (*ByteChat.say("hi"), 7, 8, *ByteChat.say("ho"))

@@ -75,7 +75,9 @@ class CommandAgent:
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0:
             said = " | ".join(lines)[-_LAST_LINES:]
-            raise RuntimeError(f"the command {self.arguments[0]} ended with exit code {done.returncode}: {said or 'no output'}")
+            raise RuntimeError(
+                f"the command {self.arguments[0]} ended with exit code {done.returncode}: {said or 'no output'}"
+            )
         try:
             return json.loads(lines[-1]) if lines else None
         except ValueError:

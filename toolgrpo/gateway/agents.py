@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, WorldError
@@ -140,7 +140,8 @@ class AgentPlayer:
         environment = EnvironmentBackend(self._pool, self._spec, deadline_s).session(given)
         playing = asyncio.ensure_future(_played(environment, self._spec.tools[0], deadline_s))
         try:
-            await asyncio.wait({playing, session.failure}, return_when=asyncio.FIRST_COMPLETED)
+            both: list[asyncio.Future[Any]] = [playing, session.failure]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if session.failure.done():
                 session.failure.result()  # raises it
             return playing.result()

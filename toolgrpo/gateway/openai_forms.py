@@ -208,7 +208,9 @@ def _validated(kind: type[Any], body: Any) -> Any:
         place = ".".join(str(part) for part in first["loc"][:2])
         raise Refused(400, "invalid_value", f"{place}: {first['msg']}") from error
     if (asked.n or 1) != 1:
-        raise Refused(400, "unsupported_value", f"n is {asked.n}; ask {asked.n} times, at once if you like, for as many answers")
+        raise Refused(
+            400, "unsupported_value", f"n is {asked.n}; ask {asked.n} times, at once if you like, for as many answers"
+        )
     return asked
 
 
@@ -220,7 +222,9 @@ def _message(message: Mapping[str, Any], place: int) -> Message:
     role = _ROLES.get(str(message.get("role")))
     if role is None:
         raise Refused(
-            400, "invalid_value", f"messages[{place}].role must be one of {', '.join(_ROLES)}, got {message.get('role')!r}"
+            400,
+            "invalid_value",
+            f"messages[{place}].role must be one of {', '.join(_ROLES)}, got {message.get('role')!r}",
         )
     read: Message = {"role": role, "content": _text(message.get("content"), place)}
     if role == "tool":
@@ -243,7 +247,9 @@ def _text(content: Any, place: int) -> str:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind not in ("text", "refusal", "input_text", "output_text"):
             raise Refused(
-                400, "unsupported_content", f"messages[{place}] holds content of the type {kind!r}; only text is read here"
+                400,
+                "unsupported_content",
+                f"messages[{place}] holds content of the type {kind!r}; only text is read here",
             )
         texts.append(str(part.get("text") or part.get("refusal") or ""))
     return "".join(texts)
@@ -252,7 +258,9 @@ def _text(content: Any, place: int) -> str:
 def _call(call: Any, place: int) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(400, "invalid_value", f"messages[{place}].tool_calls holds something that is no call of a function")
+        raise Refused(
+            400, "invalid_value", f"messages[{place}].tool_calls holds something that is no call of a function"
+        )
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
@@ -275,7 +283,11 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def answer_of(said: Said, form: Form) -> dict[str, Any]:
     """Return the answer of `/v1/chat/completions` in one piece."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else ""), "refusal": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": said.content or (None if said.calls else ""),
+        "refusal": None,
+    }
     if said.reasoning is not None:
         message["reasoning_content"] = said.reasoning
     if said.calls:
@@ -336,7 +348,8 @@ def model_list(names: Sequence[str], window: int) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [
-            {"id": name, "object": "model", "created": 0, "owned_by": "toolgrpo", "max_model_len": window} for name in names
+            {"id": name, "object": "model", "created": 0, "owned_by": "toolgrpo", "max_model_len": window}
+            for name in names
         ],
     }
 

@@ -217,7 +217,8 @@ async def _spoken(
         return StreamingResponse(_stream(speaking, form, chunks), media_type="text/event-stream")
     leaving = asyncio.ensure_future(_left(request))
     try:
-        await asyncio.wait({speaking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        both: list[asyncio.Future[Any]] = [speaking, leaving]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not speaking.done():
             raise ClientDisconnect
         return JSONResponse(answer(_result(speaking), form))
@@ -226,9 +227,7 @@ async def _spoken(
         speaking.cancel()
 
 
-async def _stream(
-    speaking: asyncio.Future[Said], form: Form, chunks: Chunks
-) -> AsyncIterator[str]:
+async def _stream(speaking: asyncio.Future[Said], form: Form, chunks: Chunks) -> AsyncIterator[str]:
     """Give an answer as events. A turn comes in one piece, when it is whole; until then the stream is kept alive.
 
     Where the client goes away, starlette closes this, and the turn is cancelled.
@@ -277,7 +276,9 @@ def _refusal(refused: Refused) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     served = "/v1/models, /v1/chat/completions and /v1/completions"
-    return _refusal(Refused(404, "not_found", f"{request.method} {request.url.path} is not served here; there are {served}"))
+    return _refusal(
+        Refused(404, "not_found", f"{request.method} {request.url.path} is not served here; there are {served}")
+    )
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.messages import assistant_message, tool_message
@@ -36,13 +36,15 @@ from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import ChatFormatError, WorldError
 from toolgrpo.gateway.conversations import Conversations
+from toolgrpo.gateway.lines import Line, Place, Start, joined, results_of
 from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
+from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, text_of
+from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.trajectory import (
     AttemptStatus,
     CallAttempt,
-    Ledger,
     Message,
     StopReason,
     ToolOutput,
@@ -56,39 +58,6 @@ __all__ = ["Session"]
 _CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
 
 
-@dataclass(slots=True, eq=False)
-class _Line:
-    """One sequence of tokens that only grows."""
-
-    ledger: Ledger
-    messages: Sequence[Message] = ()  # of its prompt, as a bridge wants to know them
-    schemas: Sequence[Mapping[str, Any]] = ()
-    thinking: bool | None = None
-    busy: bool = False
-    open_turn: Turn | None = None  # the latest, whose results are not known yet
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a turn ended."""
-
-    line: _Line
-    n_ids: int  # of the line, prompt included
-    calls: Mapping[str, CallAttempt]  # by the ids that the client was given
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """What a request is sampled from: a line, and the tokens between its end and the next turn."""
-
-    line: _Line
-    context: tuple[int, ...] = ()
-    said: tuple[Message, ...] = ()  # what the tokens stand for, as a reward reads it
-    results: tuple[ToolResult, ...] = ()
-    outputs: tuple[ToolOutput, ...] = ()
-    fork: str | None = None  # why the line is new; None: it is not, or it is the first
-
-
 @dataclass(slots=True)
 class Session:
     """The requests of one episode."""
@@ -100,8 +69,8 @@ class Session:
     disconnected: int = 0
     failure: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     limit: StopReason | None = None  # that was met
-    _lines: list[_Line] = field(default_factory=list)
-    _said: Conversations[_Place] = field(default_factory=Conversations)
+    _lines: list[Line] = field(default_factory=list)
+    _said: Conversations[Place] = field(default_factory=Conversations)
     _open: set[asyncio.Task[Any]] = field(default_factory=set)
     _requests: int = 0
     _turns: int = 0
@@ -123,8 +92,8 @@ class Session:
             except ChatFormatError as error:
                 raise Refused(400, "invalid_value", str(error)) from error
             said, line, attempts = await self._say(start, request)
-            spoken = _spoken(said)
-            place = _Place(line, len(line.ledger.all_ids), attempts)
+            spoken = as_repeated(said)
+            place = Place(line, len(line.ids), attempts)
             self._said.remember([*request.messages, spoken], request.tools, thinking, place)
             return said
 
@@ -135,9 +104,9 @@ class Session:
             ids = self.shared.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
             line = self._begins(ids)
             if line is not None:
-                start = _Start(line, tuple(ids[len(line.ledger.all_ids) :]))
+                start = Start(line, tuple(ids[len(line.ids) :]))
             else:
-                start = self._new(ids, fork="tokens")
+                start = Start(Line(self._ledger(ids)), fork="tokens")
             said, _, _ = await self._say(start, request, raw=True)
             return said
 
@@ -163,11 +132,12 @@ class Session:
         """Return what happened, once it has ended."""
         if not self._lines:
             ids = self.shared.chat.prompt(self.episode.messages, [], enable_thinking=self.episode.enable_thinking)
-            self._lines.append(_Line(Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)))
+            self._lines.append(Line(self._ledger(ids)))
         for line in self._lines:
             self._settle(line, ())
         counts = {"requests": self._requests, "forks": dict(self.forks), "disconnected": self.disconnected}
-        return self._lines[0].ledger.finish(
+        return joined(
+            self._lines,
             reason,
             started_s=self._started_s,
             duration_s=self._now(),
@@ -201,7 +171,7 @@ class Session:
         finally:
             self._open.discard(task)
 
-    def _start(self, request: ChatRequest, thinking: bool | None) -> _Start:
+    def _start(self, request: ChatRequest, thinking: bool | None) -> Start:
         """Find out what a request goes on from."""
         found = self._said.find(request.messages, request.tools, thinking)
         if found.place is not None and all(message["role"] == "tool" for message in found.following):
@@ -210,14 +180,14 @@ class Session:
         line = self._begins(ids)
         if line is not None:
             following = found.following if found.place is not None and found.place.line is line else ()
-            return _Start(line, tuple(ids[len(line.ledger.all_ids) :]), said=following)
+            return Start(line, tuple(ids[len(line.ids) :]), said=following)
         fork = "user_turn" if found.place is not None else "tools" if found.other_tools else "history"
-        return self._new(ids, fork=fork, request=request, thinking=thinking)
+        return Start(Line(self._ledger(ids), request.messages, request.tools, thinking), fork=fork)
 
-    def _after_results(self, place: _Place, following: Sequence[Message]) -> _Start:
+    def _after_results(self, place: Place, following: Sequence[Message]) -> Start:
         """Go on from a turn with what its calls gave."""
         line = place.line
-        before = line.ledger.all_ids[: place.n_ids]
+        before = line.ids[: place.n_ids]
         attempts = [place.calls.get(str(message.get("tool_call_id"))) for message in following]
         answers = [
             tool_message(message.get("name"), message["content"])
@@ -228,11 +198,14 @@ class Session:
 
         def bridge(of: Sequence[Message]) -> list[int]:
             schemas, thinking = line.schemas, line.thinking
-            return self.shared.chat.bridge(before, of, messages=line.messages, schemas=schemas, enable_thinking=thinking)
+            return self.shared.chat.bridge(
+                before, of, messages=line.messages, schemas=schemas, enable_thinking=thinking
+            )
 
         context = bridge(answers)
-        if line.busy or place.n_ids < len(line.ledger.all_ids):
-            return self._new([*before, *context], fork="branch", like=line)
+        if line.busy or place.n_ids < len(line.ids):
+            ledger = self._ledger([*before, *context])
+            return Start(Line(ledger, line.messages, line.schemas, line.thinking, parent=line), fork="branch")
         outputs = []
         if self.shared.find_outputs:
             spans = content_spans(context, answers, bridge)
@@ -241,64 +214,23 @@ class Session:
                 for span, answer in zip(spans, answers, strict=True)
                 if span is not None
             ]
-        return _Start(line, tuple(context), tuple(answers), self._results(line, attempts, answers), tuple(outputs))
+        results = results_of(line.open_turn, attempts, answers, self._now())
+        return Start(line, tuple(context), tuple(answers), results, tuple(outputs))
 
-    def _results(
-        self, line: _Line, attempts: Sequence[CallAttempt | None], answers: Sequence[Message]
-    ) -> tuple[ToolResult, ...]:
-        """Return the results of the open turn's calls, as far as they are known, in the order of the calls."""
-        turn = line.open_turn
-        if turn is None:
-            return ()
-        began = turn.started_s + turn.duration_s
-        took_s = self._now() - began
-        by_call = {
-            id(attempt): ToolResult(answer["content"], attempt.name, started_s=began, duration_s=took_s)
-            for attempt, answer in zip(attempts, answers, strict=True)
-            if attempt is not None
-        }
-        results = []
-        for attempt in turn.attempts:
-            if id(attempt) not in by_call:
-                break
-            results.append(by_call[id(attempt)])
-        return tuple(results)
+    def _begins(self, ids: Sequence[int]) -> Line | None:
+        """Return the longest line that these tokens go on from."""
+        fitting = [line for line in self._lines if line.goes_on_in(ids)]
+        return max(fitting, key=lambda line: len(line.ids), default=None)
 
-    def _begins(self, ids: Sequence[int]) -> _Line | None:
-        """Return the longest line, with no open request, that these tokens begin with."""
-        fitting = [
-            line
-            for line in self._lines
-            if not line.busy
-            and len(line.ledger.all_ids) < len(ids)
-            and list(ids[: len(line.ledger.all_ids)]) == line.ledger.all_ids
-        ]
-        return max(fitting, key=lambda line: len(line.ledger.all_ids), default=None)
-
-    def _new(
-        self,
-        ids: Sequence[int],
-        *,
-        fork: str,
-        request: ChatRequest | None = None,
-        thinking: bool | None = None,
-        like: _Line | None = None,
-    ) -> _Start:
-        ledger = Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
-        if like is not None:
-            line = _Line(ledger, like.messages, like.schemas, like.thinking)
-        elif request is not None:
-            line = _Line(ledger, request.messages, request.tools, thinking)
-        else:
-            line = _Line(ledger)
-        return _Start(line, fork=fork if self._lines else None)
+    def _ledger(self, ids: Sequence[int]) -> Ledger:
+        return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
 
     async def _say(
-        self, start: _Start, request: ChatRequest | TextRequest, *, raw: bool = False
-    ) -> tuple[Said, _Line, Mapping[str, CallAttempt]]:
+        self, start: Start, request: ChatRequest | TextRequest, *, raw: bool = False
+    ) -> tuple[Said, Line, Mapping[str, CallAttempt]]:
         """Sample a turn and write it down; a request that ends before leaves nothing behind."""
         line = start.line
-        ids = [*line.ledger.all_ids, *start.context]
+        ids = [*line.ids, *start.context]
         room, when_full = self._room(len(ids), len(start.context))
         max_turns = self.shared.limits.max_turns
         if max_turns is not None and self._turns >= max_turns:
@@ -326,21 +258,23 @@ class Session:
             raise
         finally:
             line.busy = False
-        sample, stopped = self._stopped(sample, request.stop)
+        sample, stopped = stopped_at(sample, request.stop, self.shared.tokenizer)
         parsed = ParsedTurn(self._text(sample), None, (), True) if raw else self._parsed(sample, ids, line)
         self._write(start, sample, parsed, started)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
         if cut and len(sample.ids) >= room:
             self.limit = self.limit or when_full
         calls = self._handed_out(parsed, last=max_turns is not None and number >= max_turns)
-        reason = "tool_calls" if calls else "length" if cut or self.limit is StopReason.MAX_TURNS else "stop"
+        reason: Literal["stop", "tool_calls", "length"] = (
+            "tool_calls" if calls else "length" if cut or self.limit is StopReason.MAX_TURNS else "stop"
+        )
         content = parsed.content if calls or not parsed.attempts else self._text(sample)
         said = Said(
             prompt_ids=tuple(ids),
             ids=sample.ids,
             logprobs=sample.logprobs,
             texts=tuple(self.shared.tokenizer.decode([token]) for token in sample.ids),
-            content=_before(content, request.stop),
+            content=text_before(content, request.stop),
             reasoning=parsed.reasoning,
             calls=tuple(calls),
             finish_reason=reason,
@@ -348,13 +282,13 @@ class Session:
         readable = [attempt for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
         return said, line, {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
 
-    def _write(self, start: _Start, sample: Sample, parsed: ParsedTurn, started: float) -> None:
+    def _write(self, start: Start, sample: Sample, parsed: ParsedTurn, started: float) -> None:
         """Put a turn, and what came before it, into its line."""
         line, ledger = start.line, start.line.ledger
         if line not in self._lines:
-            self._lines.append(line)
-            if start.fork is not None:
+            if self._lines:
                 self.forks[start.fork] += 1
+            self._lines.append(line)
         self._settle(line, start.results)
         ledger.context(start.context, start.outputs)
         ledger.say(*start.said)
@@ -373,7 +307,7 @@ class Session:
             weights=sample.weights,
         )
 
-    def _settle(self, line: _Line, results: Sequence[ToolResult]) -> None:
+    def _settle(self, line: Line, results: Sequence[ToolResult]) -> None:
         """Write the open turn down, with what its calls gave."""
         if line.open_turn is not None:
             turn = line.open_turn.answered(results)
@@ -382,12 +316,14 @@ class Session:
             if self.shared.on_turn is not None:
                 self.shared.on_turn(self.episode, turn)
 
-    def _parsed(self, sample: Sample, ids: Sequence[int], line: _Line) -> ParsedTurn:
+    def _parsed(self, sample: Sample, ids: Sequence[int], line: Line) -> ParsedTurn:
         parsed = self.shared.chat.parse(sample.ids, before=ids)
         if self.shared.unmarked_calls != "accept" or not line.schemas or parsed.attempts or not parsed.closed:
             return parsed
         found = unmarked_call(parsed.content, list(line.schemas), form=self.shared.chat.call_text, made=[])
-        return parsed if found is None else replace(parsed, attempts=(replace(found, status=AttemptStatus.OK, detail=""),))
+        return (
+            parsed if found is None else replace(parsed, attempts=(replace(found, status=AttemptStatus.OK, detail=""),))
+        )
 
     def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
         """Return the calls that the agent is to answer; none in the last turn, where it could not."""
@@ -402,7 +338,7 @@ class Session:
                 ToolCall(
                     id=attempt.call_id or f"call{self._calls:05d}",
                     name=str(attempt.name),
-                    arguments=_json(attempt.arguments or {}),
+                    arguments=json.dumps(dict(attempt.arguments or {}), ensure_ascii=False),
                 )
             )
         return calls
@@ -414,7 +350,7 @@ class Session:
         by_window = self.shared.engine.max_model_len - n_ids
         return min(by_length, by_window), StopReason.LENGTH if by_length <= by_window else StopReason.CONTEXT_FULL
 
-    def _check_prompt(self, n_ids: int, line: _Line) -> None:
+    def _check_prompt(self, n_ids: int, line: Line) -> None:
         """Refuse a prompt of the agent's own that leaves no room for a token."""
         window = self.shared.engine.max_model_len
         if line in self._lines or n_ids < window:
@@ -437,26 +373,13 @@ class Session:
         self.limit = self.limit or reason
         self._cut_answers += 1
         if self._cut_answers > _CUT_ANSWERS:
-            raise Refused(400, "episode_over", f"the limit {self.limit} of this episode was met; there is nothing left of it")
+            raise Refused(
+                400, "episode_over", f"the limit {self.limit} of this episode was met; there is nothing left of it"
+            )
         return Said(tuple(ids), (), (), (), "", None, (), "length")
 
-    def _stopped(self, sample: Sample, stop: Sequence[str]) -> tuple[Sample, bool]:
-        """Return the sample up to and with the token that completes one of these texts, as an engine would stop there."""
-        if not stop or not any(text in self._text(sample) for text in stop):
-            return sample, False
-        low, high = 1, len(sample.ids)
-        while low < high:
-            middle = (low + high) // 2
-            shown = self.shared.tokenizer.decode(list(sample.ids[:middle]))
-            low, high = (low, middle) if any(text in shown for text in stop) else (middle + 1, high)
-        if low == len(sample.ids):
-            return sample, True
-        logprobs = None if sample.logprobs is None else sample.logprobs[:low]
-        return replace(sample, ids=sample.ids[:low], logprobs=logprobs, finish_reason=FinishReason.LENGTH), True
-
     def _text(self, sample: Sample) -> str:
-        ends = bool(sample.ids) and sample.ids[-1] in self.shared.chat.stop_ids
-        return self.shared.tokenizer.decode(list(sample.ids[:-1] if ends else sample.ids))
+        return text_of(sample, self.shared.tokenizer, self.shared.chat.stop_ids)
 
     def _options(self, asked: Mapping[str, Any] | None) -> SamplingOptions:
         given = {name: value for name, value in (asked or {}).items() if name != "seed"}
@@ -469,23 +392,3 @@ class Session:
 
     def _now(self) -> float:
         return self.shared.clock() - self._started_s
-
-
-def _before(text: str, stop: Sequence[str]) -> str:
-    """Return a text up to the first of these."""
-    places = [place for place in map(text.find, stop) if place >= 0]
-    return text[: min(places)] if places else text
-
-
-def _spoken(said: Said) -> Message:
-    """Return an answer as a client will repeat it."""
-    message: Message = {"role": "assistant", "content": said.content}
-    if said.calls:
-        message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in said.calls
-        ]
-    return message
-
-
-def _json(value: Any) -> str:
-    return json.dumps(dict(value), ensure_ascii=False)
