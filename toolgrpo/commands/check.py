@@ -235,6 +235,7 @@ class CheckRun:
             reward_funcs=list(rewards),
             train_dataset=rows,
             tools=tools,
+            agent=parts.script.agent,
             peft_config=parts.peft_config(),
         )
         model, choice = trainer.policy.get_model(), trainer.engine_choice
