@@ -35,7 +35,9 @@ class ScriptArguments:
     )
     agent: str | None = field(
         default=None,
-        metadata={"help": "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/gateway.md)."},
+        metadata={
+            "help": "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/gateway.md)."
+        },
     )
     mcp_config: str | None = field(default=None, metadata={"help": "Path of an mcp.json that names MCP servers."})
     cache_tools: bool = field(

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["AGENT_TIMEOUT_S", "MODEL_NAME", "PROMPT_ROOM", "AgentPlayer", "agent_of", "load_agent"]
 
 AGENT_TIMEOUT_S = 3600.0  # of an episode without `episode_timeout`
-PROMPT_ROOM = 2048  # tokens of a window for what an agent says in its prompts beside the row: its instructions, its tools
+PROMPT_ROOM = (
+    2048  # tokens of a window for what an agent says in its prompts beside the row: its instructions, its tools
+)
 MODEL_NAME = "policy"  # what an agent asks for, whichever model it is
 _MEMORY_MB = 16_384  # of address space for a Python agent; commands have no limit, some reserve far more than they use
 

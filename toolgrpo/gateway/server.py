@@ -107,7 +107,7 @@ class Endpoint:
 
     def admit(self, speaker: Speaker, loop: asyncio.AbstractEventLoop, key: str | None = None) -> str:
         """Return a key under which this speaker answers, on this loop."""
-        key = key or f"sk-episode-{secrets.token_urlsafe(16)}"
+        key = f"sk-episode-{secrets.token_urlsafe(16)}" if key is None else key
         self._admitted[key] = _Admitted(speaker, loop)
         return key
 

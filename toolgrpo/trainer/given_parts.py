@@ -157,7 +157,9 @@ def _as_player(agent: str | Path | Player | None, tools: ToolProvider | None, ar
     if agent is None:
         return None
     if tools is not None:
-        raise ConfigError("an agent brings its own tools, so that those that are given would not be used; leave them out")
+        raise ConfigError(
+            "an agent brings its own tools, so that those that are given would not be used; leave them out"
+        )
     if isinstance(agent, str | Path):
         return load_agent(agent, log_path=Path(args.output_dir) / "agent.log")
     return agent
