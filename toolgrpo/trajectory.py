@@ -50,7 +50,7 @@ class StopReason(StrEnum):
     FINISHED = "finished"  # the model answered without calling a tool
     MAX_TURNS = "max_turns"
     LENGTH = "length"  # max_completion_length was used up
-    CONTEXT_FULL = "context_full"  # the engine's context window was used up
+    CONTEXT_FULL = "context_full"  # the engine's context window was used up, or `context` and no history fits
     DEADLINE = "deadline"
     STOP_TOOL = "stop_tool"  # a tool that ends the episode was called
     ENGINE_FAILURE = "engine_failure"
@@ -137,6 +137,7 @@ class Turn:
     reward: float | None = None  # what a stateful environment gave after the turn's calls, if it gives one by step
     state: str | None = None  # how it names the state it was in then, if it does
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
+    summary: bool = False  # what was asked of the model when its context was full; see `rollout/compaction.py`
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.
@@ -206,7 +207,7 @@ class Trajectory:
     stop_reason: StopReason
     started_s: float = 0.0
     duration_s: float = 0.0
-    failure: str | None = None  # what went wrong, for StopReason.ENGINE_FAILURE
+    failure: str | None = None  # what went wrong, for ENGINE_FAILURE, and CONTEXT_FULL of a limited context
     reward: float | None = None  # given by a stateful environment, if it gives one
     metadata: Mapping[str, Any] = field(default_factory=dict)
     dropped: Drop | None = None  # why it cannot be scored: a tool or an environment says so, or it had no room
@@ -307,7 +308,7 @@ class Trajectory:
         record["messages"] = copied(self.messages)
         record["metadata"] = copied(dict(self.metadata))
         record["turns"] = tuple(
-            _fields(turn)
+            {name: value for name, value in _fields(turn).items() if value or name != "summary"}
             | {
                 "attempts": tuple(
                     _fields(attempt) | {"arguments": copied(attempt.arguments)} for attempt in turn.attempts

@@ -69,6 +69,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "shared": {"config": {"prefix_sharing": "on"}},
     "every_row": {"alike_in": [0, 2], "config": {"skip_dead_rows": "off", "steps_per_generation": 2, "max_steps": 4}},
     "live_rows": {"alike_in": [0, 2], "config": {"steps_per_generation": 2, "max_steps": 4}},
+    "segments": {"cuts": True, "alike_in": [0, 2], "config": {"steps_per_generation": 2, "max_steps": 4}},
     "decoded": {"engine": "transformers"},
     "ahead": {"engine": "transformers", "config": {"max_staleness": 1, "max_steps": 4}},
     "whole": {"config": SAVING},
@@ -230,6 +231,14 @@ def test_a_process_without_live_rows_keeps_step_with_the_others(backend: tuple[s
     assert live["losses"] == pytest.approx(whole["losses"], rel=1e-3, abs=1e-6)
     assert live["grad_norms"] == pytest.approx(whole["grad_norms"], rel=1e-3) and min(live["grad_norms"]) > 0
     assert live["weights"] == pytest.approx(whole["weights"], rel=1e-5)
+
+
+def test_a_process_with_episodes_of_several_segments_keeps_step_with_the_others(backend: tuple[str, Launch]) -> None:
+    _, runs = backend
+    whole, cut = runs.result("live_rows"), runs.result("segments")
+    assert {len(r.get("segment_starts", ())) for r in read_episodes(episodes_path(runs.out / "segments", 1))} == {2}
+    assert cut["losses"] == pytest.approx(whole["losses"], rel=1e-3, abs=1e-6)
+    assert cut["weights"] == pytest.approx(whole["weights"], rel=1e-5)
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(backend: tuple[str, Launch]) -> None:

@@ -30,7 +30,8 @@ _COLUMN = "answer"
 
 @dataclass(frozen=True, slots=True)
 class AnswerAt:
-    """A question to the model: how probable is this answer behind the first `end` tokens of an episode?
+    """A question to the model: how probable is this answer behind what an episode had read
+    before the token at `end`?
 
     `end` counts the tokens after the prompt; `given` are said between them and the answer.
     """
@@ -42,7 +43,7 @@ class AnswerAt:
 
     @property
     def before(self) -> tuple[int, ...]:
-        return (*self.trajectory.prompt_ids, *self.trajectory.ids[: self.end], *self.given)
+        return (*self.trajectory.read_before(self.end), *self.given)
 
 
 def places_to_ask(trajectory: Trajectory) -> list[int]:

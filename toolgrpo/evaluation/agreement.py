@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from toolgrpo.trajectory import Trajectory
+from toolgrpo.trajectory import Segment, Trajectory
 
 __all__ = ["logprob_difference"]
 
@@ -34,14 +34,15 @@ def logprob_difference(
         with autocast or nullcontext():
             for trajectory in trajectories:
                 if trajectory.has_logprobs and trajectory.n_sampled:
-                    differences += _of_one(model, trajectory, temperature, device)
+                    for segment in trajectory.segments:
+                        differences += _of_one(model, segment, temperature, device)
     finally:
         model.train(training)
     return sum(differences) / len(differences) if differences else None
 
 
-def _of_one(model: Any, trajectory: Trajectory, temperature: float, device: torch.device) -> list[float]:
-    ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.ids]], device=device)
-    logits = model(input_ids=ids).logits[0, len(trajectory.prompt_ids) - 1 : -1].float() / temperature
-    own = logits.log_softmax(-1).gather(-1, ids[0, len(trajectory.prompt_ids) :, None])[:, 0].tolist()
-    return [abs(mine - given) for mine, given in zip(own, trajectory.logprobs, strict=True) if given is not None]
+def _of_one(model: Any, segment: Segment, temperature: float, device: torch.device) -> list[float]:
+    ids = torch.tensor([[*segment.prompt_ids, *segment.ids]], device=device)
+    logits = model(input_ids=ids).logits[0, len(segment.prompt_ids) - 1 : -1].float() / temperature
+    own = logits.log_softmax(-1).gather(-1, ids[0, len(segment.prompt_ids) :, None])[:, 0].tolist()
+    return [abs(mine - given) for mine, given in zip(own, segment.logprobs, strict=True) if given is not None]

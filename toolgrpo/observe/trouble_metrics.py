@@ -47,7 +47,11 @@ def cut_in_turn(trajectory: Trajectory, limits: EpisodeLimits) -> bool:
     if cap is None or trajectory.stop_reason is not StopReason.LENGTH or not trajectory.turns:
         return False
     last = trajectory.turns[-1]
-    return not last.closed and last.end - last.start >= cap and len(trajectory.ids) < limits.max_completion_length
+    return (
+        not last.closed
+        and last.end - last.start >= cap
+        and trajectory.n_sampled + trajectory.n_context < limits.max_completion_length
+    )
 
 
 def failed_by_world(trajectory: Trajectory) -> bool:

@@ -4,8 +4,9 @@ Invariants:
 
 * The ids sent to the engine are exactly the prompt plus everything in the ledger; nothing is
   tokenized twice.
-* A trajectory never has more than `max_completion_length` tokens after its prompt, and no request
-  asks for more than what is left of it, of the context window and of the turn's own cap.
+* A trajectory never has more than `max_completion_length` tokens after its prompt (what a new segment
+  repeats does not count), and no request asks for more than what is left of it, of the context
+  window and of the turn's own cap.
 * Every episode ends with exactly one `StopReason`. A failure of the world is one of them; a bug or
   a plugin error is none, it propagates.
 
@@ -20,7 +21,8 @@ What ends an episode, in the order it is looked at in each turn:
        last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
     6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
                   a result that ends the episode: STOP_TOOL
-    7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added
+    7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added. With a limit of the
+                  context (`compaction.py`) a new segment may begin instead; CONTEXT_FULL where no history fits
 
 The deadline is looked at while waiting in 2 and 6: DEADLINE. An environment may drop the episode when it is reset (DROPPED)
 or asked for its reward (the episode has ended by then, and keeps its reason).
@@ -33,16 +35,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
-from toolgrpo.chat.messages import assistant_message, tool_message
+from toolgrpo.chat.messages import assistant_message
 from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, FinalEngineError, WorldError
 from toolgrpo.ledger import Ledger
+from toolgrpo.rollout.compaction import SUMMARY_REQUEST, History
 from toolgrpo.rollout.limits import EpisodeLimits
+from toolgrpo.rollout.own_words import answer_message, drop_of, refusal, with_observation
+from toolgrpo.rollout.room import Room, TurnBudget
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
@@ -60,7 +65,7 @@ from toolgrpo.trajectory import (
     Turn,
 )
 
-__all__ = ["BusyTime", "Episode", "EpisodeRunner", "Player"]
+__all__ = ["Episode", "EpisodeRunner", "Player"]
 
 _RETRY_PAUSE_S = 0.5
 
@@ -77,26 +82,6 @@ class Episode:
     enable_thinking: bool | None = None
     seed: int | None = None
     number: int = 0  # its place in the rollout
-
-
-class BusyTime:
-    """A clock that runs while at least one `with` block over it is open."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._open = 0
-        self._since_s = 0.0
-        self.total_s = 0.0
-
-    def __enter__(self) -> None:
-        if self._open == 0:
-            self._since_s = self._clock()
-        self._open += 1
-
-    def __exit__(self, *failure: object) -> None:
-        self._open -= 1
-        if self._open == 0:
-            self.total_s += self._clock() - self._since_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +136,6 @@ class Player(Protocol):
     def close(self) -> None: ...
 
 
-class _TurnBudget(NamedTuple):
-    """How many tokens the next turn may have,
-    and what the episode ends with when that is all there is.
-    """
-
-    tokens: int
-    when_full: StopReason
-    by_turn_cap: bool
-
-
 class _EpisodeRun:
     """The state of one running episode."""
 
@@ -168,17 +143,19 @@ class _EpisodeRun:
         self.shared = shared
         self.episode = episode
         self.tools = offered_tools(shared.tools, episode.row)
+        self.room = Room(shared.limits, shared.engine.max_model_len)
         self.cutter = TokenCutter(shared.tokenizer, shared.limits.max_tool_response_tokens)
         self.started = shared.clock()
         self.messages = list(episode.messages)  # of the prompt
         self.calls_run = 0
         self.dropped: Drop | None = None
+        self.failure: str | None = None
         self.ledger: Ledger | None = None
+        self.history: History | None = None  # where the context has a limit
 
     async def run(self) -> Trajectory:
         """Run the loop under its deadline, with a tool session around it."""
         reward: float | None = None
-        failure: str | None = None
         reason: StopReason | None = None
         deadline = asyncio.timeout(self.shared.limits.deadline_s)
         try:
@@ -197,13 +174,13 @@ class _EpisodeRun:
         except DropEpisode as drop:
             reason, self.dropped = reason or StopReason.DROPPED, drop.at(DropCause.ENVIRONMENT)
         except WorldError as error:
-            reason, failure = StopReason.ENGINE_FAILURE, f"{type(error).__name__}: {error}"
+            reason, self.failure = StopReason.ENGINE_FAILURE, f"{type(error).__name__}: {error}"
         ledger = self.ledger or self._open_ledger(None)
         return ledger.finish(
             reason,
             started_s=self.started,
             duration_s=self._now(),
-            failure=failure,
+            failure=self.failure,
             reward=reward,
             dropped=self.dropped,
         )
@@ -212,29 +189,12 @@ class _EpisodeRun:
         ledger = self.ledger = self._open_ledger(session)
         while True:
             # 1. room
-            room = self._room(ledger)
-            if room.tokens < 1:
-                self.dropped = self._without_room(ledger, session)
-                return room.when_full
+            room = self.room.budget(ledger)
+            self.dropped = self.room.refuses(ledger, observed=session is not None and bool(session.observation))
+            if self.dropped is not None:
+                return room.when_full if room.tokens < 1 else StopReason.CONTEXT_FULL
             # 2. sample and parse
-            started = self._now()
-            sample = await self._sample(ledger, room.tokens)
-            start = len(ledger)
-            parsed = self._with_unmarked(self.shared.chat.parse(sample.ids, before=ledger.all_ids), ledger)
-            ledger.sampled(sample.ids, sample.logprobs)
-            ledger.say(assistant_message(parsed))
-            cut = sample.finish_reason is FinishReason.LENGTH
-            turn = Turn(
-                start=start,
-                end=len(ledger),
-                content=parsed.content,
-                reasoning=parsed.reasoning,
-                attempts=() if session is None else parsed.attempts,
-                closed=not cut,
-                duration_s=self._now() - started,
-                started_s=started,
-                weights=sample.weights,
-            )
+            turn = await self._turn(ledger, room.tokens, reads_calls=session is not None)
             # 3., 4. and 5. ends without calls
             reason = self._reason_to_stop(ledger, turn, room)
             if reason is not None or session is None:
@@ -242,24 +202,103 @@ class _EpisodeRun:
                 return reason or StopReason.FINISHED
             # 6. tools
             results = await self._call_tools(ledger, session, turn)
-            self.dropped = next((_drop(result) for result in results if result.error is ToolErrorKind.DROPPED), None)
+            self.dropped = next((drop_of(result) for result in results if result.error is ToolErrorKind.DROPPED), None)
             if self.dropped is not None:
                 return StopReason.DROPPED
             if any(result.ends_episode for result in results):
                 return StopReason.STOP_TOOL
             # 7. bridge
-            answers = [_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
-            bridge = self._bridge(ledger, answers)
-            room = self._room(ledger)
-            if len(bridge) >= self._left(ledger):
-                return room.when_full
-            ledger.context(bridge, self._outputs(ledger, bridge, answers, results))
+            answers = [answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
+            reason = await self._go_on(ledger, answers, results)
+            if reason is not None:
+                return reason
+
+    async def _turn(self, ledger: Ledger, max_tokens: int, *, reads_calls: bool, summary: bool = False) -> Turn:
+        """Sample a turn and write down what was said."""
+        started = self._now()
+        sample = await self._sample(ledger, max_tokens)
+        start = len(ledger)
+        parsed = self.shared.chat.parse(sample.ids, before=ledger.all_ids)
+        if not summary:
+            parsed = self._with_unmarked(parsed, ledger)
+        ledger.sampled(sample.ids, sample.logprobs)
+        ledger.say(assistant_message(parsed))
+        return Turn(
+            start=start,
+            end=len(ledger),
+            content=parsed.content,
+            reasoning=parsed.reasoning,
+            attempts=parsed.attempts if reads_calls else (),
+            closed=sample.finish_reason is not FinishReason.LENGTH,
+            duration_s=self._now() - started,
+            started_s=started,
+            weights=sample.weights,
+            summary=summary,
+        )
+
+    async def _go_on(
+        self, ledger: Ledger, answers: Sequence[Message], results: Sequence[ToolResult]
+    ) -> StopReason | None:
+        """Add what follows the last turn, behind it or in a new segment; return why that cannot be."""
+        bridge = self._bridge(ledger, answers)
+        if self.history is not None:
+            said = ledger.turns[-1]
+            self.history.add(ledger.all_ids[len(ledger.all_ids) - (said.end - said.start) :], answers)
+            if len(ledger.all_ids) + len(bridge) > self.history.limit.max_tokens:
+                return await self._rewrite(ledger, self.history, len(ledger.all_ids) + len(bridge))
+        room = self.room.budget(ledger)
+        if len(bridge) >= self.room.left(ledger):
+            return room.when_full
+        ledger.context(bridge, self._outputs(ledger, bridge, answers, results))
+        return None
+
+    async def _rewrite(self, ledger: Ledger, history: History, n_tokens: int) -> StopReason | None:
+        """Begin a new segment with a shorter history than one of `n_tokens`."""
+        prompt: list[int] | None = None
+        if history.limit.strategy == "summarize":
+            prompt = await self._summarized(ledger, history, n_tokens)
+        if prompt is None:
+            prompt = history.without_results()
+        if ledger.n_added >= self.shared.limits.max_completion_length:
+            return StopReason.LENGTH
+        if len(prompt) > history.limit.max_tokens:
+            self.failure = (
+                f"the history has {len(prompt)} tokens when it is written anew, and context allows {history.limit.max_tokens} "
+                f"(max_tokens); raise it, keep fewer turns (keep_last_turns), or cut results (max_tool_response_tokens)"
+            )
+            return StopReason.CONTEXT_FULL
+        self.messages = history.messages
+        ledger.rewrite(prompt)
+        return None
+
+    async def _summarized(self, ledger: Ledger, history: History, n_tokens: int) -> list[int] | None:
+        """Ask for a summary; return the history with it, or None if it does not help."""
+        request = self._bridge(ledger, history.asked)
+        most = min(
+            self.room.budget(ledger).tokens, self.room.left(ledger) - len(request), history.room_for_summary(n_tokens)
+        )
+        if most < 1:
+            return None
+        ledger.context(request)
+        ledger.say({"role": "user", "content": SUMMARY_REQUEST})
+        turn = await self._turn(ledger, most, reads_calls=False, summary=True)
+        self._record(ledger, turn)
+        if not turn.closed or not turn.content.strip():
+            return None
+        prompt = history.with_summary(turn.content.strip())
+        if len(prompt) > history.limit.max_tokens or len(prompt) >= n_tokens:
+            return None
+        history.forget(turn.content.strip())
+        return prompt
 
     def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
+        return self._following(ledger.all_ids, answers, self.messages)
+
+    def _following(self, ids: Sequence[int], answers: Sequence[Message], prompt: Sequence[Message]) -> list[int]:
         return self.shared.chat.bridge(
-            ledger.all_ids,
+            ids,
             answers,
-            messages=self.messages,
+            messages=prompt,
             schemas=[] if self.tools is None else self.tools.schemas,
             enable_thinking=self.episode.enable_thinking,
         )
@@ -286,7 +325,7 @@ class _EpisodeRun:
         found = unmarked_call(parsed.content, self.tools.schemas, form=form, made=made)
         return parsed if found is None else replace(parsed, attempts=(found,))
 
-    def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: _TurnBudget) -> StopReason | None:
+    def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:
             return room.when_full
         if not turn.attempts:
@@ -295,7 +334,7 @@ class _EpisodeRun:
         if self.shared.end_at_void_turn and is_void(called):
             return StopReason.VOID_TURN
         max_turns = self.shared.limits.max_turns
-        if max_turns is not None and len(ledger.turns) + 1 >= max_turns:
+        if max_turns is not None and sum(not turn.summary for turn in ledger.turns) + 1 >= max_turns:
             return StopReason.MAX_TURNS
         return None
 
@@ -322,13 +361,13 @@ class _EpisodeRun:
             allowed = len(turn.attempts) if budget is None else max(0, budget - self.calls_run)
             called = [self._as_called(attempt) for attempt in turn.attempts[:allowed]]
             answered = await session.call(called) if allowed else ()
-            refused = tuple(_refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
+            refused = tuple(refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
             results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
             if answered and not any(result.error is ToolErrorKind.DROPPED for result in answered):
                 said = await session.after_turn()
                 turn = replace(turn, reward=said.reward, state=said.state)
-            ledger.say(*(_as_message(*answered) for answered in zip(results, turn.attempts, strict=True)))
+            ledger.say(*(answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)))
         finally:
             self._record(ledger, turn.answered(results))
         return results
@@ -349,58 +388,15 @@ class _EpisodeRun:
 
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
         if session is not None and session.observation:
-            self.messages = _with_observation(self.messages, session.observation)
+            self.messages = with_observation(self.messages, session.observation)
+        limit = self.shared.limits.context
+        if limit is not None:
+            self.history = History(limit, self.messages, self._prompt, self._following)
+        return Ledger(self._prompt(self.messages), expects_logprobs=self.shared.engine.gives_logprobs)
+
+    def _prompt(self, messages: Sequence[Message]) -> list[int]:
         schemas = [] if self.tools is None else self.tools.schemas
-        ids = self.shared.chat.prompt(self.messages, schemas, enable_thinking=self.episode.enable_thinking)
-        return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
-
-    def _left(self, ledger: Ledger) -> int:
-        """Return the tokens left of the completion length and of the context window."""
-        by_length = self.shared.limits.max_completion_length - len(ledger)
-        return min(by_length, self.shared.engine.max_model_len - len(ledger.all_ids))
-
-    def _room(self, ledger: Ledger) -> _TurnBudget:
-        by_length = self.shared.limits.max_completion_length - len(ledger)
-        left = self._left(ledger)
-        cap = self.shared.limits.max_turn_tokens
-        return _TurnBudget(
-            tokens=left if cap is None else min(left, cap),
-            when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
-            by_turn_cap=cap is not None and cap < left,
-        )
-
-    def _without_room(self, ledger: Ledger, session: ToolSession | None) -> Drop:
-        """Return why an episode that cannot say a word is not scored."""
-        observed = session is not None and bool(session.observation)
-        what = "the prompt with what the environment's reset returned" if observed else "the prompt"
-        cure = "let reset return less" if observed else "shorten it"
-        return Drop(
-            DropCause.NO_ROOM,
-            f"{what} has {len(ledger.all_ids)} tokens, and the context window {self.shared.engine.max_model_len}; "
-            f"{cure}, or give the engine a larger window (--vllm_max_model_length)",
-        )
+        return self.shared.chat.prompt(messages, schemas, enable_thinking=self.episode.enable_thinking)
 
     def _now(self) -> float:
         return self.shared.clock() - self.started
-
-
-def _as_message(result: ToolResult, attempt: CallAttempt) -> Message:
-    return tool_message(result.name, result.content, attempt.call_id)
-
-
-def _drop(result: ToolResult) -> Drop:
-    return Drop(DropCause.TOOL, result.content.removeprefix("Error: "))
-
-
-def _refusal(name: str | None, budget: int | None) -> ToolResult:
-    return ToolResult(
-        content=f"Error: not called. Only {budget} tool calls are allowed, and they are used up. Answer with what you have.",
-        name=name,
-        error=ToolErrorKind.LIMIT,
-    )
-
-
-def _with_observation(messages: list[Message], observation: str) -> list[Message]:
-    """Append the first observation of an environment to the last message of the prompt."""
-    last = messages[-1]
-    return [*messages[:-1], {**last, "content": f"{last['content']}{observation}"}]

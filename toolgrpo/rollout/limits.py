@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toolgrpo.errors import ConfigError
+from toolgrpo.rollout.compaction import ContextLimit
 
 __all__ = ["EpisodeLimits"]
 
@@ -13,12 +14,13 @@ __all__ = ["EpisodeLimits"]
 class EpisodeLimits:
     """What ends an episode, or cuts a part of it short."""
 
-    max_completion_length: int  # all tokens after the prompt, sampled and context together
+    max_completion_length: int  # all tokens after the prompt, sampled and context; not the prompts of later segments
     max_turns: int | None = 8  # assistant turns
     max_tool_calls: int | None = None  # calls that are run; further ones are answered with an error
     max_turn_tokens: int | None = None  # sampled tokens of one turn
     max_tool_response_tokens: int | None = 1024  # a longer result is cut in the middle and says so, see `truncation.py`
     deadline_s: float | None = None  # wall-clock seconds of the whole episode
+    context: ContextLimit | None = None  # where the history is written anew, see `compaction.py`
 
     def __post_init__(self) -> None:
         for name in ("max_completion_length", "max_turns", "max_turn_tokens", "max_tool_response_tokens"):

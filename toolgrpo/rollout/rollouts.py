@@ -52,6 +52,10 @@ class Rollouts:
     player: Player | None = None  # plays the episodes in place of our own loop
     clock: Callable[[], float] = time.monotonic
 
+    def __post_init__(self) -> None:
+        if self.limits.context is not None:
+            self.limits.context.check_window(self.engine.max_model_len)
+
     def run(
         self,
         rows: Sequence[Row],

@@ -35,6 +35,7 @@ from toolgrpo.trainer.generation_output import GenerationOutput
 from toolgrpo.trainer.live_rows import RowChoice, Scores
 from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.overlap import BatchesAhead
+from toolgrpo.trainer.segmented_rows import SegmentedRows
 from toolgrpo.trainer.token_tap import TokenTap
 
 __all__ = ["BatchInTraining"]
@@ -93,6 +94,7 @@ class BatchInTraining:
         self._asked_rewards: torch.Tensor | None = None  # from their asking until TRL wants them
         self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
         self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
+        self._segments: SegmentedRows | None = None  # in the rows of that pass, where an episode has several
         self._logps: torch.Tensor | None = None  # of the last pass
 
     def generate_and_score(self, inputs: list[dict[str, Any]], of_trl: Callable[[Any], dict[str, Any]]) -> Any:
@@ -111,6 +113,8 @@ class BatchInTraining:
         if drawn is not None:
             reward_seam.log_drawn(self._trainer, drawn)
         old_choice, self._row_choice = self._row_choice, None
+        segments, self._segments = self._segments, None
+        output = trl_batch.with_segments(output, segments)
         output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
         if self._mode == "train":
             output = self._credit.applied(output, self._signal.outcomes)
@@ -147,6 +151,7 @@ class BatchInTraining:
             batch = self._ran
         self.rollout_seconds += batch.times.duration_s
         trl_seam.count_tokens(self._trainer, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
+        self._segments = trl_batch.segments_of(self._trainer, trajectories)
         masks = self._signal.loss_masks(trajectories)
         output = GenerationOutput.from_trajectories(trajectories, self._pad_id, masks)
         completions = trl_jobs.texts_of(output.completions) if self._raw_text else output.completions
@@ -225,6 +230,7 @@ class BatchInTraining:
     def compute_loss(self, inputs: dict[str, Any], of_trl: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch, of the rows that have something to learn from."""
         self._row_choice = choice = trl_batch.choose_rows(self._trainer, inputs)
+        self._segments = trl_batch.segments_in(self._trainer, inputs)
         self._logps = None
         try:
             with trl_batch.mean_entropy_of_live(self._trainer, inputs, choice):
@@ -232,7 +238,7 @@ class BatchInTraining:
             self._off_policy.heard(inputs, self._logps, None if choice is None else choice.live)
             return self._signal.with_output_loss(loss, inputs)
         finally:
-            self._row_choice = self._logps = None
+            self._row_choice = self._logps = self._segments = None
 
     def score_tokens(
         self,
@@ -247,7 +253,10 @@ class BatchInTraining:
         known = self._off_policy.old_policy(input_ids, logits_to_keep)
         if known is not None:
             return known, None, None
-        choice, whole = self._row_choice, (input_ids, attention_mask, logits_to_keep, *args)
+        choice, segments = self._row_choice, self._segments
+        if segments is not None:
+            score = partial((segments if choice is None else segments.chosen(choice.live)).score, score)
+        whole = (input_ids, attention_mask, logits_to_keep, *args)
         scored = score(*whole, **kwargs) if choice is None else choice.score(score, *whole, **kwargs)
         self._logps = scored[0]
         self._token_tap.hear(scored)

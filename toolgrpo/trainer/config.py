@@ -24,6 +24,7 @@ from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.options import RecordingOptions
 from toolgrpo.observe.watch_options import WatchOptions
+from toolgrpo.rollout.compaction import ContextOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.correction import CorrectionOptions
@@ -58,6 +59,7 @@ class ToolGRPOConfig(
     CorrectionOptions,
     OverlapOptions,
     PromptOptions,
+    ContextOptions,
     TRLJobOptions,
     GRPOConfig,  # type: ignore[misc]  # TRL ships no types
 ):
@@ -301,6 +303,7 @@ class ToolGRPOConfig(
             max_turn_tokens=self.max_turn_tokens,
             max_tool_response_tokens=self.max_tool_response_tokens,
             deadline_s=self.episode_timeout,
+            context=self.context_limit(),
         )
 
     def shared_pass(self) -> SharedPass:

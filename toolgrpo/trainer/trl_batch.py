@@ -5,8 +5,8 @@ The second of the files that know TRL's trainer from inside (`trl_seam.py` is th
 * `_generate_and_score_completions` returns a dict of a generation batch, and `_compute_loss` reads
   the same keys of a micro-batch: `advantages`, (B,) or (B, T), `completion_mask`, `tool_mask`,
   `prompt_mask`, `num_items_in_batch`, `old_per_token_logps`;
-* a row of it is an episode, in the order of `_generate`; what is added (`add_numbers`) is shuffled
-  and split with the others;
+* a row of it is an episode, in the order of `_generate`; what is added (`add_numbers`,
+  `with_segments`) is shuffled and split with the others;
 * it reads the old policy's log-probabilities before it asks for rewards, where the steps of a batch
   differ in their weights or the engine in its numbers; there it takes NaN for a token that nobody
   could score, and leaves it out of `sampling/sampling_logp_difference`;
@@ -20,8 +20,9 @@ The second of the files that know TRL's trainer from inside (`trl_seam.py` is th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ import torch
 from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.signal.training_rows import ROW_LOSSES, TOKEN_LOSSES, dead_by_rewards_alone, why_every_row
 from toolgrpo.trainer.live_rows import RowChoice, is_live
+from toolgrpo.trainer.segmented_rows import SegmentedRows
+from toolgrpo.trajectory import Trajectory
 
 __all__ = [
     "add_numbers",
@@ -42,9 +45,12 @@ __all__ = [
     "mean_entropy_of_live",
     "numbers_of",
     "reads_old_policy",
+    "segments_in",
+    "segments_of",
     "settle_denominator",
     "skips_rows",
     "tokens_of_row",
+    "with_segments",
 ]
 
 Batch = dict[str, Any]
@@ -185,6 +191,31 @@ def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
     """Return the numbers of the episodes in a piece of a batch, or none if they were not added."""
     numbers = inputs.get("episode_numbers")
     return [] if numbers is None else [int(number) for number in numbers.tolist()]
+
+
+def segments_of(trainer: Any, trajectories: Sequence[Trajectory]) -> SegmentedRows | None:
+    """Return where segments begin in these episodes, or None if no process has one of several."""
+    accelerator = trainer.accelerator
+    several = torch.tensor(any(one.segment_starts for one in trajectories), device=accelerator.device)
+    if not accelerator.gather(several).any():
+        return None
+    return replace(SegmentedRows.of(trajectories, accelerator.device), most=_most(trainer))
+
+
+def with_segments(output: Batch, segments: SegmentedRows | None) -> Batch:
+    """Return TRL's batch with where segments begin in its rows, if they do in any process."""
+    return output if segments is None else {**output, "segment_prompts": segments.n_prompts}
+
+
+def segments_in(trainer: Any, inputs: Mapping[str, Any]) -> SegmentedRows | None:
+    """Return where segments begin in a piece of a batch."""
+    n_prompts = inputs.get("segment_prompts")
+    return None if n_prompts is None else SegmentedRows(n_prompts, _most(trainer))
+
+
+def _most(trainer: Any) -> Callable[[int], int]:
+    accelerator = trainer.accelerator
+    return lambda n: int(accelerator.gather(torch.tensor(n, device=accelerator.device)).max())
 
 
 def tokens_of_row(
