@@ -131,6 +131,8 @@ class GatewayRun:
 
 
 def _example(url: str, name: str, key: str | None) -> str:
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 19 plus 23?"}}], "max_tokens": 64}}'
+    body = (
+        f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 19 plus 23?"}}], "max_tokens": 64}}'
+    )
     shown = f" -H 'authorization: Bearer {key}'" if key else ""
     return f"          curl {url}/chat/completions{shown} -H 'content-type: application/json' -d '{body}'"

@@ -6,9 +6,10 @@ of it.
 """
 
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
-from toolgrpo.rollout.episode import Episode, EpisodeRunner, Player
+from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
+from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import RolloutResult, Scheduler, run_episodes, run_rollout
 

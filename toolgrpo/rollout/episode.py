@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from toolgrpo.chat.base import ChatFormat, ParsedTurn
 from toolgrpo.chat.messages import assistant_message
@@ -47,6 +47,7 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import SUMMARY_REQUEST, History
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.own_words import answer_message, drop_of, refusal, with_observation
+from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.room import Room, TurnBudget
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.tool_contents import content_spans
@@ -65,7 +66,7 @@ from toolgrpo.trajectory import (
     Turn,
 )
 
-__all__ = ["Episode", "EpisodeRunner", "Player"]
+__all__ = ["Episode", "EpisodeRunner"]
 
 _RETRY_PAUSE_S = 0.5
 
@@ -124,16 +125,6 @@ class EpisodeRunner:
                     raise
                 await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
         raise AssertionError("unreachable: the last retry raises")
-
-
-class Player(Protocol):
-    """What plays episodes in place of our own loop, over the same engine, format and limits."""
-
-    async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
-        """Play one episode to its end; the invariants are those of this module."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class _EpisodeRun:
