@@ -303,6 +303,8 @@ def arguments(text: str, folder: Path) -> list[str]:
         **{"--model_name_or_path": "nano", "--dataset_id_or_path": "arithmetic", "--reward": "accuracy"},
         **{"--output_dir": str(folder / "out"), "--per_device_train_batch_size": "8", "--use_cpu": "true"},
     }
+    if "--model" in given:
+        del defaults["--model_name_or_path"]
     return [*given, *(part for flag, value in defaults.items() if flag not in given for part in (flag, value))]
 
 

@@ -51,7 +51,7 @@ except ImportError as error:
 __all__ = ["Endpoint", "Speaker"]
 
 _REMEMBERED_KEYS = 100_000  # of episodes that have ended
-_START_S = 30.0
+_WAITING = 1024  # connections
 _STOP_S = 10.0
 _STILL_HERE_S = 10.0  # a stream says so this often while a turn is sampled
 _MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -100,6 +100,7 @@ class Endpoint:
             lifespan="off",
             timeout_graceful_shutdown=int(_STOP_S) // 2,
             timeout_keep_alive=120,
+            backlog=_WAITING,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="toolgrpo-gateway", daemon=True)
@@ -287,10 +288,12 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family)
+    # Named as TCP, for asyncio sends at once only what it knows to be that: else each answer waits 40 ms for an ACK.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind((host, port))
+        opened.listen(_WAITING)  # who connects before the server has started waits for it
     except OSError as error:
         opened.close()
         raise ConfigError(
