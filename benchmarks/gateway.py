@@ -115,7 +115,7 @@ def measure_request(quick: bool) -> dict[str, Any]:
             connection.close()
         return took
 
-    limits = {"max_turns": None, "max_completion_length": 10_000_000}
+    limits: dict[str, Any] = {"max_turns": None, "max_completion_length": 10_000_000}
     used = time.process_time()
     took = sorted(visit(engine, visitor, chat=chat, tokenizer=tokenizer, **limits).returned)
     cpu_ms = 1000 * (time.process_time() - used) / len(took)
@@ -185,11 +185,11 @@ def measure_drift(quick: bool) -> dict[str, Any]:
             client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
             messages: list[Any] = [{"role": "user", "content": "go on"}]
             for _ in range(20):
-                said = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)  # type: ignore[arg-type]
+                said = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)
                 message = said.choices[0].message
                 messages += [message, *({**RESULT, "tool_call_id": one.id} for one in message.tool_calls or ())]
 
-        limits = {"max_turns": None, "max_completion_length": 100_000}
+        limits: dict[str, Any] = {"max_turns": None, "max_completion_length": 100_000}
         seen = visit(engine, visitor, chat=chat, tokenizer=tokenizer, **limits).trajectory
         trained = (*seen.prompt_ids, *seen.ids)
         for request in engine.requests[-1:]:
