@@ -251,6 +251,8 @@ TABLE: list[tuple[str, str]] = [
     ("--advantage gae", "must be one of 'grpo', 'loo', 'max_rl'"),
     ('--penalty {"turns":2}', "the penalty on turns must be between 0 and 1, got 2"),
     ('--overlong {"buffer":8}', "overlong needs buffer (tokens) and penalty, and nothing else; got buffer"),
+    ('--context {"max_tokens":0}', "max_tokens of context must be a whole number of at least 1, got 0"),
+    ('--context {"strategy":"summarize"}', "context needs max_tokens, and knows max_tokens, keep_last_turns, strategy"),
     ("--void_turns drop", "must be one of 'keep', 'mask_turn', 'mask_episode', 'end'"),
     ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
     ("--echo_weight 2", "echo_weight must be between 0 and 1, got 2"),

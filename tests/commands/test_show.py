@@ -19,10 +19,11 @@ from toolgrpo.commands.run_config import config_of_run, keep_run_config
 from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
+from toolgrpo.ledger import Ledger
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"
 TOOLS = "tools_funcs/arithmetic_tools.py"
@@ -119,6 +120,33 @@ def test_tokens_in_colour() -> None:
     text = shown.getvalue()
     assert "\x1b[30;42msure\x1b[0m" in text, "black on green: probable"
     assert "\x1b[2m<c3>\x1b[0m" in text and "\x1b[37;41m[4]\x1b[0m" in text, "dim; white on red: improbable"
+
+
+def test_where_a_segment_begins() -> None:
+    from toolgrpo.observe.episode_view import conversation, tokens
+
+    ledger = Ledger([1])
+    ledger.sampled([2, 3], [-0.1, -0.1])
+    ledger.turn(Turn(0, 2, "first", None))
+    ledger.sampled([3], [-0.1])
+    ledger.turn(Turn(2, 3, "so far", None, summary=True))
+    ledger.rewrite([1, 5, 6])
+    ledger.sampled([4], [-0.1])
+    ledger.turn(Turn(6, 7, "last", None))
+    record = {
+        **ledger.finish(StopReason.FINISHED).to_record(),
+        "episode": 1,
+        "step": 0,
+        "group": 0,
+        "reward_given": 1.0,
+    }
+    shown = io.StringIO()
+    console = Console(file=shown, width=140)
+    console.print(conversation(record), tokens(record, {}))
+    said, of_tokens = shown.getvalue().split("probability of a sampled token")
+    begins = "segment 2 begins, with a history of 3 tokens"
+    assert said.index("so far") < said.index(begins) < said.index("last") and "turn 2, a summary" in said
+    assert of_tokens.index("[3]") < of_tokens.index(begins) < of_tokens.index("[5]")
 
 
 def test_the_worst_the_best_and_those_with_a_cause(folder: Path) -> None:

@@ -75,6 +75,7 @@ def test_an_episode_is_a_conversation_and_its_tokens(shown: Show, page: Path) ->
     said = text_of(browser)
     for part in ("What is 0 plus 2?", "raised", "cached", "7 characters cut", "The answer is 2.", "repeats a call"):
         assert part in said
+    assert "segment 2 begins, with a history of" in said, "before the turn that reads another history"
     assert "advantage +0.5" in said and "advantage −0.25" in said  # of its turns
     browser.press("t")
     browser.wait_for("document.querySelectorAll('.token').length > 10")
@@ -83,6 +84,7 @@ def test_an_episode_is_a_conversation_and_its_tokens(shown: Show, page: Path) ->
         "[...document.querySelectorAll('.tokens[role=group] .token.sampled')].map((one) => one.className.includes('down'))"
     )
     assert True in by_turn and False in by_turn
+    assert browser.run("document.querySelectorAll('.tokens[role=group] .segment').length") == 1
     browser.press("k")
     browser.wait_for("location.hash.includes('view=tokens') && location.hash.includes('/1?')")
     browser.wait_for("document.querySelector('.crumbs').innerText.includes('episode 1')")

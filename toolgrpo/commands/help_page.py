@@ -39,7 +39,7 @@ _DATA = ("dataset_id_or_path", "dataset_split", "max_rows", "system_prompt", "sk
 _HELD_OUT = ("eval_questions", "eval_share", "eval_dataset_id_or_path", "eval_split")
 _EPISODE = (
     *("max_completion_length", "max_turns", "max_turn_tokens", "max_tool_calls", "episode_timeout"),
-    *("temperature", "top_p", "top_k", "enable_thinking", "unmarked_calls", "max_concurrent_episodes"),
+    *("context", "temperature", "top_p", "top_k", "enable_thinking", "unmarked_calls", "max_concurrent_episodes"),
 )
 _ENGINE = (
     *("engine", "vllm_server_urls", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enforce_eager"),

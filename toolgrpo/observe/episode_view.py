@@ -87,7 +87,9 @@ def conversation(record: Record) -> Group:
     for message in record.get("prompt") or ():
         lines.append(_said(str(message.get("role")), message.get("content"), "cyan"))
     for number, turn in enumerate(record["turns"], start=1):
-        lines.append(Text(f"turn {number}, {turn.get('duration_s') or 0.0:.2f} s", style="dim"))
+        lines += _begun(record, record["turns"][number - 2]["end"] if number > 1 else 0, turn["start"])
+        summary = ", a summary" if turn.get("summary") else ""
+        lines.append(Text(f"turn {number}{summary}, {turn.get('duration_s') or 0.0:.2f} s", style="dim"))
         if turn.get("reasoning"):
             lines.append(_said("thinks", turn["reasoning"], "dim"))
         if turn.get("content"):
@@ -104,7 +106,11 @@ def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group
     prompt, text = Text(style="dim"), Text()
     for number in record["prompt_ids"]:
         prompt.append(_token(number, vocabulary))
-    for number, mask, logprob in zip(record["ids"], record["mask"], record["logprobs"], strict=True):
+    for place, (number, mask, logprob) in enumerate(
+        zip(record["ids"], record["mask"], record["logprobs"], strict=True)
+    ):
+        for line in _begun(record, place, place + 1):
+            text.append("\n").append(line).append("\n")
         text.append(_token(number, vocabulary), style=_colour(logprob) if mask else "dim")
     key = Text("probability of a sampled token: ")
     for said, logprob in (("above 0.9", -0.05), ("above 0.5", -0.5), ("above 0.1", -2.0), ("below", -5.0)):
@@ -112,6 +118,15 @@ def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group
         key.append(" ")
     key.append("not sampled", style="dim")
     return Group(_headline(record), key, Text(), prompt, text, Text())
+
+
+def _begun(record: Record, start: int, end: int) -> list[Text]:
+    """Return a line for each segment that begins between two places of the tokens."""
+    return [
+        Text(f"segment {number} begins, with a history of {one['n_prompt']} tokens", style="bold cyan")
+        for number, one in enumerate(record.get("segment_starts") or (), start=2)
+        if start <= one["start"] < end
+    ]
 
 
 def _headline(record: Record) -> Text:

@@ -82,8 +82,15 @@ def episode_texts(record: Record) -> dict[str, Any]:
             "msgs": None if turns else _bounded(record.get("messages") or None),
             "len": len(record.get("ids") or ()),
             "gen": sum(record.get("mask") or ()),
+            "seg": _segment_starts(record) or None,
         }
     )
+
+
+def _segment_starts(record: Record) -> list[list[int]]:
+    """Return where later segments begin: the place among the tokens, and the tokens of its prompt."""
+    starts = [(one.get("start"), one.get("n_prompt")) for one in record.get("segment_starts") or ()]
+    return [[start, n] for start, n in starts if isinstance(start, int) and isinstance(n, int)]
 
 
 def _turn(turn: Record) -> dict[str, Any]:
@@ -92,6 +99,7 @@ def _turn(turn: Record) -> dict[str, Any]:
             "c": cut_text(turn.get("content")),
             "th": cut_text(turn.get("reasoning")) or None,
             "cut": None if turn.get("closed", True) else 1,
+            "su": 1 if turn.get("summary") else None,
             "st": turn.get("start"),
             "en": turn.get("end"),
             "t0": round(turn.get("started_s") or 0.0, 4),

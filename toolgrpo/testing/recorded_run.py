@@ -14,6 +14,7 @@ from typing import Any
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import RolloutBegan
+from toolgrpo.testing.episodes import cut_into_segments
 from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
 
 __all__ = ["KINDS", "record_run"]
@@ -115,7 +116,7 @@ def _trajectory(kind: str, question: int, place: int, said: Said) -> Trajectory:
     reason = StopReason.LENGTH if kind == "cut" else StopReason.FINISHED
     logprobs = [-0.5 * (number % 4) if m else None for number, m in enumerate(mask)]
     prompt = tuple(said(f"What is {question} plus 2?").encode("utf-8", "replace")[:200])
-    return Trajectory(
+    whole = Trajectory(
         prompt_ids=prompt,
         ids=tuple(ids),
         mask=tuple(mask),
@@ -127,6 +128,7 @@ def _trajectory(kind: str, question: int, place: int, said: Said) -> Trajectory:
         duration_s=0.6 + 0.8 * len(turns),
         failure=said("nothing") if kind == "cut" else None,
     )
+    return cut_into_segments(whole, turns[-1].start) if kind == "repeats" else whole
 
 
 def _see_tokens(recorder: EpisodeRecorder, batch: RolloutBatch) -> None:

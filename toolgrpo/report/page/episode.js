@@ -39,7 +39,7 @@ function facts(episode) {
 function conversation(episode, { prompt = true } = {}) {
   return h("div.chat", {},
     prompt ? episode.prompt.map((message) => bubble(message.role || "?", [long(contentText(message.content)), message.tool_calls ? h("pre", {}, JSON.stringify(message.tool_calls, null, 1)) : null], { folded: message.role === "system" })) : null,
-    episode.turns.map((turn, number) => turnBubbles(turn, number)),
+    episode.turns.map((turn, number) => [segmentMarks(episode, number), turnBubbles(turn, number)]),
     (episode.msgs || []).map((message) => bubble(message.role || "?", long(contentText(message.content)))),
     episode.fail ? bubble("failure", long(episode.fail)) : null,
     h("p.end", {}, endOf(episode)));
@@ -53,6 +53,14 @@ function bubble(role, content, { folded = false } = {}) {
   return h(`div.bubble.${roleClass(role)}`, {}, h("div.role", {}, role), content);
 }
 
+// What stands before a turn that begins another segment: its history was written anew.
+function segmentMarks(episode, number) {
+  const before = number ? episode.turns[number - 1].en : 0;
+  return (episode.seg || []).map(([start], place) => (start >= before && start < episode.turns[number].st ? segmentMark(episode, place) : null));
+}
+
+const segmentMark = (episode, place) => h("p.segment", {}, `segment ${place + 2} begins, with a history of ${plural(episode.seg[place][1], "token")}`);
+
 const roleClass = (role) => (["system", "user", "assistant", "tool", "failure"].includes(role) ? role : "other");
 
 function turnBubbles(turn, number) {
@@ -60,7 +68,7 @@ function turnBubbles(turn, number) {
   const results = turn.re || [];
   return [
     h("div.bubble.assistant", {},
-      h("div.role", {}, `assistant, turn ${number + 1}`, h("span.quiet", {}, ` ${turn.en - turn.st} tokens, ${seconds(turn.s)}${creditOf(turn)}`)),
+      h("div.role", {}, `assistant, turn ${number + 1}${turn.su ? ", summary" : ""}`, h("span.quiet", {}, ` ${turn.en - turn.st} tokens, ${seconds(turn.s)}${creditOf(turn)}`)),
       turn.th ? h("details.thinking", { open: turn.th.length < 400 }, h("summary", {}, "thinking"), long(turn.th)) : null,
       turn.c ? long(turn.c) : null,
       attempts.map((attempt) => attemptBox(attempt)),

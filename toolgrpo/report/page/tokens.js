@@ -47,7 +47,9 @@ function tokenFlow(tokens, episode, chosen, level) {
 
 function spans(tokens, episode, chosen, level) {
   const made = [];
+  const begins = new Map((episode.seg || []).map(([start], place) => [start, place]));
   for (const token of tokens) {
+    if (begins.has(token.index)) made.push(segmentMark(episode, begins.get(token.index)));
     const value = level(token);
     const classes = ["token", token.sampled ? "sampled" : "given", token.special ? "special" : "", token.bytes ? "half" : ""].filter(Boolean).join(".");
     const span = h(`span.${classes}`, { tabindex: "-1" });
@@ -63,7 +65,8 @@ function spans(tokens, episode, chosen, level) {
     made.push(span);
     if (token.text.includes("\n") && !token.special) made.push(h("br"));
   }
-  if (made.length && made[0].tabIndex === -1) made[0].tabIndex = 0;
+  const first = made.find((one) => one.tabIndex === -1 && one.classList.contains("token"));
+  if (first) first.tabIndex = 0;
   return made;
 }
 

@@ -1,0 +1,85 @@
+"""A book of 20 pages of 300 tokens, one call a page: the chain of `segments.py`.
+
+`Book` is the environment: every page says which one comes next, the last one says the code, which is
+the answer. What a page says apart from that is filler. Nobody needs more than the last page, so a
+history without old results loses nothing but room.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+PAGES = 20
+PAGE_TOKENS = 300
+_LINE = "Nothing of note is told here. "
+_REPEATS = 38  # of the line: about PAGE_TOKENS of nano's tokens, said by `segments.py`
+
+
+class Book:
+    """A book that is read page by page."""
+
+    def reset(self, start: int = 0, pages: int = PAGES, code: int = 0, **row: Any) -> None:
+        self.expected, self.left, self.code = start, pages, code
+
+    def open_page(self, number: int) -> str:
+        """Open a page of the book.
+
+        Args:
+            number: The page.
+        """
+        if number != self.expected:
+            return f"Error: that is not the next page. Open page {self.expected}."
+        self.left -= 1
+        if self.left == 0:
+            return f"{_LINE * _REPEATS}The code is {self.code}."
+        self.expected = (number * 37 + 11) % 997
+        return f"{_LINE * _REPEATS}Open page {self.expected}."
+
+
+def question(start: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"Read the book from page {start} on, page by page. What is the code?"}]
+
+
+def rows(n: int, seed: str, pages: int = PAGES) -> list[dict[str, Any]]:
+    """Rows of different first pages."""
+    rng = random.Random(seed)
+    found = []
+    for start in rng.sample(range(997), n):
+        code = rng.randrange(10, 1000)
+        found.append({"prompt": question(start), "answer": str(code), "start": start, "pages": pages, "code": code})
+    return found
+
+
+def demonstrations(n: int, request: str) -> list[dict[str, Any]]:
+    """Conversations of one to four pages, a tenth of the whole book; in a fifth of them a summary is asked for."""
+    rng = random.Random("demonstrations")
+    found = []
+    for place, row in enumerate(rows(n, "shown")):
+        book = Book()
+        pages = PAGES if place % 10 == 0 else rng.randint(1, 4)
+        book.reset(**{**row, "pages": pages})
+        messages: list[dict[str, Any]] = list(row["prompt"])
+        asks_at = rng.randrange(pages) if place % 5 == 1 else None
+        for page in range(pages):
+            number = book.expected
+            call = {"type": "function", "function": {"name": "open_page", "arguments": {"number": number}}}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            said = book.open_page(number)
+            if page == asks_at:
+                messages.append({"role": "tool", "name": "open_page", "content": request})
+                messages.append({"role": "assistant", "content": f"I opened page {number}. I open page by page."})
+                break
+            messages.append({"role": "tool", "name": "open_page", "content": said})
+        else:
+            messages.append({"role": "assistant", "content": row["answer"]})
+        found.append({"messages": messages})
+    return found
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
