@@ -74,7 +74,7 @@ def _gradients_of(sharing: str, cuts: bool, losses: tuple[str, ...]) -> list[Any
             episodes = zip(batch.episodes, cut, strict=True)
             return replace(batch, episodes=tuple(replace(one, trajectory=by) for one, by in episodes))
 
-    class Steps(TrainerCallback):
+    class Steps(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             run.loss_type = loss = losses[state.global_step]
             run.importance_sampling_level = "sequence" if loss == "luspo" else "token"
