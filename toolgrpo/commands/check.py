@@ -128,7 +128,8 @@ class CheckRun:
                 stage = "reward"
                 rewards = self.parts.rewards()
                 self.parts.check(rows, tools, rewards)
-                rehearse(rows, tools, rewards, self.config.reward_weights)
+                by_agent = self.parts.script.agent is not None
+                rehearse(rows, tools, rewards, self.config.reward_weights, by_agent=by_agent)
                 self._rewards(rows, rewards)
                 self._sandbox(rewards)
                 stage = "model"

@@ -166,7 +166,8 @@ class RunParts:
                 raise type(error)(f"the held-out rows: {error}") from error
         if self.script.dry_run:
             for some in (rows, *([] if heldout is None else [heldout])):
-                rehearse(some, tools, rewards, self.config.reward_weights)
+                by_agent = self.script.agent is not None
+                rehearse(some, tools, rewards, self.config.reward_weights, by_agent=by_agent)
         if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
             self.terminal.say(
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "
