@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,7 @@ def _number(value: Any, complaint: str) -> float:
     return number
 
 
+@cache  # once, in the process that the others are forked from
 def _function_of(path: str, attribute: str) -> Callable[..., Any]:
     run = getattr(import_file(Path(path)), attribute, None)
     if not callable(run):
