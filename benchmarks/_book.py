@@ -15,7 +15,7 @@ from typing import Any
 PAGES = 20
 PAGE_TOKENS = 300
 _LINE = "Nothing of note is told here. "
-_REPEATS = 38  # of the line: about PAGE_TOKENS of nano's tokens, said by `segments.py`
+_REPEATS = 11  # of the line: about PAGE_TOKENS of nano's tokens, said by `segments.py`
 
 
 class Book:

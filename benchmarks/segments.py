@@ -180,6 +180,7 @@ def chain(quick: bool, options: argparse.Namespace) -> dict[str, Any]:
             kept = out / "result.json"
             if not kept.exists():
                 size = ("1", "8") if quick else ("40", "32")
+                asked = "2" if quick else "64"
                 _run(
                     *(
                         "train",
@@ -190,7 +191,16 @@ def chain(quick: bool, options: argparse.Namespace) -> dict[str, Any]:
                         *TRAINING,
                         *flags,
                     ),
-                    *("--eval_dataset_id_or_path", str(heldout), "--seed", str(seed), "--output_dir", str(out)),
+                    *(
+                        "--eval_dataset_id_or_path",
+                        str(heldout),
+                        "--eval_questions",
+                        asked,
+                        "--seed",
+                        str(seed),
+                        "--output_dir",
+                        str(out),
+                    ),
                     *("--max_steps", size[0], "--per_device_train_batch_size", size[1]),
                 )
                 kept.write_text(json.dumps(_result(out)))

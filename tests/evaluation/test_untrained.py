@@ -12,6 +12,7 @@ from toolgrpo.evaluation.untrained import Spread, untrained_facts
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.testing.episodes import cut_into_segments
 from toolgrpo.trajectory import StopReason, Trajectory
 
 
@@ -79,4 +80,5 @@ def test_the_difference_to_the_model_is_measured_on_sampled_tokens(tiny_qwen3: A
     off = drawn((exact[0] + 0.3, None, exact[2], exact[3]))
     assert logprob_difference(model, [same], 0.7) == pytest.approx(0.0, abs=1e-6)
     assert logprob_difference(model, [off], 0.7) == pytest.approx(0.1, abs=1e-6)
+    assert logprob_difference(model, [cut_into_segments(off, 2)], 0.7) == pytest.approx(0.1, abs=1e-6)
     assert logprob_difference(model, [drawn((None, None, None, None))], 0.7) is None

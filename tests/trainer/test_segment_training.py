@@ -12,7 +12,9 @@ from transformers import TrainerCallback
 
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
+from toolgrpo.observe.recorder import episodes_path, read_episodes
 from toolgrpo.rollout import RolloutBatch
+from toolgrpo.rollout.compaction import SUMMARY_REQUEST
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.testing.episodes import cut_into_segments
 from toolgrpo.trainer.segmented_rows import SegmentedRows
@@ -141,6 +143,38 @@ def test_a_run_over_segments_has_the_gradients_of_whole_episodes(tmp_path: Path,
     whole_run, expected = trained(tmp_path / "whole", Whole, **changes)
     cut_run, found = trained(tmp_path / "cut", Cutting, **changes)
     check_alike(cut_run, whole_run, found, expected)
+
+
+def test_a_run_whose_context_is_limited_trains_its_summaries(tmp_path: Path) -> None:
+    """From the config to the log, the recording and the training pass."""
+
+    def talks(request: SampleRequest, number: int) -> list[int]:
+        text = ByteChat.text(request.ids)
+        if text.endswith(f"{SUMMARY_REQUEST}|>"):
+            return ByteChat.say("so far")
+        return ByteChat.say('call look {"at": 1}' if "so far" not in text else "abcdefghi"[: 1 + number % 9])
+
+    run = tiny_trainer(
+        tmp_path,
+        some_alike,
+        talks,
+        kind=Cutting,
+        parts={"tools": ScriptedTools({"look": lambda at: "r" * 100})},
+        context={"max_tokens": 500, "keep_last_turns": 1, "strategy": "summarize"},
+        max_completion_length=1000,
+        max_steps=1,
+    )
+    run.cuts = False
+    run.train()
+    run.close()
+    (log,) = [log for log in run.state.log_history if "loss" in log]
+    assert log["context/segments"] == 2 and log["context/summaries"] == 1 and log["grad_norm"] > 0
+    (inputs,) = run.seen
+    for record in read_episodes(episodes_path(tmp_path, 0)):
+        episode = Trajectory.from_record(record)
+        assert [len(episode.segments), sum(turn.summary for turn in episode.turns)] == [2, 1]
+    trained = inputs["completion_mask"] * inputs["tool_mask"]
+    assert int(trained.sum()) == sum(sum(record["mask"]) for record in read_episodes(episodes_path(tmp_path, 0)))
 
 
 def test_a_run_resumes_in_the_middle_of_a_batch_of_segments(tmp_path: Path) -> None:
