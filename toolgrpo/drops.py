@@ -21,6 +21,7 @@ class DropCause(StrEnum):
     TOOL = "tool"  # a tool dropped it
     ENVIRONMENT = "environment"  # an environment dropped it, in reset, a method or its reward
     NO_ROOM = "no_room"  # its prompt, with an environment's first observation, leaves no room for a token
+    AGENT = "agent"  # the agent that played it failed, or dropped it
     ENVIRONMENT_LOST = "environment_lost"  # an environment that hung, died or met `episode_timeout`
 
 

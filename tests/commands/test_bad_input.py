@@ -96,6 +96,12 @@ TABLE: list[tuple[str, str]] = [
     ("--environment DIR/number.py", "or name the class: path.py:YourClass"),
     ("--environment DIR/beside.py:Thing", "No Thing found in"),
     ("--environment DIR/number.py:Thing", "must be a class, got a int"),
+    ("--agent DIR/none.py", "No such file"),
+    ("--agent DIR/empty.py", "No run found in"),
+    ("--agent DIR/syntax.py", "line 1"),
+    ("--agent no-such-agent", "there is no such command"),
+    ("--agent ''", "--agent is given without a value"),
+    ("--agent DIR/good.py --tools_script DIR/good.py", "exclude each other"),
     ("--mcp_config DIR/none.json", "No such file"),
     ("--mcp_config DIR/folder", "is a folder; give the file in it"),
     ("--mcp_config DIR/empty.json", "is not JSON"),
@@ -276,6 +282,7 @@ TABLE: list[tuple[str, str]] = [
 ]
 
 MODELS: list[tuple[str, str]] = [
+    ("--model DIR/plain", "is a file; give the folder"),
     ("--model_name_or_path ''", "--model_name_or_path is missing"),
     ("--model_name_or_path ./no_such_model", "there is no such folder"),
     ("--model_name_or_path DIR/folder", "is a folder without config.json"),
@@ -301,6 +308,8 @@ def arguments(text: str, folder: Path) -> list[str]:
         **{"--model_name_or_path": "nano", "--dataset_id_or_path": "arithmetic", "--reward": "accuracy"},
         **{"--output_dir": str(folder / "out"), "--per_device_train_batch_size": "8", "--use_cpu": "true"},
     }
+    if "--model" in given:
+        del defaults["--model_name_or_path"]
     return [*given, *(part for flag, value in defaults.items() if flag not in given for part in (flag, value))]
 
 
@@ -312,6 +321,8 @@ def load(text: str, folder: Path) -> TrainingRun:
     heldout = run.parts.heldout_rows()
     tools = run.parts.toolbox()
     try:
+        if (player := run.parts.player()) is not None:
+            player.close()
         run.parts.check(rows, tools, run.parts.rewards(), heldout)
     finally:
         if tools is not None:

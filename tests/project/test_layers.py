@@ -36,7 +36,7 @@ LAYERS = (
     {"rollout"},
     {"signal"},
     {"credit"},
-    {"evaluation", "observe", "trainer", "report"},
+    {"evaluation", "gateway", "observe", "trainer", "report"},
     {"sft", "models"},
     {"commands"},
     {"testing"},  # fakes of every layer and builders over them, so it may import all; nothing imports it

@@ -39,6 +39,11 @@ PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 # What the recipes promise; a number here changes only together with its file.
 PROMISED: dict[str, dict[str, Any]] = {
     "nano": {"model_name_or_path": "nano", "dataset_id_or_path": "arithmetic"},
+    "agent": {
+        "model_name_or_path": "nano",
+        "agent": "recipes/agents/arithmetic.py",
+        "dataset_id_or_path": "arithmetic",
+    },
     "chains_nano": {"dataset_id_or_path": "chains", "credit": "turns", "turn_reward": ["gold_call"], "max_turns": 8},
     "gsm8k_qwen3_1.7b": {
         **{"lora_r": 16, "lora_alpha": 32, "learning_rate": 1e-5, "num_generations": 4, "beta": 0.1},

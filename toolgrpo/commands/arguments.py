@@ -33,6 +33,12 @@ class ScriptArguments:
     environment: str | None = field(
         default=None, metadata={"help": "A class with state, one instance an episode: PATH.py:Class."}
     )
+    agent: str | None = field(
+        default=None,
+        metadata={
+            "help": "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/gateway.md)."
+        },
+    )
     mcp_config: str | None = field(default=None, metadata={"help": "Path of an mcp.json that names MCP servers."})
     cache_tools: bool = field(
         default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
@@ -99,7 +105,7 @@ class ScriptArguments:
                 )
             self.reward = self.reward or [self.reward_function_name]
         if not self.reward:
-            self.reward = ["environment" if self.environment else "accuracy"]
+            self.reward = ["environment" if self.environment or self.agent else "accuracy"]
             self.reward_is_default = True
 
 
@@ -136,6 +142,7 @@ def check_arguments(
     ):
         if not flag:
             raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
+    _check_agent(script)
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
     try:
@@ -144,6 +151,19 @@ def check_arguments(
         raise ConfigError(
             f"--output_dir {config.output_dir} cannot be a folder to write to: {error.strerror}; choose another one"
         ) from error
+
+
+def _check_agent(script: ScriptArguments) -> None:
+    """Refuse what an agent has no use for: it brings its own tools."""
+    if script.agent is None:
+        return
+    if not script.agent.strip():
+        raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
+    for name in ("tools_script", "tool_functions_module", "environment", "mcp_config"):
+        if getattr(script, name):
+            raise ConfigError(
+                f"--agent and --{name} exclude each other: an agent plays the episode itself, with its own tools; give one"
+            )
 
 
 def _check_paths(script: ScriptArguments) -> None:

@@ -128,7 +128,8 @@ class CheckRun:
                 stage = "reward"
                 rewards = self.parts.rewards()
                 self.parts.check(rows, tools, rewards)
-                rehearse(rows, tools, rewards, self.config.reward_weights)
+                by_agent = self.parts.script.agent is not None
+                rehearse(rows, tools, rewards, self.config.reward_weights, by_agent=by_agent)
                 self._rewards(rows, rewards)
                 self._sandbox(rewards)
                 stage = "model"
@@ -235,6 +236,7 @@ class CheckRun:
             reward_funcs=list(rewards),
             train_dataset=rows,
             tools=tools,
+            agent=parts.script.agent,
             peft_config=parts.peft_config(),
         )
         model, choice = trainer.policy.get_model(), trainer.engine_choice

@@ -41,7 +41,7 @@ __all__ = ["ALIASES", "HEADINGS", "given_names", "given_values", "parse_args", "
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
-ALIASES = {"max_grpo_completion_length": "max_completion_length"}
+ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
 
 _MAX_CONFIG_BYTES = 1 << 20
 

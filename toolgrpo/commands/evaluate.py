@@ -28,6 +28,7 @@ from toolgrpo.engines.build import EngineOptions, build_engine
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate
+from toolgrpo.gateway.agents import PROMPT_ROOM, AgentPlayer
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
@@ -139,14 +140,17 @@ class EvaluationRun:
         config = self.config.changed(output_dir=str(folder))
         parts = RunParts(self.script, config, self.model, self.terminal)
         tools = parts.toolbox()
+        player: AgentPlayer | None = None
         try:
+            player = parts.player()
             rewards = parts.rewards()
             parts.check(rows, tools, rewards)
             loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
-            rollouts = self._rollouts(loaded, config, tools, rows)
+            rollouts = self._rollouts(loaded, config, tools, rows, player)
         except BaseException:
-            if tools is not None:
-                tools.close()
+            for opened in (tools, player):
+                if opened is not None:
+                    opened.close()
             raise
         try:
             speaking = with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs)
@@ -174,7 +178,12 @@ class EvaluationRun:
             rollouts.close()
 
     def _rollouts(
-        self, loaded: LoadedModel, config: EvaluationConfig, tools: Toolbox | None, rows: Dataset
+        self,
+        loaded: LoadedModel,
+        config: EvaluationConfig,
+        tools: Toolbox | None,
+        rows: Dataset,
+        player: AgentPlayer | None,
     ) -> Rollouts:
         chat = resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs))
         check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
@@ -191,6 +200,7 @@ class EvaluationRun:
                 enable_thinking=config.enable_thinking,
                 samples=self.evaluation.samples,
                 max_concurrent=config.max_concurrent_episodes,
+                room=0 if player is None else PROMPT_ROOM,
             )
             built = build_engine(loaded.policy, demand.options)
         except ToolGRPOError:
@@ -218,6 +228,7 @@ class EvaluationRun:
             max_concurrent=config.max_concurrent_episodes,
             enable_thinking=config.enable_thinking,
             end_at_void_turn=config.void_turns == "end",
+            player=player,
         )
 
     def _spec(self) -> str:

@@ -49,6 +49,7 @@ def flags_of_command(command: str) -> dict[str, Flag]:
     from toolgrpo.commands.arguments import ScriptArguments
     from toolgrpo.commands.check import CheckArguments
     from toolgrpo.commands.evaluate import EvaluationArguments, EvaluationConfig
+    from toolgrpo.commands.gateway import GatewayArguments
     from toolgrpo.commands.replay import ReplayArguments
     from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
     from toolgrpo.trainer.config import ToolGRPOConfig
@@ -59,6 +60,7 @@ def flags_of_command(command: str) -> dict[str, Flag]:
         "check": (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
         "replay": (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
         "evaluate": (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig),
+        "gateway": (GatewayArguments, EvaluationConfig, ModelConfig),
         "sft": (SFTArguments, ToolSFTConfig, ModelConfig),
     }
     filled_in = vars(ToolGRPOConfig())

@@ -32,7 +32,7 @@ class Page:
 
 _MODEL = ("model_name_or_path", "model_revision", "dtype", "trust_remote_code", "attn_implementation")
 _LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
-_TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config", "cache_tools", "tool_workers")
+_TOOLS = ("tools_script", "tool_functions_module", "environment", "mcp_config", "agent", "cache_tools", "tool_workers")
 _TOOLS_LIMITS = ("tool_timeout", "max_tool_response_tokens")
 _REWARDS = ("reward", "reward_fn", "reward_function_name", "reward_weights", "reward_timeout", "success_threshold")
 _DATA = ("dataset_id_or_path", "dataset_split", "max_rows", "system_prompt", "skip_bad_rows", "long_prompts")
@@ -163,6 +163,15 @@ PAGES: dict[str, Page] = {
             "tools": (*_TOOLS, *_TOOLS_LIMITS),
             "rewards": _REWARDS,
             "episode": _EPISODE,
+            "engine": _ENGINE,
+        },
+    ),
+    "gateway": Page(
+        "Serve a model by itself over OpenAI's API, as agents see it in a training.",
+        {
+            "where": ("port", "host", "api_key"),
+            "model": _MODEL,
+            "answers": ("temperature", "top_p", "top_k", "enable_thinking", "unmarked_calls"),
             "engine": _ENGINE,
         },
     ),

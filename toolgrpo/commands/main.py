@@ -162,12 +162,23 @@ def _report(arguments: list[str]) -> int:
     return run_report(arguments)
 
 
+def _gateway(arguments: list[str]) -> int:
+    terminal = Terminal.of_command("gateway")
+    from toolgrpo.commands.gateway import GatewayRun, parse_gateway_arguments
+
+    gateway, config, model = parse_gateway_arguments(arguments)
+    terminal.console.quiet = terminal.console.quiet or config.quiet
+    GatewayRun(gateway, config, model, terminal).run()
+    return 0
+
+
 COMMANDS: Mapping[str, Command] = {
     "train": Command("teach a model to use tools by reinforcement learning", _train),
     "check": Command("look at everything that a training needs, draw some episodes, do one step", _check),
     "evaluate": Command("measure a model, or two side by side, on held-out questions", _evaluate),
     "replay": Command("do the tool calls and rewards of a recorded episode again, or all of it", _replay),
     "show": Command("look at the episodes that a run recorded", _show),
+    "gateway": Command("serve a model by itself over OpenAI's API, as agents see it in a training", _gateway),
     "sft": Command("teach a model the form of tool calls from example conversations", _sft),
     "report": Command("show what a run did, as one HTML file", _report),
 }

@@ -22,6 +22,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.gateway.agents import AgentPlayer, load_agent
 from toolgrpo.named_models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
@@ -119,6 +120,14 @@ class RunParts:
             self.terminal.say(f"          {notice}")
         return toolbox
 
+    def player(self) -> AgentPlayer | None:
+        """Return what plays the episodes, if it is not our own loop."""
+        if self.script.agent is None:
+            return None
+        player = load_agent(self.script.agent, log_path=Path(self.config.output_dir) / "agent.log")
+        self.terminal.say(f"agent     {player.name}")
+        return player
+
     def rewards(self) -> list[Reward]:
         """Return the built-in rewards, then those of files, in the order that weights have."""
         rewards = [get_reward(name) for name in self.script.reward or ()]
@@ -158,7 +167,8 @@ class RunParts:
                 raise type(error)(f"the held-out rows: {error}") from error
         if self.script.dry_run:
             for some in (rows, *([] if heldout is None else [heldout])):
-                rehearse(some, tools, rewards, self.config.reward_weights)
+                by_agent = self.script.agent is not None
+                rehearse(some, tools, rewards, self.config.reward_weights, by_agent=by_agent)
         if self.model.model_name_or_path == "nano" and tools is not None and len(tools.names) != _NANO_TOOLS:
             self.terminal.say(
                 f"          nano was taught {_NANO_TOOLS} tools at a time (tools_funcs/arithmetic_tools.py), and may call none "

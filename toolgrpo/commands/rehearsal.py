@@ -41,14 +41,21 @@ _ROWS = 3
 
 
 def rehearse(
-    rows: Dataset, tools: ToolProvider | None, rewards: Sequence[Grader], weights: Sequence[float] | None = None
+    rows: Dataset,
+    tools: ToolProvider | None,
+    rewards: Sequence[Grader],
+    weights: Sequence[float] | None = None,
+    *,
+    by_agent: bool = False,
 ) -> None:
     """Open the tools of one episode and close them; then ask each reward about made-up episodes.
+
+    Those of an agent bring a reward, as it would return one.
 
     Raises what they would raise in a training, or after it.
     """
     chosen = list(islice(iter(rows), _ROWS))
-    given = asyncio.run(_opened(offered_tools(tools, chosen[0]), chosen[0]))
+    given = 0.0 if by_agent else asyncio.run(_opened(offered_tools(tools, chosen[0]), chosen[0]))
     chosen = (chosen * _ROWS)[:_ROWS]  # a list of one is no test of lengths
     made = zip(chosen, (_answered, _silent, _failed_call), strict=True)
     episodes = tuple(Scored(row, replace(make(row), reward=given)) for row, make in made)

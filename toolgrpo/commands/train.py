@@ -28,6 +28,7 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
+from toolgrpo.gateway.agents import AgentPlayer
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
@@ -108,7 +109,9 @@ class TrainingRun:
         dataset = parts.training_rows()
         heldout = parts.heldout_rows()
         tools = parts.toolbox()
+        player: AgentPlayer | None = None
         try:
+            player = parts.player()
             rewards = parts.rewards()
             say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
             parts.check(dataset, tools, rewards, heldout)
@@ -120,11 +123,13 @@ class TrainingRun:
                 heldout=heldout or (),
                 eval_dataset=None if self.config.eval_strategy == "no" else heldout,
                 tools=tools,
+                agent=player,
                 peft_config=parts.peft_config(),
             )
         except BaseException:
-            if tools is not None:
-                tools.close()
+            for opened in (tools, player):
+                if opened is not None:
+                    opened.close()
             raise
         try:
             return trainer, trainer.fitting(heldout, name="the held-out rows")

@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from accelerate.utils import gather_object
 
+from toolgrpo.observe.agent_metrics import agent_metrics
 from toolgrpo.observe.log_reading import NO_NAME
+from toolgrpo.observe.metric import Metric, Metrics
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.rollout.void_turns import is_void
@@ -42,20 +43,6 @@ __all__ = [
     "rollout_metrics",
     "tool_metrics",
 ]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-class Metric(NamedTuple):
-    """A number, and how those of several processes become one."""
-
-    value: float
-    over_processes: Callable[[Sequence[float]], float] = _mean
-
-
-Metrics = dict[str, Metric]
 
 
 class MetricsLog(Observer):
@@ -99,7 +86,8 @@ def merged(parts: Sequence[Metrics]) -> dict[str, float]:
 
 def batch_metrics(batch: RolloutBatch) -> Metrics:
     """Return all metrics of a graded batch but those of whole groups."""
-    return {**rollout_metrics(batch), **reward_metrics(batch), **dropped_metrics(batch)}
+    agents = agent_metrics(batch.trajectories)
+    return {**rollout_metrics(batch), **reward_metrics(batch), **dropped_metrics(batch), **agents}
 
 
 def rollout_metrics(batch: RolloutBatch) -> Metrics:

@@ -28,8 +28,8 @@ def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[Score]:
             continue
         if trajectory.reward is None:
             raise RewardError(
-                f"the reward `environment` has nothing to give for episode {row}: its environment returned no reward. "
-                f"Use --environment with a class that has `reward()`, or another --reward."
+                f"the reward `environment` has nothing to give for episode {row}: its environment or agent returned no reward. "
+                f"Use --environment with a class that has `reward()`, an --agent that returns a number, or another --reward."
             )
         rewards.append(trajectory.reward)
     return rewards

@@ -9,6 +9,7 @@ from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
+from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import RolloutResult, Scheduler, run_episodes, run_rollout
 
@@ -18,6 +19,7 @@ __all__ = [
     "EpisodeLimits",
     "EpisodeRunner",
     "Observer",
+    "Player",
     "RolloutBatch",
     "RolloutBegan",
     "RolloutEnded",

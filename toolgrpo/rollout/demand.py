@@ -72,11 +72,13 @@ def suit(
     enable_thinking: bool | None = None,
     samples: int = 1,
     max_concurrent: int | None = None,
+    room: int = 0,
 ) -> Demand:
     """Return the options with what this run needs of a colocated vLLM, where nobody has said it.
 
     `heldout` are the rows that are measured, with `samples` episodes each, shared among processes,
-    and `max_concurrent` the user's own bound on episodes at a time.
+    `max_concurrent` the user's own bound on episodes at a time, and `room` the tokens that an agent
+    may put into a prompt of its own beside the row's.
     """
     choice = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
     if choice.name != "vllm_colocate":
@@ -93,6 +95,7 @@ def suit(
             tools,
             max_completion_length=max_completion_length,
             enable_thinking=enable_thinking,
+            room=room,
         )
         config = policy.base_model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None)
@@ -111,6 +114,7 @@ def measure_window(
     *,
     max_completion_length: int,
     enable_thinking: bool | None = None,
+    room: int = 0,
 ) -> Window | None:
     """Return the window for these rows; None if there are none.
 
@@ -136,4 +140,4 @@ def measure_window(
     for row in measured:
         thinking = thinking_of(row, enable_thinking)
         longest = max(longest, len(chat.prompt(as_messages(row["prompt"]), schemas_of(row), enable_thinking=thinking)))
-    return Window(longest, max_completion_length, longest // 8 if len(measured) < len(rows) else 0)
+    return Window(longest, max_completion_length, room + (longest // 8 if len(measured) < len(rows) else 0))

@@ -48,6 +48,7 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import SUMMARY_REQUEST, History
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.own_words import answer_message, drop_of, refusal, with_observation
+from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.room import Room, TurnBudget
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.tool_contents import content_spans
@@ -105,9 +106,27 @@ class EpisodeRunner:
         default_factory=nullcontext
     )  # entered while an episode waits for the engine
     on_turn: Callable[[Episode, Turn], None] | None = None
+    player: Player | None = None  # None: the loop of this module plays
 
     async def __call__(self, episode: Episode) -> Trajectory:
+        if self.player is not None:
+            return await self.player.play(episode, self)
         return await _EpisodeRun(self, episode).run()
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Ask the engine.
+
+        A request that failed is tried again a few times, unless its engine did so itself.
+        """
+        for retry in range(self.engine_retries + 1):
+            try:
+                with self.waiting:
+                    return await self.engine.sample(request)
+            except EngineError as error:
+                if isinstance(error, FinalEngineError) or retry == self.engine_retries:
+                    raise
+                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
+        raise AssertionError("unreachable: the last retry raises")
 
 
 class _EpisodeRun:
@@ -342,10 +361,7 @@ class _EpisodeRun:
         return max_turns is not None and sum(not turn.summary for turn in ledger.turns) + 1 >= max_turns
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
-        """Sample one turn from the engine.
-
-        A request that failed is tried again a few times, unless its engine did so itself.
-        """
+        """Sample one turn from the engine."""
         request = SampleRequest(
             ids=ledger.all_ids,
             max_tokens=max_tokens,
@@ -353,15 +369,7 @@ class _EpisodeRun:
             options=self.shared.options,
             seed=None if self.episode.seed is None else self.episode.seed + len(ledger.turns),
         )
-        for retry in range(self.shared.engine_retries + 1):
-            try:
-                with self.shared.waiting:
-                    return await self.shared.engine.sample(request)
-            except EngineError as error:
-                if isinstance(error, FinalEngineError) or retry == self.shared.engine_retries:
-                    raise
-                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
-        raise AssertionError("unreachable: the last retry raises")
+        return await self.shared.sample(request)
 
     async def _call_tools(self, ledger: Ledger, session: ToolSession, turn: Turn) -> tuple[ToolResult, ...]:
         """Answer every attempt of the turn, in order.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
 from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
+from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.tools.base import ToolProvider
@@ -49,6 +50,7 @@ class Rollouts:
     enable_thinking: bool | None = None  # a row's own column of this name comes first
     end_at_void_turn: bool = False
     find_outputs: bool = False
+    player: Player | None = None  # plays the episodes in place of our own loop
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -96,15 +98,14 @@ class Rollouts:
         self.engine.load_weights(weights)
 
     def close(self) -> None:
-        """End the engine, the tool workers and the observers."""
-        try:
+        """End the engine, the tool workers, the player and the observers."""
+        with ExitStack() as closing:
+            closing.callback(self.observers.close)
+            if self.player is not None:
+                closing.callback(self.player.close)
+            if self.tools is not None and self.closes_tools:
+                closing.callback(self.tools.close)
             self.engine.shutdown()
-        finally:
-            try:
-                if self.tools is not None and self.closes_tools:
-                    self.tools.close()
-            finally:
-                self.observers.close()
 
     def scheduler(
         self, options: SamplingOptions, began: RolloutBegan, *, gate: asyncio.Semaphore | None = None
@@ -125,6 +126,7 @@ class Rollouts:
             find_outputs=self.find_outputs,
             clock=self.clock,
             on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
+            player=self.player,
         )
 
         def on_done(episode: Episode, trajectory: Trajectory) -> None:

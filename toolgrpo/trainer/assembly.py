@@ -85,6 +85,7 @@ def demand_of(
         max_completion_length=args.episode_limits().max_completion_length,
         enable_thinking=args.enable_thinking,
         max_concurrent=args.max_concurrent_episodes,
+        room=given.prompt_room,
     )
 
 
@@ -206,6 +207,7 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers) -> Ro
         enable_thinking=args.enable_thinking,
         end_at_void_turn=args.void_turns == "end",
         find_outputs=args.echo_weight > 0,
+        player=given.player,
     )
 
 

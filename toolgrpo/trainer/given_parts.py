@@ -22,9 +22,11 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.chat.raw_text import RawText
 from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.gateway.agents import PROMPT_ROOM, load_agent
 from toolgrpo.named_models import folder_of
 from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards.named import named_rewards
+from toolgrpo.rollout import Player
 from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.tools import load_tools
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
@@ -54,10 +56,16 @@ class GivenParts:
     toolbox: ToolProvider | None
     closes_tools: bool  # False: they belong to whoever loaded them
     raw_text: bool  # prompts are continued as they are
+    player: Player | None = None  # an agent, that plays the episodes
 
     @property
     def tool_names(self) -> list[str]:
         return [] if self.toolbox is None else list(self.toolbox.names)
+
+    @property
+    def prompt_room(self) -> int:
+        """Return how many tokens an agent may add to a row's prompt."""
+        return 0 if self.player is None else PROMPT_ROOM
 
     def check_model(self, vocabulary: int, rows: Iterable[Mapping[str, Any]] | None) -> None:
         """Raise unless tokenizer and chat format suit a loaded model and its rows."""
@@ -78,11 +86,12 @@ def take_parts(
     tools: Tools | None,
     chat: ChatFormat | None,
     factory: Callable[[], Any] | None,
+    agent: str | Path | Player | None = None,
     opened: ExitStack,
 ) -> GivenParts:
     """Return what these arguments of a trainer stand for, or say what does not go together.
 
-    `factory` makes the environments of a job that was written for TRL.
+    `factory` makes the environments of a job that was written for TRL; `agent` is a file or a command.
     """
     args = args or ToolGRPOConfig("toolgrpo-output")
     named_model, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
@@ -95,6 +104,9 @@ def take_parts(
     toolbox = _as_toolbox(tools, args, factory)
     if toolbox is not None and toolbox is not tools:
         opened.callback(toolbox.close)
+    player = _as_player(agent, toolbox, args)
+    if player is not None:
+        opened.callback(player.close)
     reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
     if raw_text and toolbox is not None:
         raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")
@@ -119,6 +131,7 @@ def take_parts(
         toolbox=toolbox,
         closes_tools=toolbox is not tools,
         raw_text=raw_text,
+        player=player,
     )
 
 
@@ -141,6 +154,18 @@ def _as_toolbox(
             )
         return tools
     return load_tools(tools, tool_timeout_s=args.tool_timeout)
+
+
+def _as_player(agent: str | Path | Player | None, tools: ToolProvider | None, args: ToolGRPOConfig) -> Player | None:
+    if agent is None:
+        return None
+    if tools is not None:
+        raise ConfigError(
+            "an agent brings its own tools, so that those that are given would not be used; leave them out"
+        )
+    if isinstance(agent, str | Path):
+        return load_agent(agent, log_path=Path(args.output_dir) / "agent.log")
+    return agent
 
 
 def _revision(args: ToolGRPOConfig) -> str | None:

@@ -31,7 +31,7 @@ from toolgrpo.observe.own_display import library_bars_off, take_display
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.steady_console import SteadyConsole
 from toolgrpo.rewards.watched import watched
-from toolgrpo.rollout import Observer, RolloutBatch
+from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
@@ -69,7 +69,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     """TRL's `GRPOTrainer` with multi-turn tool episodes.
 
     Takes TRL's arguments; `tools` may be the path of a tools file, a module, a list of functions or
-    a `Toolbox`. `engine` and `chat` replace what the config and the tokenizer would choose.
+    a `Toolbox`. `agent`, a file or a command line, plays the episodes itself. `engine` and `chat` replace what the config and the tokenizer would choose.
     `observers` hear of every rollout; `progress` is the display to show it on. `heldout` are the
     rows that `measure` will be asked about: the engine is made large enough for them, too. The
     named models and rewards of the command line (`"nano"`, `"accuracy"`) are known here too.
@@ -96,6 +96,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         processing_class: Any = None,
         *,
         tools: Tools | None = None,
+        agent: str | Path | Player | None = None,
         engine: Engine | None = None,
         chat: ChatFormat | None = None,
         observers: Sequence[Observer] = (),
@@ -114,6 +115,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             tools=tools,
             chat=chat,
             factory=factory,
+            agent=agent,
             opened=self._opened,
         )
         args = given.args

@@ -1,0 +1,196 @@
+"""The user's agent in its process: what it returns, and every way in which it can fail to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.drops import DropCause
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import EngineError, PluginError
+from toolgrpo.gateway.agents import AgentPlayer, load_agent
+from toolgrpo.rollout import Episode
+from toolgrpo.rollout.scheduler import run_rollout
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
+from toolgrpo.trajectory import StopReason, Trajectory
+
+pytestmark = pytest.mark.e2e
+
+AGENT = """
+import asyncio, os, subprocess, sys
+from toolgrpo.drops import DropEpisode
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def run(client, row):
+    print("playing", row["do"])
+    messages = [{"role": "user", "content": "q"}]
+    answer = await client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, tools=[ADD])
+    match row["do"]:
+        case "return":
+            return float(answer.choices[0].message.content)
+        case "dict":
+            return {"reward": 0.5, "steps": 3}
+        case "nothing":
+            return None
+        case "text":
+            return "well done"
+        case "raise":
+            raise RuntimeError("the agent is at a loss")
+        case "drop":
+            raise DropEpisode("the site was down")
+        case "die":
+            os._exit(3)
+        case "hang":
+            subprocess.Popen(["sleep", "987"], start_new_session=True)
+            await asyncio.sleep(60)
+        case "call":
+            message = answer.choices[0].message
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+            last = await client.chat.completions.create(model="policy", messages=[*messages, message, result], tools=[ADD])
+            return {"reward": 1.0, "ended": last.choices[0].finish_reason == "length"}
+"""
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentPlayer]:
+    file = tmp_path_factory.mktemp("agent") / "agent.py"
+    file.write_text(AGENT)
+    made = load_agent(file, log_path=file.with_name("agent.log"))
+    yield made
+    made.close()
+    assert "playing return" in file.with_name("agent.log").read_text()
+
+
+def play(player: AgentPlayer, *do: str, script: Any = None, **limits: Any) -> tuple[Trajectory, ...]:
+    """Play an episode for each of these, all at once, and see that nothing is left of them."""
+    engine = ScriptedEngine(script or (lambda request, number: ByteChat.say("1")))
+    runner = replace(scripted_runner(engine, **limits), player=player)
+    episodes = [Episode(({"role": "user", "content": "q"},), row={"do": one}) for one in do]
+    done = run_rollout(episodes, runner).trajectories
+    assert engine.open_requests == 0
+    return done
+
+
+def test_what_an_agent_returns_is_its_episodes_reward(player: AgentPlayer) -> None:
+    returned, named, nothing = play(player, "return", "dict", "nothing")
+    assert [one.reward for one in (returned, named, nothing)] == [1.0, 0.5, None]
+    assert named.metadata["agent"] == {"steps": 3.0}
+    assert {one.stop_reason for one in (returned, named, nothing)} == {StopReason.FINISHED}
+    assert ByteChat.text(returned.ids) == "1|" and returned.mask == (1, 1)
+
+
+def test_an_agent_that_fails_costs_its_episode_and_no_other(player: AgentPlayer) -> None:
+    raised, dropped, died, good = play(player, "raise", "drop", "die", "return")
+    reasons = [str(one.dropped) for one in (raised, dropped, died)]
+    assert "the agent is at a loss" in reasons[0]
+    assert "the site was down" in reasons[1]
+    assert "the agent's process ended: exit code 3" in reasons[2] or "3" in reasons[2]
+    for one in (raised, dropped, died):
+        assert one.stop_reason is StopReason.DROPPED and one.dropped is not None
+        assert one.dropped.cause is DropCause.AGENT and len(one.turns) == 1
+    assert good.reward == 1.0 and good.dropped is None
+
+
+def test_what_is_no_reward_is_the_plugins_error(player: AgentPlayer) -> None:
+    with pytest.raises(PluginError, match=r"an agent returns a number, None, or a dict.*'well done'"):
+        play(player, "text")
+
+
+def test_a_deadline_ends_an_agent_and_all_that_it_started(player: AgentPlayer) -> None:
+    (late,) = play(player, "hang", deadline_s=3.0)
+    assert late.stop_reason is StopReason.DEADLINE and late.reward is None
+    until = time.monotonic() + 20
+    while _sleepers() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert _sleepers() == []
+
+
+def test_an_engine_that_fails_ends_the_episode_at_once(player: AgentPlayer) -> None:
+    with pytest.raises(EngineError, match=r"could not be completed.*out of order"):
+        play(player, "hang", script=lambda request, number: EngineError("out of order"))
+
+
+def test_the_calls_of_the_last_turn_are_not_handed_out(player: AgentPlayer) -> None:
+    def script(request: SampleRequest, number: int) -> Any:
+        return ByteChat.say('call add {"a": 1, "b": 2}')
+
+    (done,) = play(player, "call", script=script, max_turns=2)
+    assert (done.reward, done.metadata["agent"]) == (1.0, {"ended": 1.0})
+    assert done.stop_reason is StopReason.MAX_TURNS
+    assert [len(turn.attempts) for turn in done.turns] == [1, 1]
+
+
+def test_a_command_is_an_agent_too(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import json, os, sys, urllib.request\n"
+        "row = json.load(sys.stdin)\n"
+        "body = {'model': 'policy', 'messages': [{'role': 'user', 'content': row['do']}]}\n"
+        "headers = {'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'content-type': 'application/json'}\n"
+        "request = urllib.request.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', json.dumps(body).encode(), headers)\n"
+        "print('asking'); answer = json.load(urllib.request.urlopen(request))\n"
+        "if row['do'] == 'fail': sys.exit('no use')\n"
+        "print(json.dumps({'reward': float(answer['choices'][0]['message']['content'])}))\n"
+    )
+    player = load_agent(f"{sys.executable} {program}")
+    try:
+        good, bad = play(player, "go", "fail")
+    finally:
+        player.close()
+    assert (good.reward, good.stop_reason) == (1.0, StopReason.FINISHED)
+    assert "ended with exit code 1" in str(bad.dropped)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("def play(client, row): ...", "No run found in"),
+        ("def run(row): ...", "is called with client and row, and does not take them"),
+        ("import nothing_like_it", "nothing_like_it"),
+    ],
+)
+def test_a_file_that_is_no_agent_is_refused_when_it_is_loaded(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "agent.py").write_text(text)
+    with pytest.raises(PluginError, match=complaint):
+        load_agent(tmp_path / "agent.py")
+
+
+def test_a_command_that_does_not_exist_is_refused_when_it_is_loaded() -> None:
+    with pytest.raises(PluginError, match="there is no such command"):
+        load_agent("no-such-agent --fast")
+
+
+def test_a_sync_agent_gets_the_sync_client(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "def run(client, row):\n"
+        "    said = client.chat.completions.create(model='policy', messages=[{'role': 'user', 'content': 'q'}])\n"
+        "    return float(said.choices[0].message.content)\n"
+    )
+    player = load_agent(f"{tmp_path / 'agent.py'}:run")
+    try:
+        engine = lambda request, number: ScriptedReply(ByteChat.say("1"), delay_s=0.01)  # noqa: E731
+        assert [one.reward for one in play(player, "a", "b", script=engine)] == [1.0, 1.0]
+    finally:
+        player.close()
+
+
+def _sleepers() -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[:2] == [b"sleep", b"987"]:
+                found.append(int(name))
+    return found

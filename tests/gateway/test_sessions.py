@@ -1,0 +1,178 @@
+"""What a request becomes: an extension, a branch or a fork; and that a trainer trains on all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.gateway.openai_forms import ChatRequest, Said
+from toolgrpo.gateway.said_turns import as_repeated
+from toolgrpo.gateway.session import Session
+from toolgrpo.rollout import Episode, EpisodeRunner
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
+from toolgrpo.trajectory import Message, StopReason, Trajectory
+
+CALL = 'call add {"a": 1, "b": 2}'
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+QUESTION: Message = {"role": "user", "content": "q"}
+Act = Callable[[Session], Awaitable[None]]
+
+
+def asked(*messages: Message, tools: Sequence[Any] = (ADD,), **more: Any) -> ChatRequest:
+    return ChatRequest(messages, tuple(tools), **more)
+
+
+def result(said: Said, content: str = "3") -> Message:
+    return {"role": "tool", "tool_call_id": said.calls[0].id, "content": content}
+
+
+def session_of(script: Any, act: Act, **limits: Any) -> tuple[Trajectory, ScriptedEngine]:
+    """Let `act` ask a session on its own loop, and return what came of it."""
+    engine = ScriptedEngine(script)
+
+    async def main() -> Trajectory:
+        await engine.open()
+        session = Session(scripted_runner(engine, **limits), Episode((QUESTION,)))
+        await act(session)
+        await session.end()
+        await engine.close()
+        return session.trajectory(session.limit or StopReason.FINISHED)
+
+    return asyncio.run(main()), engine
+
+
+def texts(trajectory: Trajectory) -> list[str]:
+    return [ByteChat.text(segment.ids) for segment in trajectory.segments]
+
+
+def test_a_turn_that_is_repeated_without_its_thinking_or_spaces_is_extended() -> None:
+    async def act(session: Session) -> None:
+        first = await session.chat(asked(QUESTION))
+        again = {**as_repeated(first), "content": f"  {first.content} \n", "reasoning_content": "made up"}
+        await session.chat(asked(QUESTION, again, result(first)))
+
+    done, engine = session_of([ByteChat.say(f"so\n{CALL}"), ByteChat.say("3")], act)
+    assert done.metadata["gateway"]["forks"] == {} and len(done.segments) == 1
+    assert tuple(engine.requests[1].ids) == (*done.prompt_ids, *done.ids[:-2])
+
+
+def test_a_rewritten_history_forks_and_says_so() -> None:
+    async def act(session: Session) -> None:
+        first = await session.chat(asked(QUESTION))
+        told = {**as_repeated(first), "content": "other words"}
+        await session.chat(asked(QUESTION, told, result(first)))
+
+    done, engine = session_of([ByteChat.say(f"so\n{CALL}"), ByteChat.say("3")], act)
+    assert done.metadata["gateway"]["forks"] == {"history": 1}
+    assert texts(done) == [f"so\n{CALL}|", "3|"]
+    assert [segment.prompt_ids for segment in done.segments] == [tuple(one.ids) for one in engine.requests]
+    assert [message["content"] for message in done.messages] == ["so", "3"]
+
+
+def test_other_tools_fork_for_that_reason() -> None:
+    async def act(session: Session) -> None:
+        first = await session.chat(asked(QUESTION))
+        await session.chat(asked(QUESTION, as_repeated(first), result(first), tools=()))
+
+    done, _ = session_of([ByteChat.say(CALL), ByteChat.say("3")], act)
+    assert done.metadata["gateway"]["forks"] == {"tools": 1}
+
+
+def test_two_requests_that_go_on_from_one_turn_branch_with_its_very_tokens() -> None:
+    async def act(session: Session) -> None:
+        first = await session.chat(asked(QUESTION))
+        told = (QUESTION, as_repeated(first))
+        both = [session.chat(asked(*told, result(first, content))) for content in ("3", "4")]
+        await asyncio.gather(*both)
+
+    def script(request: SampleRequest, number: int) -> Any:
+        return ScriptedReply(ByteChat.say(CALL if number == 0 else str(number)), delay_s=0.01)
+
+    done, engine = session_of(script, act)
+    assert done.metadata["gateway"]["forks"] == {"branch": 1}
+    assert [segment.parent for segment in done.segments] == [None, 0]
+    one, other = done.segments
+    shared = len(one.prompt_ids) + len(ByteChat.say(CALL))
+    assert (*one.prompt_ids, *one.ids)[:shared] == other.prompt_ids[:shared]
+    assert engine.most_open_requests == 2
+
+
+def test_a_users_next_message_extends_where_the_rendered_prompt_does() -> None:
+    async def act(session: Session) -> None:
+        first = await session.chat(asked(QUESTION, tools=()))
+        await session.chat(asked(QUESTION, as_repeated(first), {"role": "user", "content": "and?"}, tools=()))
+
+    class Rendering(ByteChat):
+        """Prints an assistant's turn without its role, as it was said."""
+
+        def prompt(self, messages: Any, schemas: Any, **more: Any) -> list[int]:
+            text = ByteChat.text(super().prompt(messages, schemas)).replace(">assistant:", ">")
+            return [{"|": 256, ">": 257}.get(letter, ord(letter)) for letter in text]
+
+    done, _ = session_of([ByteChat.say("hi"), ByteChat.say("ho")], act, chat=Rendering())
+    assert texts(done) == ["hi|>user:and?|>ho|"] and done.metadata["gateway"]["forks"] == {}
+    assert [message["role"] for message in done.messages] == ["assistant", "user", "assistant"]
+
+
+def test_an_episode_without_room_is_answered_with_nothing_and_then_refused() -> None:
+    answers: list[Said] = []
+
+    async def act(session: Session) -> None:
+        answers.append(await session.chat(asked(QUESTION)))
+        for _ in range(2):
+            answers.append(await session.chat(asked(QUESTION, as_repeated(answers[0]), result(answers[0], "x" * 50))))
+
+    done, _ = session_of([ByteChat.say(CALL)], act, max_completion_length=60)
+    assert [(one.finish_reason, len(one.ids)) for one in answers[1:]] == [("length", 0)] * 2
+    assert done.stop_reason is StopReason.LENGTH and texts(done) == [f"{CALL}|"]
+
+
+def test_a_turn_that_is_cut_says_so_and_can_be_gone_on_from() -> None:
+    async def act(session: Session) -> None:
+        cut = await session.chat(asked(QUESTION, max_tokens=3))
+        assert (cut.content, cut.finish_reason) == ("abc", "length")
+
+    done, _ = session_of([ByteChat.say("abcdef")], act)
+    assert texts(done) == ["abc"] and not done.turns[0].closed and done.stop_reason is StopReason.FINISHED
+
+
+class Rewriting:
+    """A player whose agent asks twice, and says its first answer again in other words."""
+
+    async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
+        session = Session(shared, episode)
+        question: Message = {"role": "user", "content": str(episode.row["prompt"])}
+        first = await session.chat(asked(question, tools=()))
+        told: Message = {"role": "assistant", "content": f"I said {first.content}"}
+        last = await session.chat(asked(question, told, {"role": "user", "content": "sure?"}, tools=()))
+        await session.end()
+        return session.trajectory(StopReason.FINISHED, reward=float(len(last.content) % 2))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.e2e
+def test_a_trainer_trains_on_every_segment_of_an_agents_episodes(tmp_path: Path) -> None:
+    seen: list[Trajectory] = []
+
+    def reward(trajectories: Sequence[Trajectory], **_: Any) -> list[float | None]:
+        seen.extend(trajectories)
+        return [one.reward for one in trajectories]
+
+    def script(request: SampleRequest, number: int) -> list[int]:
+        return ByteChat.say("y" * (1 + number % 5))
+
+    trainer = tiny_trainer(tmp_path, reward, script, parts={"agent": Rewriting()}, max_steps=1)
+    with trainer:
+        before = [parameter.clone() for parameter in trainer.model.parameters()]
+        trainer.train()
+        moved = any(bool((one != other).any()) for one, other in zip(before, trainer.model.parameters(), strict=True))
+    assert moved and {len(one.segments) for one in seen} == {2}
+    logged = {key: value for line in trainer.state.log_history for key, value in line.items()}
+    assert logged["gateway/segments"] == 2 and logged["gateway/forks/history"] == len(seen)

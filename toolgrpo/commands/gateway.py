@@ -1,0 +1,138 @@
+"""Serve one model by itself, as agents see it in a training: what `toolgrpo gateway` does.
+
+    toolgrpo gateway --model nano --port 8000
+
+For looking, for trying an agent before a training, and for evaluations that others wrote. Every
+request stands for itself here, and says how tokens are drawn; nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trl import ModelConfig
+
+from toolgrpo.chat import check_vocabulary, resolve_format, with_template_arguments
+from toolgrpo.commands.arguments import ScriptArguments
+from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.evaluate import EvaluationConfig
+from toolgrpo.commands.loaded_model import load_model
+from toolgrpo.commands.parts import RunParts
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.engines.base import Engine
+from toolgrpo.engines.build import build_engine
+from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.gateway.agents import MODEL_NAME
+from toolgrpo.gateway.openai_forms import ChatRequest, Said, TextRequest
+from toolgrpo.gateway.server import Endpoint
+from toolgrpo.gateway.session import Session
+from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
+
+__all__ = ["EachForItself", "GatewayArguments", "GatewayRun", "parse_gateway_arguments"]
+
+
+@dataclass
+class GatewayArguments:
+    """Where it is served."""
+
+    port: int = field(default=8000, metadata={"help": "Port to listen on; 0: a free one."})
+    host: str = field(
+        default="127.0.0.1", metadata={"help": "Interface to listen on; another than this lets others in."}
+    )
+    api_key: str | None = field(default=None, metadata={"help": "Key that clients must give; default: any will do."})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"--port must lie between 0 and 65535, got {self.port}")
+
+
+def parse_gateway_arguments(argv: Sequence[str]) -> tuple[GatewayArguments, EvaluationConfig, ModelConfig]:
+    """Read the command line over the YAML file over the defaults."""
+    gateway, config, model = parse_args((GatewayArguments, EvaluationConfig, ModelConfig), list(argv))
+    if not model.model_name_or_path:
+        raise ConfigError("--model_name_or_path is missing; for a first look: toolgrpo gateway --model nano")
+    return gateway, config, model
+
+
+@dataclass(frozen=True, slots=True)
+class EachForItself:
+    """A `Speaker` whose every request is a session of its own."""
+
+    shared: EpisodeRunner
+
+    async def chat(self, request: ChatRequest) -> Said:
+        return await Session(self.shared, Episode(()), obeys_sampling=True).chat(request)
+
+    async def text(self, request: TextRequest) -> Said:
+        return await Session(self.shared, Episode(()), obeys_sampling=True).text(request)
+
+
+@dataclass(frozen=True)
+class GatewayRun:
+    """The arguments of one gateway; `run` serves until it is stopped."""
+
+    gateway: GatewayArguments
+    config: EvaluationConfig
+    model: ModelConfig
+    terminal: Terminal
+
+    def run(self) -> None:
+        """Load the model, and answer requests until Ctrl-C or SIGTERM."""
+        name = str(self.model.model_name_or_path)
+        parts = RunParts(ScriptArguments(), self.config, self.model, self.terminal)
+        loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), self.config)
+        chat = resolve_format(with_template_arguments(loaded.tokenizer, self.config.chat_template_kwargs))
+        check_vocabulary(loaded.tokenizer, loaded.policy.model.config.get_text_config().vocab_size)
+        try:
+            built = build_engine(loaded.policy, self.config.engine_options())
+        except ToolGRPOError:
+            raise
+        except (ValueError, ImportError, OSError) as error:  # what a library says against the settings
+            raise ConfigError(f"the engine cannot be started with these settings: {error}") from error
+        self.terminal.say(f"engine    {built.choice.name} ({built.choice.why}), {chat.name} chat format")
+        shared = EpisodeRunner(
+            engine=built.engine,
+            chat=chat,
+            limits=EpisodeLimits(max_completion_length=built.engine.max_model_len, max_turns=None),
+            options=self.config.sampling_options(),
+            tokenizer=loaded.tokenizer,
+            engine_retries=self.config.engine_retries,
+            unmarked_calls=self.config.unmarked_calls,
+        )
+        try:
+            built.engine.load_weights(loaded.policy.weights())
+            asyncio.run(self._serve(shared, built.engine, [name, *({MODEL_NAME} - {name})]))
+        finally:
+            built.engine.shutdown()
+
+    async def _serve(self, shared: EpisodeRunner, engine: Engine, names: Sequence[str]) -> None:
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for one in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(one, stopped.set)
+        gateway = self.gateway
+        endpoint = Endpoint(
+            names, engine.max_model_len, host=gateway.host, port=gateway.port, everyone=gateway.api_key is None
+        )
+        await engine.open()
+        try:
+            endpoint.admit(EachForItself(shared), loop, gateway.api_key or "")
+            self.terminal.say(f"serving   {endpoint.url} (models {', '.join(names)}); Ctrl-C ends it. Try:")
+            self.terminal.say(_example(endpoint.url, names[0], gateway.api_key))
+            await stopped.wait()
+            self.terminal.say("stopped")
+        finally:
+            endpoint.close()
+            await engine.close()
+
+
+def _example(url: str, name: str, key: str | None) -> str:
+    body = (
+        f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is 19 plus 23?"}}], "max_tokens": 64}}'
+    )
+    shown = f" -H 'authorization: Bearer {key}'" if key else ""
+    return f"          curl {url}/chat/completions{shown} -H 'content-type: application/json' -d '{body}'"

@@ -1,0 +1,176 @@
+"""The user's agent as what plays episodes: `AgentPlayer`.
+
+For each episode there is a session behind a key of its own and a process that runs the agent, which
+is told the key. When the agent has returned, what the session holds is the trajectory, and what was
+returned its reward.
+
+What ends an episode: the agent returns (FINISHED, or the limit that its session met); the deadline
+passes (DEADLINE); the engine fails (ENGINE_FAILURE); the agent raises, dies, or raises `DropEpisode`
+(DROPPED). Its process is gone and no request is open then, however it ended. An agent that fails
+costs its episode and never the run; one that returns what is no reward ends it, as a plugin's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolgrpo.drops import Drop, DropCause, DropEpisode
+from toolgrpo.errors import ConfigError, PluginError, WorldError
+from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
+from toolgrpo.gateway.session import Session
+from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.tools.environments import EnvironmentBackend, EnvironmentSession
+from toolgrpo.tools.plugin.plugin_file import PluginSource
+from toolgrpo.tools.plugin.secret_variables import asked_for
+from toolgrpo.tools.plugin.tool_source import environment_source
+from toolgrpo.tools.plugin.tool_spec import ToolSpec
+from toolgrpo.tools.workers.output_log import OutputLog
+from toolgrpo.tools.workers.pool import WorkerPool
+from toolgrpo.tools.workers.pool_records import PoolOptions
+from toolgrpo.tools.workers.tool_worker import WorkerLimits
+from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
+
+if TYPE_CHECKING:
+    from toolgrpo.gateway.server import Endpoint
+
+__all__ = ["AGENT_TIMEOUT_S", "MODEL_NAME", "PROMPT_ROOM", "AgentPlayer", "agent_of", "load_agent"]
+
+AGENT_TIMEOUT_S = 3600.0  # of an episode without `episode_timeout`
+PROMPT_ROOM = (
+    2048  # tokens of a window for what an agent says in its prompts beside the row: its instructions, its tools
+)
+MODEL_NAME = "policy"  # what an agent asks for, whichever model it is
+_MEMORY_MB = 16_384  # of address space for a Python agent; commands have no limit, some reserve far more than they use
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How an agent's process came to its end."""
+
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    drop: Drop | None = None
+    timed_out: bool = False
+
+
+def load_agent(agent: str | Path, *, log_path: Path | None = None, load_timeout_s: float = 120.0) -> AgentPlayer:
+    """Load what plays episodes: `FILE.py`, `FILE.py:function`, or a command line."""
+    made = agent_of(str(agent))
+    source = environment_source(made)
+    memory_mb = 0
+    if isinstance(made, PythonAgent):
+        source = replace(source, secrets=asked_for(PluginSource(path=made.path)))
+        memory_mb = _MEMORY_MB
+    limits = WorkerLimits(memory_mb=memory_mb)
+    options = PoolOptions(1, limits, load_timeout_s=load_timeout_s)
+    pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
+    return AgentPlayer(pool, made.__name__)
+
+
+def agent_of(given: str) -> PythonAgent | CommandAgent:
+    """Return what a flag's value names."""
+    path, _, attribute = given.partition(":")
+    if path.endswith(".py") and " " not in given.strip():
+        return PythonAgent(path, attribute or "run")
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise ConfigError(f"--agent {given!r} is no command line ({error}), and no Python file") from error
+    if not words:
+        raise ConfigError("--agent is given without a value; give FILE.py or a command line, or leave the flag out")
+    return CommandAgent(tuple(words))
+
+
+class AgentPlayer:
+    """Plays episodes by an agent; a `Player`. One endpoint serves all of them."""
+
+    def __init__(self, pool: WorkerPool, name: str) -> None:
+        spec = pool.spec.environment
+        assert spec is not None
+        self.name = name
+        self._pool = pool
+        self._spec = spec
+        self._endpoint: Endpoint | None = None
+        self._lock = threading.Lock()
+
+    async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
+        """Run one episode to its end."""
+        session = Session(shared, episode)
+        endpoint = self._serving(shared)
+        key = endpoint.admit(session, asyncio.get_running_loop())
+        deadline_s = shared.limits.deadline_s or AGENT_TIMEOUT_S
+        try:
+            outcome = await self._outcome(session, endpoint.url, key, deadline_s)
+        except WorldError as error:
+            return session.trajectory(StopReason.ENGINE_FAILURE, failure=f"{type(error).__name__}: {error}")
+        finally:
+            endpoint.dismiss(key)
+            await session.end()
+        if outcome.timed_out:
+            return session.trajectory(StopReason.DEADLINE)
+        if outcome.drop is not None:
+            return session.trajectory(StopReason.DROPPED, dropped=outcome.drop)
+        reason = session.limit or StopReason.FINISHED
+        return session.trajectory(reason, reward=outcome.reward, metadata={"agent": dict(outcome.metrics)})
+
+    def close(self) -> None:
+        """End every agent and the endpoint. Safe to call twice."""
+        try:
+            self._pool.close()
+        finally:
+            if self._endpoint is not None:
+                self._endpoint.close()
+
+    def _serving(self, shared: EpisodeRunner) -> Endpoint:
+        """Return the endpoint, which is opened when the first episode begins."""
+        with self._lock:
+            if self._endpoint is None:
+                from toolgrpo.gateway.server import Endpoint  # starlette takes half a second to import
+
+                self._endpoint = Endpoint([MODEL_NAME], shared.engine.max_model_len)
+            return self._endpoint
+
+    async def _outcome(self, session: Session, url: str, key: str, deadline_s: float) -> _Outcome:
+        """Run the agent until it ends or its session fails; its process is gone afterwards."""
+        given = {"row": dict(session.episode.row), "url": url, "key": key, "model": MODEL_NAME}
+        environment = EnvironmentBackend(self._pool, self._spec, deadline_s).session(given)
+        playing = asyncio.ensure_future(_played(environment, self._spec.tools[0], deadline_s))
+        try:
+            both: list[asyncio.Future[Any]] = [playing, session.failure]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if session.failure.done():
+                session.failure.result()  # raises it
+            return playing.result()
+        finally:
+            playing.cancel()
+            await asyncio.wait({playing})
+            await environment.close()
+
+
+async def _played(environment: EnvironmentSession, play: ToolSpec, deadline_s: float) -> _Outcome:
+    try:
+        async with asyncio.timeout(deadline_s):
+            await environment.open()
+            reply = await environment.call(play, {})
+    except TimeoutError:
+        return _Outcome(timed_out=True)
+    except DropEpisode as drop:  # its process could not be started
+        return _Outcome(drop=Drop(DropCause.AGENT, drop.reason))
+    if reply.error is ToolErrorKind.TIMEOUT:
+        return _Outcome(timed_out=True)
+    if reply.error is ToolErrorKind.DROPPED:
+        return _Outcome(drop=Drop(DropCause.AGENT, reply.text))
+    if reply.error is not None:
+        how = "the agent's process ended" if reply.error is ToolErrorKind.DIED else "the agent failed"
+        return _Outcome(drop=Drop(DropCause.AGENT, f"{how}: {reply.text}"))
+    returned = json.loads(reply.text)
+    if "complaint" in returned:
+        raise PluginError(returned["complaint"])
+    return _Outcome(returned["reward"], returned["metrics"])

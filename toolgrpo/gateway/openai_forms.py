@@ -1,0 +1,382 @@
+"""Requests and answers in OpenAI's form, and vLLM's additions for token ids.
+
+Pure values: JSON in, a request; what was said in, JSON. Whatever cannot be honoured is refused with
+a sentence (`Refused`), in the shape in which OpenAI's clients expect errors.
+
+Read and not obeyed: sampling parameters in a training (`sampling` keeps them for whoever serves a
+model alone), `tool_choice: required` or of a name (the model may call, nothing forces it), and
+`top_logprobs` (there are only those of what was sampled).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from toolgrpo.trajectory import Message
+
+__all__ = [
+    "ChatRequest",
+    "Refused",
+    "Said",
+    "TextRequest",
+    "ToolCall",
+    "answer_of",
+    "chunks_of",
+    "error_body",
+    "model_list",
+    "read_chat",
+    "read_text",
+    "text_answer_of",
+    "text_chunks_of",
+]
+
+
+class Refused(Exception):
+    """A request that is answered with an error of OpenAI's form."""
+
+    def __init__(self, status: int, code: str, message: str, *, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.kind = kind
+
+
+def error_body(refused: Refused) -> dict[str, Any]:
+    return {"error": {"message": str(refused), "type": refused.kind, "param": None, "code": refused.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a client asks of `/v1/chat/completions`."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    enable_thinking: bool | None = None
+    sampling: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """What a client asks of `/v1/completions`: token ids, or a text."""
+
+    prompt: tuple[int, ...] | str
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One answer of the model, exactly and as a client reads it."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    texts: tuple[str, ...]  # of each token
+    content: str
+    reasoning: str | None
+    calls: tuple[ToolCall, ...]
+    finish_reason: Literal["stop", "tool_calls", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a client wants its answer."""
+
+    model: str
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    token_ids: bool
+    number: str  # the answer's own id
+
+
+class _Body(BaseModel):
+    model: str
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    n: int | None = 1
+    max_tokens: int | None = Field(default=None, ge=1)
+    stop: str | list[str] | None = None
+    return_token_ids: bool | None = False
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def stops(self) -> tuple[str, ...]:
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in given if text)
+
+
+class _ChatBody(_Body):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    response_format: dict[str, Any] | None = None
+    functions: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class _TextBody(_Body):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = False
+
+
+def read_chat(body: Any, number: str) -> tuple[ChatRequest, Form]:
+    """Return what a body asks of `/v1/chat/completions`, and in which form."""
+    asked = _validated(_ChatBody, body)
+    if asked.functions:
+        raise Refused(400, "unsupported_value", "`functions` is the old form of tools; give them in `tools`")
+    kind = (asked.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise Refused(400, "unsupported_value", f"response_format {kind!r} cannot be promised here; leave it out")
+    thinking = (asked.chat_template_kwargs or {}).get("enable_thinking")
+    request = ChatRequest(
+        messages=tuple(_message(message, place) for place, message in enumerate(asked.messages)),
+        tools=() if asked.tool_choice == "none" else tuple(map(_tool, asked.tools or ())),
+        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+        stop=asked.stops(),
+        enable_thinking=None if thinking is None else bool(thinking),
+        sampling=asked.sampling(),
+    )
+    return request, _form(asked, f"chatcmpl-{number}", logprobs=bool(asked.logprobs))
+
+
+def read_text(body: Any, number: str) -> tuple[TextRequest, Form]:
+    """Return what a body asks of `/v1/completions`, and in which form."""
+    asked = _validated(_TextBody, body)
+    prompt: Any = asked.prompt
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        if len(prompt) > 1:
+            raise Refused(400, "unsupported_value", f"one prompt a request is answered here, got {len(prompt)}")
+        prompt = prompt[0]
+    if not prompt:
+        raise Refused(400, "invalid_value", "the prompt is empty; give a text or the ids of at least one token")
+    if asked.echo:
+        raise Refused(400, "unsupported_value", "`echo` is not done here; the prompt is yours already")
+    request = TextRequest(
+        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
+        max_tokens=asked.max_tokens,
+        stop=asked.stops(),
+        sampling=asked.sampling(),
+    )
+    return request, _form(asked, f"cmpl-{number}", logprobs=asked.logprobs is not None)
+
+
+def _form(asked: _Body, number: str, *, logprobs: bool) -> Form:
+    return Form(
+        model=asked.model,
+        stream=bool(asked.stream),
+        include_usage=bool((asked.stream_options or {}).get("include_usage")),
+        logprobs=logprobs,
+        token_ids=bool(asked.return_token_ids),
+        number=number,
+    )
+
+
+def _validated(kind: type[Any], body: Any) -> Any:
+    if not isinstance(body, dict):
+        raise Refused(400, "invalid_value", f"the body must be a JSON object, got a {type(body).__name__}")
+    try:
+        asked = kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][:2])
+        raise Refused(400, "invalid_value", f"{place}: {first['msg']}") from error
+    if (asked.n or 1) != 1:
+        raise Refused(
+            400, "unsupported_value", f"n is {asked.n}; ask {asked.n} times, at once if you like, for as many answers"
+        )
+    return asked
+
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def _message(message: Mapping[str, Any], place: int) -> Message:
+    """Return a message as chat formats take it: text for content, calls with objects for arguments."""
+    role = _ROLES.get(str(message.get("role")))
+    if role is None:
+        raise Refused(
+            400,
+            "invalid_value",
+            f"messages[{place}].role must be one of {', '.join(_ROLES)}, got {message.get('role')!r}",
+        )
+    read: Message = {"role": role, "content": _text(message.get("content"), place)}
+    if role == "tool":
+        read |= {key: str(message[key]) for key in ("name", "tool_call_id") if message.get(key)}
+    if role == "assistant":
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thought, str):
+            read["reasoning_content"] = thought
+        if message.get("tool_calls"):
+            read["tool_calls"] = [_call(call, place) for call in message["tool_calls"]]
+    return read
+
+
+def _text(content: Any, place: int) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind not in ("text", "refusal", "input_text", "output_text"):
+            raise Refused(
+                400,
+                "unsupported_content",
+                f"messages[{place}] holds content of the type {kind!r}; only text is read here",
+            )
+        texts.append(str(part.get("text") or part.get("refusal") or ""))
+    return "".join(texts)
+
+
+def _call(call: Any, place: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused(
+            400, "invalid_value", f"messages[{place}].tool_calls holds something that is no call of a function"
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = str(arguments)
+    named = {"id": str(call["id"])} if call.get("id") else {}
+    return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as the toolbox would show it: what only a server reads (`strict`) is left out."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused(400, "invalid_value", f"tools holds {json.dumps(tool)[:80]}, which is no function with a name")
+    shown = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
+    shown.setdefault("parameters", {"type": "object", "properties": {}})
+    return {"type": "function", "function": shown}
+
+
+def answer_of(said: Said, form: Form) -> dict[str, Any]:
+    """Return the answer of `/v1/chat/completions` in one piece."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": said.content or (None if said.calls else ""),
+        "refusal": None,
+    }
+    if said.reasoning is not None:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["tool_calls"] = [_as_call(call) for call in said.calls]
+    choice = {"index": 0, "message": message, "finish_reason": said.finish_reason, "logprobs": None}
+    if form.logprobs:
+        choice["logprobs"] = _chat_logprobs(said)
+    if form.token_ids:
+        choice["token_ids"] = list(said.ids)
+    answer = {**_head(form, "chat.completion"), "choices": [choice], "usage": _usage(said)}
+    return answer | ({"prompt_token_ids": list(said.prompt_ids)} if form.token_ids else {})
+
+
+def chunks_of(said: Said, form: Form) -> Iterator[dict[str, Any]]:
+    """Give the same as the chunks of a stream: who speaks, text, calls, the end, and perhaps the usage."""
+    first: dict[str, Any] = {"role": "assistant", "content": ""}
+    head = {"prompt_token_ids": list(said.prompt_ids)} if form.token_ids else {}
+    yield _chunk(form, first, None) | head
+    if said.reasoning is not None:
+        yield _chunk(form, {"reasoning_content": said.reasoning}, None)
+    of_tokens: dict[str, Any] = {"logprobs": _chat_logprobs(said)} if form.logprobs else {}
+    if form.token_ids:
+        of_tokens["token_ids"] = list(said.ids)
+    if said.content or of_tokens:
+        yield _chunk(form, {"content": said.content}, None, **of_tokens)
+    for place, call in enumerate(said.calls):
+        yield _chunk(form, {"tool_calls": [{"index": place, **_as_call(call)}]}, None)
+    yield _chunk(form, {}, said.finish_reason)
+    if form.include_usage:
+        yield {**_head(form, "chat.completion.chunk"), "choices": [], "usage": _usage(said)}
+
+
+def text_answer_of(said: Said, form: Form, *, streamed: bool = False) -> dict[str, Any]:
+    """Return the answer of `/v1/completions`, which is also its only chunk."""
+    reason = "length" if said.finish_reason == "length" else "stop"
+    choice: dict[str, Any] = {"index": 0, "text": said.content, "finish_reason": reason, "logprobs": None}
+    if form.logprobs:
+        starts = [0]
+        for text in said.texts:
+            starts.append(starts[-1] + len(text))
+        choice["logprobs"] = {
+            "tokens": list(said.texts),
+            "token_logprobs": None if said.logprobs is None else list(said.logprobs),
+            "top_logprobs": None,
+            "text_offset": starts[:-1],
+        }
+    if form.token_ids:
+        choice |= {"token_ids": list(said.ids), "prompt_token_ids": list(said.prompt_ids)}
+    usage = {} if streamed and not form.include_usage else {"usage": _usage(said)}
+    return {**_head(form, "text_completion"), "choices": [choice], **usage}
+
+
+def text_chunks_of(said: Said, form: Form) -> Iterator[dict[str, Any]]:
+    yield text_answer_of(said, form, streamed=True)
+
+
+def model_list(names: Sequence[str], window: int) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": [
+            {"id": name, "object": "model", "created": 0, "owned_by": "toolgrpo", "max_model_len": window}
+            for name in names
+        ],
+    }
+
+
+def _head(form: Form, kind: str) -> dict[str, Any]:
+    return {"id": form.number, "object": kind, "created": int(time.time()), "model": form.model}
+
+
+def _chunk(form: Form, delta: Mapping[str, Any], reason: str | None, **of_tokens: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **of_tokens}
+    return {**_head(form, "chat.completion.chunk"), "choices": [choice]}
+
+
+def _usage(said: Said) -> dict[str, int]:
+    sizes = {"prompt_tokens": len(said.prompt_ids), "completion_tokens": len(said.ids)}
+    return {**sizes, "total_tokens": sum(sizes.values())}
+
+
+def _as_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _chat_logprobs(said: Said) -> dict[str, Any] | None:
+    if said.logprobs is None:
+        return None
+    tokens = [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in zip(said.texts, said.logprobs, strict=True)
+    ]
+    return {"content": tokens, "refusal": None}

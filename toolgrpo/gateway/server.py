@@ -1,0 +1,303 @@
+"""The endpoint: HTTP on the loopback interface, on a thread of its own, by starlette and uvicorn.
+
+It knows keys and the sessions behind them. What a request asks is done on the session's own event
+loop; only reading, writing and waiting happen here. So a request costs its engine's loop no more
+than a turn of our own episodes does, and an engine that steps on its loop does not hold up HTTP.
+
+Invariants: every request is answered, in OpenAI's form, errors too; one whose client goes away is
+cancelled, down to the engine; nobody outside this machine can connect, unless `host` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from toolgrpo.errors import ConfigError
+from toolgrpo.gateway.openai_forms import (
+    ChatRequest,
+    Form,
+    Refused,
+    Said,
+    TextRequest,
+    answer_of,
+    chunks_of,
+    error_body,
+    model_list,
+    read_chat,
+    read_text,
+    text_answer_of,
+    text_chunks_of,
+)
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError as error:
+    raise ConfigError(
+        f"the gateway needs starlette and uvicorn ({error}); install them: pip install 'toolgrpo[gateway]'"
+    ) from error
+
+__all__ = ["Endpoint", "Speaker"]
+
+_REMEMBERED_KEYS = 100_000  # of episodes that have ended
+_WAITING = 1024  # connections
+_STOP_S = 10.0
+_STILL_HERE_S = 10.0  # a stream says so this often while a turn is sampled
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+class Speaker(Protocol):
+    """What answers the requests of one key: a `Session`, or what makes one for each request."""
+
+    async def chat(self, request: ChatRequest) -> Said: ...
+
+    async def text(self, request: TextRequest) -> Said: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    speaker: Speaker
+    loop: asyncio.AbstractEventLoop
+
+
+class Endpoint:
+    """Serves the sessions that are admitted to it. `everyone` answers requests without a known key."""
+
+    def __init__(
+        self, models: Sequence[str], window: int, *, host: str = "127.0.0.1", port: int = 0, everyone: bool = False
+    ) -> None:
+        self._models = tuple(models)
+        self._window = window
+        self._everyone = everyone
+        self._admitted: dict[str, _Admitted] = {}
+        self._ended: deque[str] = deque(maxlen=_REMEMBERED_KEYS)
+        self._ended_keys: set[str] = set()
+        self._socket = _listening(host, port)
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
+        config = uvicorn.Config(
+            Starlette(
+                routes=[
+                    Route("/v1/models", self._list_models, methods=["GET"]),
+                    Route("/v1/models/{name:path}", self._show_model, methods=["GET"]),
+                    Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                    Route("/v1/completions", self._text, methods=["POST"]),
+                ],
+                exception_handlers={404: _not_found, 405: _not_found, Exception: _failed},
+            ),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(_STOP_S) // 2,
+            timeout_keep_alive=120,
+            backlog=_WAITING,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, name="toolgrpo-gateway", daemon=True)
+        self._thread.start()
+
+    def admit(self, speaker: Speaker, loop: asyncio.AbstractEventLoop, key: str | None = None) -> str:
+        """Return a key under which this speaker answers, on this loop."""
+        key = f"sk-episode-{secrets.token_urlsafe(16)}" if key is None else key
+        self._admitted[key] = _Admitted(speaker, loop)
+        return key
+
+    def dismiss(self, key: str) -> None:
+        """Let a key be good for nothing any more."""
+        if self._admitted.pop(key, None) is not None:
+            if len(self._ended) == self._ended.maxlen:
+                self._ended_keys.discard(self._ended[0])
+            self._ended.append(key)
+            self._ended_keys.add(key)
+
+    def close(self) -> None:
+        """Stop serving. Safe to call twice."""
+        self._server.should_exit = True
+        self._thread.join(_STOP_S)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    async def _list_models(self, request: Request) -> Response:
+        return await _answered(self._models_for, request)
+
+    async def _models_for(self, request: Request) -> Response:
+        self._speaker(request)
+        return JSONResponse(model_list(self._models, self._window))
+
+    async def _show_model(self, request: Request) -> Response:
+        async def show(request: Request) -> Response:
+            self._speaker(request)
+            name = self._served(request.path_params["name"])
+            return JSONResponse(model_list([name], self._window)["data"][0])
+
+        return await _answered(show, request)
+
+    async def _chat(self, request: Request) -> Response:
+        async def chat(request: Request) -> Response:
+            admitted = self._speaker(request)
+            asked, form = read_chat(await _body(request), secrets.token_hex(8))
+            self._served(form.model)
+            return await _spoken(request, admitted.loop, admitted.speaker.chat(asked), form, answer_of, chunks_of)
+
+        return await _answered(chat, request)
+
+    async def _text(self, request: Request) -> Response:
+        async def text(request: Request) -> Response:
+            admitted = self._speaker(request)
+            asked, form = read_text(await _body(request), secrets.token_hex(8))
+            self._served(form.model)
+            said = admitted.speaker.text(asked)
+            return await _spoken(request, admitted.loop, said, form, text_answer_of, text_chunks_of)
+
+        return await _answered(text, request)
+
+    def _speaker(self, request: Request) -> _Admitted:
+        """Return who answers the key of a request."""
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        key = key.strip() if kind.lower() == "bearer" else ""
+        admitted = self._admitted.get(key) or (self._admitted.get("") if self._everyone else None)
+        if admitted is not None:
+            return admitted
+        if key in self._ended_keys:
+            raise Refused(
+                401, "episode_over", "the episode of this key has ended; each episode has a key of its own", kind=_AUTH
+            )
+        what = "no key was given" if not key else "this key is not known"
+        raise Refused(401, "invalid_api_key", f"{what}; use the api key that the agent was called with", kind=_AUTH)
+
+    def _served(self, name: str) -> str:
+        if name not in self._models:
+            served = " or ".join(map(repr, self._models))
+            raise Refused(404, "model_not_found", f"the model {name!r} is not served here; ask for {served}")
+        return name
+
+
+_AUTH = "authentication_error"
+Answer = Callable[[Said, Form], dict[str, Any]]
+Chunks = Callable[[Said, Form], Iterator[dict[str, Any]]]
+
+
+async def _answered(handle: Callable[[Request], Coroutine[Any, Any, Response]], request: Request) -> Response:
+    try:
+        return await handle(request)
+    except Refused as refused:
+        return _refusal(refused)
+    except ClientDisconnect:
+        return Response(status_code=499)
+
+
+async def _spoken(
+    request: Request,
+    loop: asyncio.AbstractEventLoop,
+    said: Coroutine[Any, Any, Said],
+    form: Form,
+    answer: Answer,
+    chunks: Chunks,
+) -> Response:
+    """Have a request answered on its loop, and write the answer in the form that was asked for."""
+    try:
+        speaking = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(said, loop))
+    except RuntimeError:  # its loop has ended, and the episode with it
+        said.close()
+        raise Refused(401, "episode_over", "the episode of this key has ended", kind=_AUTH) from None
+    if form.stream:
+        return StreamingResponse(_stream(speaking, form, chunks), media_type="text/event-stream")
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        both: list[asyncio.Future[Any]] = [speaking, leaving]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not speaking.done():
+            raise ClientDisconnect
+        return JSONResponse(answer(_result(speaking), form))
+    finally:
+        leaving.cancel()
+        speaking.cancel()
+
+
+async def _stream(speaking: asyncio.Future[Said], form: Form, chunks: Chunks) -> AsyncIterator[str]:
+    """Give an answer as events. A turn comes in one piece, when it is whole; until then the stream is kept alive.
+
+    Where the client goes away, starlette closes this, and the turn is cancelled.
+    """
+    try:
+        while not (await asyncio.wait({speaking}, timeout=_STILL_HERE_S))[0]:
+            yield ": sampling\n\n"
+        try:
+            for chunk in chunks(_result(speaking), form):
+                yield _event(chunk)
+        except Refused as refused:
+            yield _event(error_body(refused))
+        yield "data: [DONE]\n\n"
+    finally:
+        speaking.cancel()
+
+
+def _result(speaking: asyncio.Future[Said]) -> Said:
+    if speaking.cancelled():
+        raise Refused(401, "episode_over", "the episode of this key ended while the request was open", kind=_AUTH)
+    return speaking.result()
+
+
+async def _left(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request) -> Any:
+    if int(request.headers.get("content-length") or 0) > _MAX_BODY_BYTES:
+        raise Refused(413, "invalid_value", f"the body is larger than {_MAX_BODY_BYTES} bytes")
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "invalid_value", f"the body is no JSON: {error}") from error
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+
+
+def _refusal(refused: Refused) -> Response:
+    return JSONResponse(error_body(refused), refused.status)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    served = "/v1/models, /v1/chat/completions and /v1/completions"
+    return _refusal(
+        Refused(404, "not_found", f"{request.method} {request.url.path} is not served here; there are {served}")
+    )
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _refusal(Refused(500, "internal_error", f"{type(error).__name__}: {error}", kind="server_error"))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named as TCP, for asyncio sends at once only what it knows to be that: else each answer waits 40 ms for an ACK.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((host, port))
+        opened.listen(_WAITING)  # who connects before the server has started waits for it
+    except OSError as error:
+        opened.close()
+        raise ConfigError(
+            f"nothing can be served on {host}:{port} ({error.strerror}); choose another --port, or 0 for a free one"
+        ) from error
+    opened.set_inheritable(False)
+    return opened

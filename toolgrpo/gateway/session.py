@@ -1,0 +1,394 @@
+"""One episode behind its key: requests come in, exact tokens are kept.
+
+A `Session` lives on the engine's event loop. Each sequence of tokens that only grows is a line; an
+agent that repeats what was said and adds to it has one. A request
+
+    1. extends   the line whose latest turn it goes on from: by the bridge for what follows that turn,
+                 or, where the format has no bridge for it, if the rendered prompt begins with the
+                 line's tokens;
+    2. branches  off a line where it goes on from an earlier turn, or while another request is open
+                 there: a new line, whose prompt is the tokens up to that turn and the bridge;
+    3. forks     a line with a prompt of its own where it goes on from nothing that was said: the
+                 history was rewritten, other tools are offered.
+
+2. and 3. are counted with their reasons (`forks`).
+
+Invariants: what was sampled is never tokenized again; a request that fails, or whose client goes
+away, leaves nothing in a line; limits are those of an episode. What the model did is never an error
+for the agent: where an episode's room or turns are used up, the answer is empty and cut (`length`),
+and calls that nobody could answer are not handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from toolgrpo.chat.base import ParsedTurn
+from toolgrpo.chat.messages import assistant_message, tool_message
+from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.drops import Drop, DropCause
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
+from toolgrpo.errors import ChatFormatError, WorldError
+from toolgrpo.gateway.conversations import Conversations
+from toolgrpo.gateway.lines import Line, Place, Start, joined, results_of
+from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
+from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, text_of
+from toolgrpo.ledger import Ledger
+from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.rollout.tool_contents import content_spans
+from toolgrpo.trajectory import (
+    AttemptStatus,
+    CallAttempt,
+    Message,
+    StopReason,
+    ToolOutput,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+
+__all__ = ["Session"]
+
+_CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
+
+
+@dataclass(slots=True)
+class Session:
+    """The requests of one episode."""
+
+    shared: EpisodeRunner
+    episode: Episode
+    obeys_sampling: bool = False  # whether a request says how tokens are drawn; in a training the run does
+    forks: Counter[str] = field(default_factory=Counter)
+    disconnected: int = 0
+    failure: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    limit: StopReason | None = None  # that was met
+    _lines: list[Line] = field(default_factory=list)
+    _said: Conversations[Place] = field(default_factory=Conversations)
+    _open: set[asyncio.Task[Any]] = field(default_factory=set)
+    _requests: int = 0
+    _turns: int = 0
+    _calls: int = 0
+    _cut_answers: int = 0
+    _no_room: Drop | None = None
+    _ended: bool = False
+    _started_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._started_s = self.shared.clock()
+
+    async def chat(self, request: ChatRequest) -> Said:
+        """Answer a request of messages."""
+        async with self._answering():
+            thinking = self.episode.enable_thinking if request.enable_thinking is None else request.enable_thinking
+            try:
+                start = self._start(request, thinking)
+            except ChatFormatError as error:
+                raise Refused(400, "invalid_value", str(error)) from error
+            said, line, attempts = await self._say(start, request)
+            spoken = as_repeated(said)
+            place = Place(line, len(line.ids), attempts)
+            self._said.remember([*request.messages, spoken], request.tools, thinking, place)
+            return said
+
+    async def text(self, request: TextRequest) -> Said:
+        """Answer a request of tokens."""
+        async with self._answering():
+            prompt = request.prompt
+            ids = self.shared.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+            line = self._begins(ids)
+            if line is not None:
+                start = Start(line, tuple(ids[len(line.ids) :]))
+            else:
+                start = Start(Line(self._ledger(ids)), fork="tokens")
+            said, _, _ = await self._say(start, request, raw=True)
+            return said
+
+    async def end(self) -> None:
+        """Refuse what comes from now on, and see what is open end."""
+        self._ended = True
+        for task in self._open:
+            task.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+        if not self.failure.done():
+            self.failure.cancel()
+
+    def trajectory(
+        self,
+        reason: StopReason,
+        *,
+        reward: float | None = None,
+        dropped: Drop | None = None,
+        failure: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Trajectory:
+        """Return what happened, once it has ended."""
+        if not self._lines:
+            ids = self.shared.chat.prompt(self.episode.messages, [], enable_thinking=self.episode.enable_thinking)
+            self._lines.append(Line(self._ledger(ids)))
+        for line in self._lines:
+            self._settle(line, ())
+        counts = {"requests": self._requests, "forks": dict(self.forks), "disconnected": self.disconnected}
+        return joined(
+            self._lines,
+            reason,
+            started_s=self._started_s,
+            duration_s=self._now(),
+            failure=failure,
+            reward=reward,
+            metadata={"gateway": counts, **(metadata or {})},
+            dropped=dropped if self._turns else dropped or self._no_room,
+        )
+
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        """Keep track of an open request; what is no refusal ends the episode."""
+        if self._ended:
+            raise Refused(401, "episode_over", "the episode of this key has ended; a key is good for one episode")
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        self._requests += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.disconnected += not self._ended
+            raise
+        except Refused:
+            raise
+        except Exception as error:  # the world's failure, or a bug: whoever plays the episode raises it
+            if not self.failure.done():
+                self.failure.set_exception(error)
+            kind = "the engine failed" if isinstance(error, WorldError) else "an error inside toolgrpo"
+            raise Refused(503, "engine_failure", f"{kind}: {error}", kind="server_error") from error
+        finally:
+            self._open.discard(task)
+
+    def _start(self, request: ChatRequest, thinking: bool | None) -> Start:
+        """Find out what a request goes on from."""
+        found = self._said.find(request.messages, request.tools, thinking)
+        if found.place is not None and all(message["role"] == "tool" for message in found.following):
+            return self._after_results(found.place, found.following)
+        ids = self.shared.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
+        line = self._begins(ids)
+        if line is not None:
+            following = found.following if found.place is not None and found.place.line is line else ()
+            return Start(line, tuple(ids[len(line.ids) :]), said=following)
+        fork = "user_turn" if found.place is not None else "tools" if found.other_tools else "history"
+        return Start(Line(self._ledger(ids), request.messages, request.tools, thinking), fork=fork)
+
+    def _after_results(self, place: Place, following: Sequence[Message]) -> Start:
+        """Go on from a turn with what its calls gave."""
+        line = place.line
+        before = line.ids[: place.n_ids]
+        attempts = [place.calls.get(str(message.get("tool_call_id"))) for message in following]
+        answers = [
+            tool_message(message.get("name"), message["content"])
+            if attempt is None
+            else tool_message(attempt.name, message["content"], attempt.call_id)
+            for message, attempt in zip(following, attempts, strict=True)
+        ]
+
+        def bridge(of: Sequence[Message]) -> list[int]:
+            schemas, thinking = line.schemas, line.thinking
+            return self.shared.chat.bridge(
+                before, of, messages=line.messages, schemas=schemas, enable_thinking=thinking
+            )
+
+        context = bridge(answers)
+        if line.busy or place.n_ids < len(line.ids):
+            ledger = self._ledger([*before, *context])
+            return Start(Line(ledger, line.messages, line.schemas, line.thinking, parent=line), fork="branch")
+        outputs = []
+        if self.shared.find_outputs:
+            spans = content_spans(context, answers, bridge)
+            outputs = [
+                ToolOutput(*span, tool=answer.get("name"), ok=True)
+                for span, answer in zip(spans, answers, strict=True)
+                if span is not None
+            ]
+        results = results_of(line.open_turn, attempts, answers, self._now())
+        return Start(line, tuple(context), tuple(answers), results, tuple(outputs))
+
+    def _begins(self, ids: Sequence[int]) -> Line | None:
+        """Return the longest line that these tokens go on from."""
+        fitting = [line for line in self._lines if line.goes_on_in(ids)]
+        return max(fitting, key=lambda line: len(line.ids), default=None)
+
+    def _ledger(self, ids: Sequence[int]) -> Ledger:
+        return Ledger(ids, expects_logprobs=self.shared.engine.gives_logprobs)
+
+    async def _say(
+        self, start: Start, request: ChatRequest | TextRequest, *, raw: bool = False
+    ) -> tuple[Said, Line, Mapping[str, CallAttempt]]:
+        """Sample a turn and write it down; a request that ends before leaves nothing behind."""
+        line = start.line
+        ids = [*line.ids, *start.context]
+        room, when_full = self._room(len(ids), len(start.context))
+        max_turns = self.shared.limits.max_turns
+        if max_turns is not None and self._turns >= max_turns:
+            return self._cut_short(StopReason.MAX_TURNS, ids), line, {}
+        if room < 1:
+            self._check_prompt(len(ids), line)
+            return self._cut_short(when_full, ids), line, {}
+        caps = [cap for cap in (request.max_tokens, self.shared.limits.max_turn_tokens) if cap is not None]
+        self._turns += 1  # before the wait: branches count together
+        number = self._turns
+        line.busy = True
+        started = self._now()
+        try:
+            sample = await self.shared.sample(
+                SampleRequest(
+                    ids=ids,
+                    max_tokens=min([room, *caps]),
+                    stop_ids=self.shared.chat.stop_ids,
+                    options=self._options(request.sampling),
+                    seed=self._seed(request.sampling, number),
+                )
+            )
+        except BaseException:
+            self._turns -= 1
+            raise
+        finally:
+            line.busy = False
+        sample, stopped = stopped_at(sample, request.stop, self.shared.tokenizer)
+        parsed = ParsedTurn(self._text(sample), None, (), True) if raw else self._parsed(sample, ids, line)
+        self._write(start, sample, parsed, started)
+        cut = sample.finish_reason is FinishReason.LENGTH and not stopped
+        if cut and len(sample.ids) >= room:
+            self.limit = self.limit or when_full
+        calls = self._handed_out(parsed, last=max_turns is not None and number >= max_turns)
+        reason: Literal["stop", "tool_calls", "length"] = (
+            "tool_calls" if calls else "length" if cut or self.limit is StopReason.MAX_TURNS else "stop"
+        )
+        content = parsed.content if calls or not parsed.attempts else self._text(sample)
+        said = Said(
+            prompt_ids=tuple(ids),
+            ids=sample.ids,
+            logprobs=sample.logprobs,
+            texts=tuple(self.shared.tokenizer.decode([token]) for token in sample.ids),
+            content=text_before(content, request.stop),
+            reasoning=parsed.reasoning,
+            calls=tuple(calls),
+            finish_reason=reason,
+        )
+        readable = [attempt for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
+        return said, line, {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
+
+    def _write(self, start: Start, sample: Sample, parsed: ParsedTurn, started: float) -> None:
+        """Put a turn, and what came before it, into its line."""
+        line, ledger = start.line, start.line.ledger
+        if line not in self._lines:
+            if self._lines:
+                self.forks[start.fork] += 1
+            self._lines.append(line)
+        self._settle(line, start.results)
+        ledger.context(start.context, start.outputs)
+        ledger.say(*start.said)
+        here = len(ledger)
+        ledger.sampled(sample.ids, sample.logprobs)
+        ledger.say(assistant_message(parsed))
+        line.open_turn = Turn(
+            start=here,
+            end=len(ledger),
+            content=parsed.content,
+            reasoning=parsed.reasoning,
+            attempts=parsed.attempts,
+            closed=sample.finish_reason is FinishReason.STOP,
+            duration_s=self._now() - started,
+            started_s=started,
+            weights=sample.weights,
+        )
+
+    def _settle(self, line: Line, results: Sequence[ToolResult]) -> None:
+        """Write the open turn down, with what its calls gave."""
+        if line.open_turn is not None:
+            turn = line.open_turn.answered(results)
+            line.open_turn = None
+            line.ledger.turn(turn)
+            if self.shared.on_turn is not None:
+                self.shared.on_turn(self.episode, turn)
+
+    def _parsed(self, sample: Sample, ids: Sequence[int], line: Line) -> ParsedTurn:
+        parsed = self.shared.chat.parse(sample.ids, before=ids)
+        if self.shared.unmarked_calls != "accept" or not line.schemas or parsed.attempts or not parsed.closed:
+            return parsed
+        found = unmarked_call(parsed.content, list(line.schemas), form=self.shared.chat.call_text, made=[])
+        return (
+            parsed if found is None else replace(parsed, attempts=(replace(found, status=AttemptStatus.OK, detail=""),))
+        )
+
+    def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
+        """Return the calls that the agent is to answer; none in the last turn, where it could not."""
+        readable = [attempt for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
+        if readable and last:
+            self.limit = self.limit or StopReason.MAX_TURNS
+            return []
+        calls = []
+        for attempt in readable:
+            self._calls += 1
+            calls.append(
+                ToolCall(
+                    id=attempt.call_id or f"call{self._calls:05d}",
+                    name=str(attempt.name),
+                    arguments=json.dumps(dict(attempt.arguments or {}), ensure_ascii=False),
+                )
+            )
+        return calls
+
+    def _room(self, n_ids: int, n_context: int) -> tuple[int, StopReason]:
+        """Return how many tokens the next turn may have, and what the episode ends with when that is all."""
+        used = sum(len(line.ledger) for line in self._lines)
+        by_length = self.shared.limits.max_completion_length - used - n_context
+        by_window = self.shared.engine.max_model_len - n_ids
+        return min(by_length, by_window), StopReason.LENGTH if by_length <= by_window else StopReason.CONTEXT_FULL
+
+    def _check_prompt(self, n_ids: int, line: Line) -> None:
+        """Refuse a prompt of the agent's own that leaves no room for a token."""
+        window = self.shared.engine.max_model_len
+        if line in self._lines or n_ids < window:
+            return
+        if not self._lines:
+            self._no_room = Drop(
+                DropCause.NO_ROOM,
+                f"the agent's first prompt has {n_ids} tokens, and the context window {window}; shorten it, or give the "
+                f"engine a larger window (--vllm_max_model_length)",
+            )
+        self.limit = self.limit or StopReason.CONTEXT_FULL
+        raise Refused(
+            400,
+            "context_length_exceeded",
+            f"this model's context window is {window} tokens, and the prompt has {n_ids}; shorten the messages",
+        )
+
+    def _cut_short(self, reason: StopReason, ids: Sequence[int]) -> Said:
+        """Return an empty answer: nothing of the episode is left to say it in."""
+        self.limit = self.limit or reason
+        self._cut_answers += 1
+        if self._cut_answers > _CUT_ANSWERS:
+            raise Refused(
+                400, "episode_over", f"the limit {self.limit} of this episode was met; there is nothing left of it"
+            )
+        return Said(tuple(ids), (), (), (), "", None, (), "length")
+
+    def _text(self, sample: Sample) -> str:
+        return text_of(sample, self.shared.tokenizer, self.shared.chat.stop_ids)
+
+    def _options(self, asked: Mapping[str, Any] | None) -> SamplingOptions:
+        given = {name: value for name, value in (asked or {}).items() if name != "seed"}
+        return replace(self.shared.options, **given) if self.obeys_sampling else self.shared.options
+
+    def _seed(self, asked: Mapping[str, Any] | None, turn: int) -> int | None:
+        if self.obeys_sampling:
+            return (asked or {}).get("seed")
+        return None if self.episode.seed is None else self.episode.seed + turn - 1
+
+    def _now(self) -> float:
+        return self.shared.clock() - self._started_s
