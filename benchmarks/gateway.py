@@ -33,6 +33,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from _reporting import run
+from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
@@ -266,6 +267,45 @@ def show(results: dict[str, Any]) -> None:
             shown = ", ".join(f"{way} {rate['rate']:.3f} {rate['interval']}" for way, rate in rates.items())
             table.add_row(f"nano by {name}, seed {one['seed']}", shown, "")
     Console(width=140).print(table)
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    if request := results.get("request"):
+        p50, p95 = Figure(request["p50_ms"], n=request["n"]), Figure(request["p95_ms"], n=request["n"])
+        what = "a request over HTTP beside the engine, client included"
+        made.append(Row(benchmark="gateway", what=f"{what}: median", unit="ms", ours=p50, target="under 3 ms"))
+        made.append(Row(benchmark="gateway", what=f"{what}: 95 of 100 take less than", unit="ms", ours=p95))
+    if at_once := results.get("at_once"):
+        own, agents = (Figure(at_once["seconds"][name]) for name in ("own loop", "agents"))
+        what = f"{at_once['agents']} agents at once on an engine of a fixed pace"
+        row = Row(
+            benchmark="gateway", what=what, ours=agents, other=own, other_name="our own loop", target="at most 1.15"
+        )
+        made.append(row)
+    if drift := results.get("drift"):
+        what = f"drifted tokens of an append-only agent, of {drift['tokens']:,}"
+        made.append(Row(benchmark="gateway", what=what, unit="", ours=Figure(drift["others"]), target="0"))
+    learning = {name: runs for name, runs in results.get("learning", {}).items() if isinstance(runs, list)}
+    for seed in sorted({one["seed"] for runs in learning.values() for one in runs}):
+        rates = {
+            name: next((one["after"]["sampled"]["rate"] for one in runs if one["seed"] == seed), None)
+            for name, runs in learning.items()
+        }
+        own_rate, agent_rate = (rates.get(name) for name in ("own loop", "agent"))
+        made.append(
+            Row(
+                benchmark="gateway",
+                what=f"nano's arithmetic by an agent, seed {seed}: sampled success after training",
+                unit="",
+                ours=None if agent_rate is None else Figure(agent_rate),
+                other=None if own_rate is None else Figure(own_rate),
+                other_name="our own loop",
+                more_is_better=True,
+            )
+        )
+    return made
 
 
 def _more_flags(parser: argparse.ArgumentParser) -> None:

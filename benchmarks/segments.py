@@ -34,6 +34,7 @@ if __name__ == "__main__":
     prepare()  # before anything imports PyTorch, as in recipes/train.py
 
 import _book
+from _rows import Figure, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).parent / "results" / "segments.json"
@@ -264,6 +265,23 @@ def show_chain(results: dict[str, Any]) -> None:
     for run in results["runs"]:
         heldout = ", ".join(f"{label} {value:.2f}" for label, value in run["heldout"].items())
         print(f"{run['arm']:>20} seed {run['seed']:>3}: {heldout}; {run['segments']:.1f} segments an episode")
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    made = []
+    for loss, by in results.get("gradients", {}).get("relative_difference", {}).items():
+        for sharing, name in (("on", "shared pass"), ("off", "padded pass")):
+            what = f"gradient of cut episodes less that of whole ones, over that of whole ones: {loss}, {name}"
+            made.append(Row(benchmark="segments", what=what, unit="", ours=Figure(by[sharing]), target="1e-6"))
+    if step := results.get("step"):
+        what = "a step of one-segment episodes, of that before segments"
+        made.append(Row(benchmark="segments", what=what, unit="", ours=Figure(step["ratio"]), target="0.98 to 1.02"))
+    for run in results.get("chain", {}).get("runs", ()):
+        for label, value in run["heldout"].items():
+            what = f"a chain of {results['chain']['pages']} pages, {run['arm']}, seed {run['seed']}: success {label}"
+            made.append(Row(benchmark="segments", what=what, unit="", ours=Figure(value), more_is_better=True))
+    return made
 
 
 PARTS = {"gradients": (gradients, show_gradients), "step": (step, show_step), "chain": (chain, show_chain)}
