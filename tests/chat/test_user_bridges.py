@@ -7,6 +7,7 @@ import pytest
 from toolgrpo.chat import prove_rows, resolve_format
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.raw_text import RawText
+from toolgrpo.chat.user_proof import can_hear_users
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.testing.chat_families import template_names
@@ -27,6 +28,7 @@ def test_the_bridge_is_what_the_template_prints_behind_an_answer(name: str) -> N
     tokenizer = trl_tokenizer(name)
     chat = resolve_format(tokenizer)
     prove_rows(chat, tokenizer, [[{"role": "system", "content": "Be kind."}, QUESTION]], user_turns=True)
+    assert can_hear_users(chat, tokenizer)
     answer: Message = {"role": "assistant", "content": "x"}
     whole = chat.prompt([QUESTION, answer, REPLY], [LOOK_UP])
     bridges = [chat.bridge([end], [REPLY], messages=[QUESTION], schemas=[LOOK_UP]) for end in chat.stop_ids]
@@ -40,6 +42,7 @@ def test_a_family_that_would_write_the_answer_anew_is_refused_where_users_speak(
     prove_rows(chat, tokenizer, [[QUESTION]])
     with pytest.raises(ChatFormatError, match=r"cannot go on with a user's message.*<\|return\|>.*<\|end\|>"):
         prove_rows(chat, tokenizer, [[QUESTION]], user_turns=True)
+    assert not can_hear_users(chat, tokenizer)
 
 
 def test_the_thinking_of_earlier_turns_is_not_taken_back() -> None:

@@ -31,13 +31,15 @@ def result(said: Said, content: str = "3") -> Message:
     return {"role": "tool", "tool_call_id": said.calls[0].id, "content": content}
 
 
-def session_of(script: Any, act: Act, **limits: Any) -> tuple[Trajectory, ScriptedEngine]:
+def session_of(
+    script: Any, act: Act, *, bridges_users: bool = False, **limits: Any
+) -> tuple[Trajectory, ScriptedEngine]:
     """Let `act` ask a session on its own loop, and return what came of it."""
     engine = ScriptedEngine(script)
 
     async def main() -> Trajectory:
         await engine.open()
-        session = Session(scripted_runner(engine, **limits), Episode((QUESTION,)))
+        session = Session(scripted_runner(engine, **limits), Episode((QUESTION,)), bridges_users=bridges_users)
         await act(session)
         await session.end()
         await engine.close()
@@ -117,6 +119,26 @@ def test_a_users_next_message_extends_where_the_rendered_prompt_does() -> None:
     done, _ = session_of([ByteChat.say("hi"), ByteChat.say("ho")], act, chat=Rendering())
     assert texts(done) == ["hi|>user:and?|>ho|"] and done.metadata["gateway"]["forks"] == {}
     assert [message["role"] for message in done.messages] == ["assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("bridges_users", [True, False])
+def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridges_users: bool) -> None:
+    """The rendered prompt says the answer in other words, so without a bridge it forks."""
+
+    async def act(session: Session) -> None:
+        first = await session.chat(asked(QUESTION))
+        called = [QUESTION, as_repeated(first), result(first)]
+        second = await session.chat(asked(*called))
+        await session.chat(asked(*called, as_repeated(second), {"role": "user", "content": "and?"}))
+
+    said = [ByteChat.say(CALL), ByteChat.say("3"), ByteChat.say("ho")]
+    done, _ = session_of(said, act, bridges_users=bridges_users)
+    if bridges_users:
+        assert texts(done) == [f"{CALL}|>tool:3|>3|>user:and?|>ho|"] and done.metadata["gateway"]["forks"] == {}
+        assert [turn.user for turn in done.turns] == [None, "and?", None]
+        assert [message["role"] for message in done.messages] == ["assistant", "tool", "assistant", "user", "assistant"]
+    else:
+        assert done.metadata["gateway"]["forks"] == {"user_turn": 1} and len(done.segments) == 2
 
 
 def test_an_episode_without_room_is_answered_with_nothing_and_then_refused() -> None:

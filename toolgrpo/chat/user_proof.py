@@ -16,12 +16,13 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from toolgrpo.chat.base import ChatFormat
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.messages import tool_message
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
-__all__ = ["prove_user_turns"]
+__all__ = ["can_hear_users", "prove_user_turns"]
 
 _MOST_SYSTEMS = 8  # of the rows' own that are tried
 _SYSTEMS = ("Be brief.", "/no_think Be brief.", "/think Be brief.")
@@ -52,6 +53,17 @@ def prove_user_turns(chat: TemplateFormat, tokenizer: Any, systems: Iterable[str
     for system in dict.fromkeys((*_SYSTEMS[1:], *islice(dict.fromkeys(systems), _MOST_SYSTEMS))):
         proof.bridge_extends(_TEXTS[0], system=system)
     proof.text_is_text("".join(chat.control))
+
+
+def can_hear_users(chat: ChatFormat, tokenizer: Any) -> bool:
+    """Return whether this can be proven, for whoever has another way; a format of somebody's own is not asked."""
+    if not isinstance(chat, TemplateFormat):
+        return False
+    try:
+        prove_user_turns(chat, tokenizer)
+    except ChatFormatError:
+        return False
+    return True
 
 
 class _Proof:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolgrpo.chat.user_proof import can_hear_users
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, WorldError
 from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
@@ -99,10 +100,11 @@ class AgentPlayer:
         self._spec = spec
         self._endpoint: Endpoint | None = None
         self._lock = threading.Lock()
+        self._hears: tuple[object, bool] | None = None  # of this tokenizer: whether a user may speak again
 
     async def play(self, episode: Episode, shared: EpisodeRunner) -> Trajectory:
         """Run one episode to its end."""
-        session = Session(shared, episode)
+        session = Session(shared, episode, bridges_users=self._bridges_users(shared))
         endpoint = self._serving(shared)
         key = endpoint.admit(session, asyncio.get_running_loop())
         deadline_s = shared.limits.deadline_s or AGENT_TIMEOUT_S
@@ -127,6 +129,12 @@ class AgentPlayer:
         finally:
             if self._endpoint is not None:
                 self._endpoint.close()
+
+    def _bridges_users(self, shared: EpisodeRunner) -> bool:
+        """Return whether the chat format goes on with what a user says; proven once for a tokenizer."""
+        if self._hears is None or self._hears[0] is not shared.tokenizer:
+            self._hears = shared.tokenizer, can_hear_users(shared.chat, shared.tokenizer)
+        return self._hears[1]
 
     def _serving(self, shared: EpisodeRunner) -> Endpoint:
         """Return the endpoint, which is opened when the first episode begins."""

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolgrpo.chat.messages import tool_message
 from toolgrpo.ledger import Ledger
 from toolgrpo.segments import Segment, first_columns
 from toolgrpo.trajectory import CallAttempt, Message, StopReason, ToolOutput, ToolResult, Trajectory, Turn
 
-__all__ = ["Line", "Place", "Start", "joined", "results_of"]
+__all__ = ["Line", "Place", "Start", "answer_to", "joined", "results_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +58,18 @@ class Start:
     context: tuple[int, ...] = ()
     said: tuple[Message, ...] = ()  # what the tokens stand for, as a reward reads it
     results: tuple[ToolResult, ...] = ()
+    user: str | None = None  # what a user said to the answer that the line ended with
     outputs: tuple[ToolOutput, ...] = ()
     fork: str = ""  # why the line is new, if it is
+
+
+def answer_to(attempt: CallAttempt | None, message: Message) -> Message:
+    """Return what a client sent for a call, or said as the user, in the form that a bridge takes."""
+    if message["role"] == "user":
+        return {"role": "user", "content": message["content"]}
+    if attempt is None:
+        return tool_message(message.get("name"), message["content"])
+    return tool_message(attempt.name, message["content"], attempt.call_id)
 
 
 def results_of(

@@ -3,9 +3,9 @@
 A `Session` lives on the engine's event loop. Each sequence of tokens that only grows is a line; an
 agent that repeats what was said and adds to it has one. A request
 
-    1. extends   the line whose latest turn it goes on from: by the bridge for what follows that turn,
-                 or, where the format has no bridge for it, if the rendered prompt begins with the
-                 line's tokens;
+    1. extends   the line whose latest turn it goes on from: by the bridge for what follows that turn
+                 (results of its calls, or what a user says to an answer), or, where the format has no
+                 bridge for it, if the rendered prompt begins with the line's tokens;
     2. branches  off a line where it goes on from an earlier turn, or while another request is open
                  there: a new line, whose prompt is the tokens up to that turn and the bridge;
     3. forks     a line with a prompt of its own where it goes on from nothing that was said: the
@@ -30,13 +30,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.messages import assistant_message, tool_message
+from toolgrpo.chat.messages import assistant_message
 from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import ChatFormatError, WorldError
 from toolgrpo.gateway.conversations import Conversations
-from toolgrpo.gateway.lines import Line, Place, Start, joined, results_of
+from toolgrpo.gateway.lines import Line, Place, Start, answer_to, joined, results_of
 from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
 from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, text_of
 from toolgrpo.ledger import Ledger
@@ -64,6 +64,7 @@ class Session:
 
     shared: EpisodeRunner
     episode: Episode
+    bridges_users: bool = False  # whether the chat format was proven to go on with what a user says
     obeys_sampling: bool = False  # whether a request says how tokens are drawn; in a training the run does
     forks: Counter[str] = field(default_factory=Counter)
     disconnected: int = 0
@@ -174,8 +175,8 @@ class Session:
     def _start(self, request: ChatRequest, thinking: bool | None) -> Start:
         """Find out what a request goes on from."""
         found = self._said.find(request.messages, request.tools, thinking)
-        if found.place is not None and all(message["role"] == "tool" for message in found.following):
-            return self._after_results(found.place, found.following)
+        if found.place is not None and self._has_bridge(found.place, [message["role"] for message in found.following]):
+            return self._after_turn(found.place, found.following)
         ids = self.shared.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
         line = self._begins(ids)
         if line is not None:
@@ -184,17 +185,16 @@ class Session:
         fork = "user_turn" if found.place is not None else "tools" if found.other_tools else "history"
         return Start(Line(self._ledger(ids), request.messages, request.tools, thinking), fork=fork)
 
-    def _after_results(self, place: Place, following: Sequence[Message]) -> Start:
-        """Go on from a turn with what its calls gave."""
+    def _has_bridge(self, place: Place, roles: Sequence[str]) -> bool:
+        """Return whether what follows a turn is what the chat format can go on with."""
+        return set(roles) == {"tool"} or (self.bridges_users and list(roles) == ["user"] and not place.calls)
+
+    def _after_turn(self, place: Place, following: Sequence[Message]) -> Start:
+        """Go on from a turn with what its calls gave, or with what a user says to it."""
         line = place.line
         before = line.ids[: place.n_ids]
         attempts = [place.calls.get(str(message.get("tool_call_id"))) for message in following]
-        answers = [
-            tool_message(message.get("name"), message["content"])
-            if attempt is None
-            else tool_message(attempt.name, message["content"], attempt.call_id)
-            for message, attempt in zip(following, attempts, strict=True)
-        ]
+        answers = [answer_to(*one) for one in zip(attempts, following, strict=True)]
 
         def bridge(of: Sequence[Message]) -> list[int]:
             schemas, thinking = line.schemas, line.thinking
@@ -206,6 +206,8 @@ class Session:
         if line.busy or place.n_ids < len(line.ids):
             ledger = self._ledger([*before, *context])
             return Start(Line(ledger, line.messages, line.schemas, line.thinking, parent=line), fork="branch")
+        if answers[0]["role"] == "user":
+            return Start(line, tuple(context), tuple(answers), user=answers[0]["content"])
         outputs = []
         if self.shared.find_outputs:
             spans = content_spans(context, answers, bridge)
@@ -215,7 +217,7 @@ class Session:
                 if span is not None
             ]
         results = results_of(line.open_turn, attempts, answers, self._now())
-        return Start(line, tuple(context), tuple(answers), results, tuple(outputs))
+        return Start(line, tuple(context), tuple(answers), results, outputs=tuple(outputs))
 
     def _begins(self, ids: Sequence[int]) -> Line | None:
         """Return the longest line that these tokens go on from."""
@@ -289,7 +291,7 @@ class Session:
             if self._lines:
                 self.forks[start.fork] += 1
             self._lines.append(line)
-        self._settle(line, start.results)
+        self._settle(line, start.results, start.user)
         ledger.context(start.context, start.outputs)
         ledger.say(*start.said)
         here = len(ledger)
@@ -307,10 +309,10 @@ class Session:
             weights=sample.weights,
         )
 
-    def _settle(self, line: Line, results: Sequence[ToolResult]) -> None:
-        """Write the open turn down, with what its calls gave."""
+    def _settle(self, line: Line, results: Sequence[ToolResult], user: str | None = None) -> None:
+        """Write the open turn down, with what its calls gave or a user said to it."""
         if line.open_turn is not None:
-            turn = line.open_turn.answered(results)
+            turn = replace(line.open_turn.answered(results), user=user)
             line.open_turn = None
             line.ledger.turn(turn)
             if self.shared.on_turn is not None:
