@@ -26,7 +26,7 @@ from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, WorldError
 from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
 from toolgrpo.gateway.session import Session
-from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.tools.environments import EnvironmentBackend, EnvironmentSession
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import asked_for

@@ -40,7 +40,7 @@ from toolgrpo.gateway.lines import Line, Place, Start, answer_to, joined, result
 from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
 from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, text_of
 from toolgrpo.ledger import Ledger
-from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.trajectory import (
     AttemptStatus,

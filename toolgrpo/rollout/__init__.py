@@ -1,16 +1,16 @@
 """Rollouts: rows become episodes, many at a time, and come back as one batch.
 
-`episode.py` runs one episode within its `limits.py`; `scheduler.py` runs many at once;
+`episode.py` runs one episode within its `limits.py`; `runner.py` is what all of a rollout share; `scheduler.py` runs many at once;
 `rollouts.py` is what customers call; `batch.py` is what they get; `observers.py` is how others hear
 of it.
 """
 
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
-from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.rollouts import Rollouts
+from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.rollout.scheduler import RolloutResult, Scheduler, run_episodes, run_rollout
 
 __all__ = [

@@ -32,30 +32,26 @@ for the user's next message (DROPPED) or for its reward (the episode has ended b
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from toolgrpo.chat.base import ChatFormat, ParsedTurn
+from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.messages import assistant_message
 from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause, DropEpisode
-from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
-from toolgrpo.errors import EngineError, FinalEngineError, WorldError
+from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
+from toolgrpo.errors import WorldError
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import SUMMARY_REQUEST, History
-from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.own_words import answer_message, drop_of, refusal, with_observation
-from toolgrpo.rollout.player import Player
 from toolgrpo.rollout.room import Room, TurnBudget
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.tool_contents import content_spans
-from toolgrpo.rollout.truncation import TextTokenizer, TokenCutter
+from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.rollout.user_turns import User, user_of
 from toolgrpo.rollout.void_turns import is_void
-from toolgrpo.tools.base import ToolProvider, ToolSession
+from toolgrpo.tools.base import ToolSession
 from toolgrpo.trajectory import (
     AttemptStatus,
     CallAttempt,
@@ -68,65 +64,15 @@ from toolgrpo.trajectory import (
     Turn,
 )
 
-__all__ = ["Episode", "EpisodeRunner"]
+if TYPE_CHECKING:
+    from toolgrpo.rollout.runner import Episode, EpisodeRunner
 
-_RETRY_PAUSE_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """What an episode starts from: one row of the dataset, one of its G repetitions.
-
-    A row may name the tools it is offered in `row["tools"]`; without that it is offered all.
-    """
-
-    messages: tuple[Message, ...]
-    row: Mapping[str, Any] = field(default_factory=dict)
-    enable_thinking: bool | None = None
-    seed: int | None = None
-    number: int = 0  # its place in the rollout
+__all__ = ["play_episode"]
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeRunner:
-    """What the episodes of one rollout share. Calling it runs one episode to its end."""
-
-    engine: Engine
-    chat: ChatFormat
-    limits: EpisodeLimits
-    options: SamplingOptions
-    tokenizer: TextTokenizer  # long results are cut in its tokens
-    tools: ToolProvider | None = None
-    engine_retries: int = 3
-    unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
-    end_at_void_turn: bool = False
-    find_outputs: bool = False  # tell where the texts of tool results lie among the tokens
-    clock: Callable[[], float] = time.monotonic
-    waiting: AbstractContextManager[None] = field(
-        default_factory=nullcontext
-    )  # entered while an episode waits for the engine
-    on_turn: Callable[[Episode, Turn], None] | None = None
-    player: Player | None = None  # None: the loop of this module plays
-
-    async def __call__(self, episode: Episode) -> Trajectory:
-        if self.player is not None:
-            return await self.player.play(episode, self)
-        return await _EpisodeRun(self, episode).run()
-
-    async def sample(self, request: SampleRequest) -> Sample:
-        """Ask the engine.
-
-        A request that failed is tried again a few times, unless its engine did so itself.
-        """
-        for retry in range(self.engine_retries + 1):
-            try:
-                with self.waiting:
-                    return await self.engine.sample(request)
-            except EngineError as error:
-                if isinstance(error, FinalEngineError) or retry == self.engine_retries:
-                    raise
-                await asyncio.sleep(_RETRY_PAUSE_S * 2**retry)
-        raise AssertionError("unreachable: the last retry raises")
+async def play_episode(shared: EpisodeRunner, episode: Episode) -> Trajectory:
+    """Run one episode to its end."""
+    return await _EpisodeRun(shared, episode).run()
 
 
 class _EpisodeRun:

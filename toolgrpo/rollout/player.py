@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from toolgrpo.rollout.episode import Episode, EpisodeRunner
+    from toolgrpo.rollout.runner import Episode, EpisodeRunner
 
 __all__ = ["Player"]
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row, Scored
-from toolgrpo.rollout.episode import Episode, EpisodeRunner
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.rollout.player import Player
+from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.rollout.scheduler import Scheduler, run_all, run_blocking
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.tools.base import ToolProvider

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from toolgrpo.errors import EngineError
 from toolgrpo.rollout.batch import RolloutTimes
 from toolgrpo.rollout.busy_time import BusyTime
-from toolgrpo.rollout.episode import Episode, EpisodeRunner
+from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.trajectory import StopReason, Trajectory
 
 __all__ = [
