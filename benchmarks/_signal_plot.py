@@ -36,9 +36,12 @@ def _skipped_rows(axes: Any, part: dict[str, Any]) -> None:
 
 
 def _backfill(axes: Any, part: dict[str, Any]) -> None:
+    named = set()
     for run in part["runs"]:
         points = [{"episodes": 0, "success": run["before"]}, *run["curve"]]
-        _curve(axes, points, "C0" if run["way"] == "off" else "C1", f"{run['way']}, seed {run['seed']}")
+        label = None if run["way"] in named else f"{run['way']}, a line a seed"
+        _curve(axes, points, "C0" if run["way"] == "off" else "C1", label)
+        named.add(run["way"])
     _finish(axes, part["target"], "nano with and without backfill")
 
 
