@@ -75,6 +75,7 @@ class Measured:
 
 def serve(way: str, threads: int) -> None:
     """Take cases from stdin, each in a fork that has computed nothing before, so that its memory starts from nothing."""
+    logging.disable()  # what the shared pass steps aside for stands in the table
     import torch
     import transformers  # noqa: F401  # imported once, for all forks
     import trl.trainer.utils  # noqa: F401
@@ -170,7 +171,6 @@ def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tenso
 def _shared_pass() -> Any:
     from toolgrpo.shared_pass.scoring import SharedPass
 
-    logging.disable()  # what it steps aside for stands in the table
     return SharedPass(mode="auto")
 
 
