@@ -99,7 +99,8 @@ class _Session:
         """Keep reward and done; return the observation as text: the one text that it is, or JSON."""
         self._reward += float(data.get("reward") or 0.0)
         self._done = bool(data.get("done"))
-        shown = {key: value for key, value in data["observation"].items() if key != "metadata" and value is not None}
+        seen = data.get("observation") or {}
+        shown = {key: value for key, value in seen.items() if key != "metadata" and value is not None}
         texts = [value for value in shown.values() if isinstance(value, str)]
         self._seen = texts[0] if len(texts) == len(shown) == 1 else json.dumps(shown, ensure_ascii=False)
         return self._seen
@@ -118,12 +119,12 @@ class _Session:
             with suppress(ConnectionClosed):  # a server that hangs up has said why before, and that is read below
                 self._socket.send(json.dumps(message))
             reply = json.loads(self._socket.recv(timeout=TIMEOUT_S))
-        except (OSError, WebSocketException, ValueError) as error:  # OSError: TimeoutError too
+            what, content = reply["type"], dict(reply["data"])
+        except (OSError, WebSocketException, ValueError, KeyError, TypeError) as error:  # OSError: TimeoutError too
             raise DropEpisode(
                 f"{BASE_URL} did not answer {kind} within {TIMEOUT_S:g} s, or is gone: {type(error).__name__}: {error}"
             ) from error
-        content: dict[str, Any] = reply["data"]
-        if reply["type"] != "error":
+        if what != "error":
             return content
         refused = _Refused(content)
         if refused.code in (*_THE_MODELS_FAULT, _FULL):

@@ -32,13 +32,14 @@ needs_textarena = pytest.mark.skipif(
 
 GUESS = '''
 import os, time
+from pydantic import Field
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 class Guess(Action):
     """Guess the number."""
-    number: int
+    number: int = Field(description="The guess.")
 
 class Seen(Observation):
     hint: str
