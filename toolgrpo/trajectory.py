@@ -53,7 +53,7 @@ class StopReason(StrEnum):
     LENGTH = "length"  # max_completion_length was used up
     CONTEXT_FULL = "context_full"  # the engine's context window was used up, or `context` and no history fits
     DEADLINE = "deadline"
-    STOP_TOOL = "stop_tool"  # a tool that ends the episode was called
+    STOP_TOOL = "stop_tool"  # a tool that ends the episode was called, or an environment said that it is over
     ENGINE_FAILURE = "engine_failure"
     DROPPED = "dropped"  # a tool or an environment raised DropEpisode
     VOID_TURN = "void_turn"  # a turn without a call or an answer, where these end an episode

@@ -38,7 +38,7 @@ GUIDES = (
 )
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
-NOT_OURS = {"--dtype", "--help"}  # of `vllm serve` (it is ours too), of argparse
+NOT_OURS = {"--dtype", "--help", "--no"}  # of `vllm serve` (it is ours too), of argparse, of pip (`--no-deps`)
 
 
 def own_fields() -> list[dataclasses.Field[object]]:

@@ -11,10 +11,12 @@ import pytest
 
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.errors import PluginError
+from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.tools.base import AfterTurn
 from toolgrpo.tools.toolbox import ToolboxSession
-from toolgrpo.trajectory import CallAttempt, ToolErrorKind
+from toolgrpo.trajectory import CallAttempt, StopReason, ToolErrorKind
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 
@@ -186,14 +188,14 @@ def test_it_gives_a_reward_and_a_state_after_the_calls_of_a_turn(tmp_path: Path)
     with load_tools(tmp_path / "walk.py", workers=1) as box:
         assert box.names == ["go"]
 
-        async def episode() -> list[tuple[float | None, str | None]]:
+        async def episode() -> list[AfterTurn]:
             async with box.session({}) as session:
                 return [await _after(session, by) for by in ("1", "2")]
 
-        assert asyncio.run(episode()) == [(0.25, "at 1"), (0.75, "at 3")]
+        assert asyncio.run(episode()) == [(0.25, "at 1", False), (0.75, "at 3", False)]
 
 
-async def _after(session: ToolboxSession, by: str) -> tuple[float | None, str | None]:
+async def _after(session: ToolboxSession, by: str) -> AfterTurn:
     await session.call([attempt("go", by=by)])
     return await session.after_turn()
 
@@ -216,6 +218,22 @@ def test_a_reward_by_step_that_is_no_number_ends_the_run(tmp_path: Path, says: s
 
         with pytest.raises(PluginError, match=words):
             asyncio.run(episode())
+
+
+def test_it_says_after_a_turn_that_the_episode_is_over(tmp_path: Path) -> None:
+    over = "    def episode_over(self):\n        return OVER\n"
+    walk = BY_STEP.replace("SAYS", "0").replace("\nENVIRONMENT", f"{over}\nENVIRONMENT")
+    (tmp_path / "walk.py").write_text(walk.replace("OVER", "self.at > 2"))
+    engine = ScriptedEngine([ByteChat.say(f'call go {{"by": {by}}}') for by in (1, 2, 3)])
+    with load_tools(tmp_path / "walk.py", workers=1) as box:
+        assert box.names == ["go"]
+        done = run_episode(engine, box)
+    assert done.stop_reason is StopReason.STOP_TOOL and [result.content for result in done.results] == ["1", "3"]
+    assert [result.ends_episode for result in done.results] == [False, True] and len(engine.requests) == 2
+    (tmp_path / "walk.py").write_text(walk.replace("OVER", "'perhaps'"))
+    said = pytest.raises(PluginError, match="episode_over must be True or False, got perhaps")
+    with load_tools(tmp_path / "walk.py", workers=1) as box, said:
+        run_episode(ScriptedEngine([ByteChat.say('call go {"by": 1}')]), box)
 
 
 def test_an_environment_that_is_gone_after_a_turn_is_lost(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ What ends an episode, in the order it is looked at in each turn:
     5. void       calls of which none can be read, where `end_at_void_turn` says so: VOID_TURN. Then:
        last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
     6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
-                  a result that ends the episode: STOP_TOOL
+                  a result that ends the episode, or an environment that says it is over: STOP_TOOL
     7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added. With a limit of the
                   context (`compaction.py`) a new segment may begin instead; CONTEXT_FULL where no history fits
 
@@ -335,6 +335,8 @@ class _EpisodeRun:
             if answered and not any(result.error is ToolErrorKind.DROPPED for result in answered):
                 said = await session.after_turn()
                 turn = replace(turn, reward=said.reward, state=said.state)
+                if said.over:
+                    results = (*results[:-1], replace(results[-1], ends_episode=True))
             ledger.say(*(answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)))
         finally:
             self._record(ledger, turn.answered(results))

@@ -115,8 +115,12 @@ class EnvironmentSession:
     async def after_turn(self) -> AfterTurn:
         """Return what the instance says after the calls of a turn, if its class has anything to say."""
         said = {method: await self._said({"op": "by_step", "method": method}, method) for method in self._spec.by_step}
-        reward = said.get("step_reward")
-        return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), said.get("state_key"))
+        reward, over = said.get("step_reward"), said.get("episode_over", "false")
+        if over not in ("true", "false"):
+            raise PluginError(f"environment {self._spec.name}: episode_over must be True or False, got {over[:80]}")
+        return AfterTurn(
+            None if reward is None else _as_step_reward(reward, self._spec.name), said.get("state_key"), over == "true"
+        )
 
     async def next_user_message(self, answer: str) -> str | None:
         """Return what the user says to an answer of the assistant, or None if nothing."""

@@ -1,9 +1,9 @@
 """What a supervisor or worker has loaded: functions, and perhaps an environment class.
 
 An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
-`reward()` (TRL's `get_reward()` is the same), `step_reward()` and `state_key()`, both asked after the
-calls of a turn, `next_user_message(answer)`, which speaks for the user, and `close()`. Classes
-written for TRL's `environment_factory` work as they are.
+`reward()` (TRL's `get_reward()` is the same), `step_reward()`, `state_key()` and `episode_over()`,
+all asked after the calls of a turn, `next_user_message(answer)`, which speaks for the user, and
+`close()`. Classes written for TRL's `environment_factory` work as they are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 __all__ = ["EnvironmentSpec", "LoadedEnvironment", "Plugin", "PluginSpec", "load_plugin"]
 
 _SPEAKS = "next_user_message"
-_NOT_TOOLS = ("reset", "reward", "get_reward", "step_reward", "state_key", _SPEAKS, "close")
-_BY_STEP = ("step_reward", "state_key")
+_BY_STEP = ("step_reward", "state_key", "episode_over")
+_NOT_TOOLS = ("reset", "reward", "get_reward", *_BY_STEP, _SPEAKS, "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class EnvironmentSpec:
     name: str
     tools: tuple[ToolSpec, ...]
     gives_reward: bool
-    by_step: tuple[str, ...] = ()  # what it is asked after each turn: step_reward, state_key
+    by_step: tuple[str, ...] = ()  # what it is asked after each turn
     speaks: bool = False  # it has next_user_message
 
 

@@ -1,0 +1,217 @@
+"""Environments of others play episodes: servers of OpenEnv, started here, and games of TextArena."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from toolgrpo.drops import DropCause
+from toolgrpo.errors import PluginError
+from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
+from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "environments"
+PYTHON = os.environ.get("TOOLGRPO_PYTHON_OPENENV")
+pytestmark = pytest.mark.e2e
+needs_openenv = pytest.mark.skipif(
+    PYTHON is None,
+    reason="NOT PROVEN HERE: openenv wants version 1 of mcp, so give it a folder of its own (python -m venv V; "
+    "V/bin/pip install openenv==0.10.0) and set TOOLGRPO_PYTHON_OPENENV=V/bin/python",
+)
+needs_textarena = pytest.mark.skipif(
+    find_spec("textarena") is None,
+    reason="NOT PROVEN HERE: pip install --no-deps -r recipes/environments/requirements.txt",
+)
+
+GUESS = '''
+import os, time
+from pydantic import Field
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Guess(Action):
+    """Guess the number."""
+    number: int = Field(description="The guess.")
+
+class Seen(Observation):
+    hint: str
+
+class Numbers(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **_):
+        self.number = seed or 0
+        return Seen(hint=f"Between 0 and {self.number + 10}.")
+
+    def step(self, action, **_):
+        if action.number == 97:
+            raise ValueError("97 is not allowed")
+        if action.number == 98:
+            time.sleep(10**6)
+        if action.number == 99:
+            os._exit(1)
+        right = action.number == self.number
+        return Seen(hint="right" if right else "wrong", reward=1.0 if right else -0.25, done=right)
+
+    @property
+    def state(self):
+        return State(episode_id="x", step_count=1, number=self.number)
+
+app = create_app(Numbers, Guess, Seen, env_name="numbers", max_concurrent_envs=2)
+'''
+LAUNCH = """
+import socket, sys, uvicorn
+from uvicorn.importer import import_from_string
+sys.path.insert(0, "")
+app = import_from_string(sys.argv[1])
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+uvicorn.Server(uvicorn.Config(app)).run(sockets=[listening])
+"""
+Serve = Callable[[str], str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start a server of the installed package and point the environment at it; return its address."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(app: str) -> str:
+        said = tmp_path / "said"
+        command = [str(PYTHON), "-c", LAUNCH, app]
+        with said.open("wb") as out, (tmp_path / "server.log").open("wb") as log:
+            server = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=log, start_new_session=True)
+        started.append(server)
+        give_up = time.monotonic() + 120
+        while not said.read_bytes().endswith(b"\n"):
+            assert server.poll() is None and time.monotonic() < give_up, (tmp_path / "server.log").read_text()
+            time.sleep(0.05)
+        url = f"http://127.0.0.1:{int(said.read_text())}"
+        monkeypatch.setenv("OPENENV_BASE_URL", url)
+        return url
+
+    yield start
+    for server in started:
+        server.kill()
+        server.wait(30)
+
+
+@pytest.fixture
+def numbers(serve: Serve, tmp_path: Path) -> str:
+    (tmp_path / "guess_server.py").write_text(GUESS)
+    return serve("guess_server:app")
+
+
+def openenv() -> Toolbox:
+    return load_tools(RECIPES / "openenv_environment.py", workers=2)
+
+
+def play(box: Toolbox, *turns: str, seed: int = 7) -> Trajectory:
+    engine = ScriptedEngine([ByteChat.say(turn) for turn in turns], max_model_len=50_000)
+    return run_episode(engine, box, row={"openenv": {"seed": seed}}, max_completion_length=20_000)
+
+
+def guess(number: int) -> str:
+    return f'call step {{"number": {number}}}'
+
+
+@needs_openenv
+def test_a_server_is_played_until_it_says_that_all_is_done(numbers: str) -> None:
+    with openenv() as box:
+        (schema,) = box.schemas
+        assert schema["function"]["name"] == "step" and schema["function"]["description"] == "Guess the number."
+        assert list(schema["function"]["parameters"]["properties"]) == ["number"]
+        done = play(box, guess(3), 'call step {"number": "x"}', guess(97), guess(7), "never said")
+        assert (done.stop_reason, done.reward, done.dropped) == (StopReason.STOP_TOOL, 0.75, None)
+        assert [result.content for result in done.results] == [
+            "wrong",
+            "Error: step: parameter 'number' must be an integer like 3, got \"x\". Usage: step(number: integer)",
+            "Error: step: RuntimeError: 97 is not allowed",
+            "right",
+        ]
+        assert done.turns[0].state == '[{"number": 7}, "wrong"]'
+        cut = play(box, f"{guess(7)}\n{guess(3)}")
+        assert [result.ok for result in cut.results] == [True, False] and cut.reward == 1.0
+        assert "the episode is over" in cut.results[1].content
+        assert play(box, "I do not know.").reward == 0.0  # it has not acted: the server gave nothing
+        with box.session({"openenv": {"seed": 5, "episode_id": None}}) as session:
+            assert session.observation == "\n\nBetween 0 and 15."
+
+
+@needs_openenv
+def test_a_server_that_hangs_or_dies_costs_episodes_and_gives_no_reward(
+    numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENENV_TIMEOUT_S", "3")
+    with openenv() as box:
+        with box.session({}), box.session({}):  # as many as it takes
+            full = play(box, guess(7))
+        hung = play(box, guess(3), guess(98), "never said")
+        died = play(box, guess(3), guess(99), "never said")
+        gone = play(box, guess(3))
+    for done, cause, words in (
+        (full, DropCause.ENVIRONMENT, "had no free session for 3 s: let its max_concurrent_envs be"),
+        (hung, DropCause.TOOL, "did not answer step within 3 s, or is gone: TimeoutError"),
+        (died, DropCause.TOOL, "did not answer step within 3 s, or is gone: ConnectionClosedError"),
+        (gone, DropCause.ENVIRONMENT, "cannot be reached: ConnectionRefusedError"),
+    ):
+        assert (done.stop_reason, done.reward) == (StopReason.DROPPED, None)
+        assert done.dropped is not None and done.dropped.cause is cause
+        assert f"{numbers} {words}" in done.dropped.reason
+    assert [result.error for result in died.results] == [None, ToolErrorKind.DROPPED]
+
+
+@pytest.mark.slow
+@needs_openenv
+def test_the_server_that_openenv_init_writes_is_played(serve: Serve, tmp_path: Path) -> None:
+    made = subprocess.run(
+        [str(PYTHON), "-m", "openenv.cli", "init", "echo_env"], cwd=tmp_path, capture_output=True, timeout=120
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    serve("echo_env.server.app:app")
+    with openenv() as box:
+        (said,) = run_tool(box, [{"name": "step", "arguments": {"message": "Hello"}}], row={})
+        assert said.content == '{"echoed_message": "Hello", "message_length": 5}'
+        assert play(box, 'call step {"message": "Hello"}', "Bye.").reward == 0.5
+
+
+def test_a_server_that_is_not_there_is_told_when_tools_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_BASE_URL", "http://127.0.0.1:9")
+    with pytest.raises(PluginError, match=r"http://127\.0\.0\.1:9.*OPENENV_BASE_URL"):
+        openenv()
+
+
+def game(box: Toolbox, name: str, *turns: str, seed: int = 3) -> Trajectory:
+    engine = ScriptedEngine([ByteChat.say(turn) for turn in turns], max_model_len=50_000)
+    row = {"textarena": name, "seed": seed}
+    return run_episode(engine, box, question="Play.", row=row, max_completion_length=20_000, max_turns=None)
+
+
+@needs_textarena
+def test_a_game_of_textarena_is_a_conversation_with_its_own_reward() -> None:
+    with load_tools(RECIPES / "textarena_environment.py", workers=1) as box:
+        assert box.names == []
+        wrong = game(box, "GuessTheNumber-v0", "[5]", "Perhaps eight?", "Nine!", "never said")
+        users = [message["content"] for message in wrong.messages if message["role"] == "user"]
+        assert users[0] == "The target number is higher." and users[1].startswith("You attempted an invalid move.")
+        assert len(users) == 2 and wrong.stop_reason is StopReason.FINISHED
+        assert wrong.reward is not None and 0 < wrong.reward < 1  # the game gives something for being near
+        right = game(box, "GuessTheNumber-v0", *(f"I say [{number}]." for number in range(1, 10)))
+        assert (
+            right.reward == 1.0
+            and right.messages
+            == game(box, "GuessTheNumber-v0", *(f"I say [{number}]." for number in range(1, 10))).messages
+        )
+        with box.session({"textarena": "TowerOfHanoi-v0"}) as session:
+            assert session.observation is not None and session.observation.startswith("\n\nYou are")
+        for name, words in (("QuantumTicTacToe-v0", "is a game for several players"), ("No-v0", "No-v0-raw not found")):
+            with pytest.raises(PluginError, match=words):
+                game(box, name, "x")
