@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.data import load_tasks
 from toolgrpo.data.held_out import held_out_split, hold_out
 from toolgrpo.errors import DataError
 
@@ -41,3 +42,8 @@ def test_the_split_that_is_meant_for_measuring(tmp_path: Path) -> None:
     assert [held_out_split(spec) for spec in ("arithmetic", "reasoning_gym:countdown", "gsm8k", "owner/name")] == [
         *("heldout", "heldout", "heldout", "test")
     ]
+
+
+def test_the_embedded_tasks_have_rows_to_measure_on() -> None:
+    for spec in ("arithmetic", "chains", "embedded"):
+        assert len(load_tasks(spec, split=held_out_split(spec), limit=5)) == 5

@@ -15,7 +15,7 @@ from toolgrpo.errors import DataError
 
 __all__ = ["HeldOut", "held_out_split", "hold_out"]
 
-_GENERATED = ("arithmetic", "embedded", "reasoning_gym")
+_GENERATED = ("arithmetic", "chains", "embedded", "reasoning_gym")
 _NAMES = ("heldout", "test", "eval", "validation")  # of splits, the first that there is
 
 
