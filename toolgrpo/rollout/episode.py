@@ -297,9 +297,10 @@ class _EpisodeRun:
             return room.when_full
         if not turn.attempts:
             return StopReason.FINISHED if turn.closed else StopReason.LENGTH
-        called = replace(turn, attempts=tuple(map(self._as_called, turn.attempts)))
-        if self.shared.end_at_void_turn and is_void(called):
-            return StopReason.VOID_TURN
+        if self.shared.end_at_void_turn:
+            called = replace(turn, attempts=tuple(map(self._as_called, turn.attempts)))
+            if is_void(called):
+                return StopReason.VOID_TURN
         return StopReason.MAX_TURNS if self._is_last_turn(ledger) else None
 
     def _is_last_turn(self, ledger: Ledger) -> bool:
@@ -331,10 +332,11 @@ class _EpisodeRun:
             answered = await session.call(called) if allowed else ()
             refused = tuple(refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
-            results = tuple(self._cut(replace(result, started_s=started)) for result in (*answered, *refused))
+            results = tuple(self._as_shown(result, started) for result in (*answered, *refused))
             if answered and not any(result.error is ToolErrorKind.DROPPED for result in answered):
                 said = await session.after_turn()
-                turn = replace(turn, reward=said.reward, state=said.state)
+                if said.reward is not None or said.state is not None:
+                    turn = replace(turn, reward=said.reward, state=said.state)
                 if said.over:
                     results = (*results[:-1], replace(results[-1], ends_episode=True))
             ledger.say(*(answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)))
@@ -352,9 +354,10 @@ class _EpisodeRun:
         accepted = attempt.status is AttemptStatus.UNMARKED and self.shared.unmarked_calls == "accept"
         return replace(attempt, status=AttemptStatus.OK, detail="") if accepted else attempt
 
-    def _cut(self, result: ToolResult) -> ToolResult:
+    def _as_shown(self, result: ToolResult, started_s: float) -> ToolResult:
+        """Return a result as the model reads it."""
         shown = self.cutter(result.content, result.left_out)
-        return replace(result, content=shown.text, left_out=shown.left_out)
+        return replace(result, content=shown.text, left_out=shown.left_out, started_s=started_s)
 
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
         if session is not None and session.observation:
