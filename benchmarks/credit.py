@@ -1,4 +1,4 @@
-"""Credit by turn: episodes and seconds until chains of four calls are learnt, with each way to give credit.
+"""Credit by turn: episodes and seconds until chains of calls are learnt, with each way to give credit.
 
     python benchmarks/credit.py                                    # three seeds of every way
     python benchmarks/credit.py --seeds 42 --ways episode anchor   # some of them; the others' results stay as they are
@@ -6,10 +6,10 @@
     python benchmarks/credit.py --gain_cost                        # seconds of info_gain's pass beside the training pass
     python benchmarks/credit.py --quick                            # one seed, a few small steps
 
-All runs start from the same weights: nano, after WARM_STEPS steps of the shipped recipe on the arithmetic tasks, which has
-never seen a question of four calls. They train on the `chains` with the same settings, the recipe's, and differ in the
-flags of WAYS alone. A wrong call in the middle can be recovered from: the tools give what they are asked for, eight turns
-are allowed, and the last results are what counts. Every few steps the held-out chains are asked greedily.
+All runs start from nano, and train on chains of three calls with the recipe's settings; they differ in the flags of WAYS
+alone. Four calls are out of nano's reach: it was built on three at most, and never writes a fourth. A wrong call in the
+middle can be recovered from: the tools give what they are asked for, seven turns are allowed, and the last results are
+what counts. Every few steps the held-out chains are asked greedily. A run has one thread, so that two may go side by side.
 
 Prints a table and writes benchmarks/results/credit.json. Each run is a process of its own and writes its result at once,
 so parts of the table may be measured beside each other.
@@ -26,7 +26,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -56,11 +55,14 @@ WAYS: dict[str, list[str]] = {
     "gold_call": ["--credit", "turns", "--turn_reward", "gold_call"],
 }
 TARGETS = (0.5, 0.9)
-WARM_STEPS = 40
-STEPS = 60
-EVERY = 5  # steps
+N_CALLS = 3
+STEPS = 40
+EVERY = 2  # steps
 HELD_OUT = 96
-TASK = ["--dataset_id_or_path", "chains", "--max_turns", "8", "--max_completion_length", "320"]
+RECIPE = (
+    *("--config", "recipes/configs/nano.yaml", "--eval_questions", "0"),
+    *("--max_turns", "7", "--max_completion_length", "320", "--lr_scheduler_type", "constant_with_warmup"),
+)
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # by the number of seeds
 
 
@@ -74,7 +76,6 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="none: show what there is")
     parser.add_argument("--table", action="store_true", help="only the table of _credit_table.py, ten seeds")
     parser.add_argument("--gain_cost", action="store_true", help="only what info_gain costs, by _credit_gain_cost.py")
-    parser.add_argument("--warm", type=Path, help="folder of the weights to start from; made if it is not there")
     options = parser.parse_args()
     for name, part in (("table", _credit_table), ("gain_cost", _credit_gain_cost)):
         if getattr(options, name):
@@ -83,44 +84,23 @@ def main() -> None:
             if not options.quick:
                 _keep(lambda results, name=name, measured=measured: {**results, name: measured})  # type: ignore[misc]
             return
-    with tempfile.TemporaryDirectory() as scratch:
-        warm = options.warm or Path(scratch) / "warm"
-        if options.ways and not (warm / "config.json").exists():
-            _warm_up(warm, options.quick)
-        for seed in options.seeds[: 1 if options.quick else None]:
-            for way in options.ways:
-                found = _run(seed, way, warm, options.quick)
-                if not options.quick:
-                    _keep(partial(_with_run, {"seed": seed, "way": way, **found}))
-                else:
-                    print(way, found["curve"])
+    for seed in options.seeds[: 1 if options.quick else None]:
+        for way in options.ways:
+            found = _run(seed, way, options.quick)
+            if not options.quick:
+                _keep(partial(_with_run, {"seed": seed, "way": way, **found}))
+            else:
+                print(way, found["curve"])
     if not options.quick and RESULT.exists():
         show(json.loads(RESULT.read_text()))
 
 
-def _warm_up(folder: Path, quick: bool) -> None:
-    steps = 1 if quick else WARM_STEPS
-    command = [sys.executable, "recipes/train.py", "--config", "recipes/configs/nano.yaml", "--eval_questions", "0"]
-    subprocess.run(
-        [*command, "--max_steps", str(steps), "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S
-    )
-
-
-def _run(seed: int, way: str, warm: Path, quick: bool) -> dict[str, Any]:
+def _run(seed: int, way: str, quick: bool) -> dict[str, Any]:
     size = ["--max_steps", "2", "--per_device_train_batch_size", "16"] if quick else ["--max_steps", str(STEPS)]
     with tempfile.TemporaryDirectory() as folder:
-        flags = [
-            "--model_name_or_path",
-            str(warm),
-            "--seed",
-            str(seed),
-            "--eval_questions",
-            str(HELD_OUT),
-            *TASK,
-            *size,
-        ]
-        command = [sys.executable, __file__, "run", "--config", "recipes/configs/nano.yaml", *flags, *WAYS[way]]
-        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
+        command = [sys.executable, __file__, "run", *RECIPE, "--seed", str(seed), *size, *WAYS[way]]
+        threads = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S, env=threads)
         found: dict[str, Any] = json.loads((Path(folder) / "curve.json").read_text())
     return found
 
@@ -140,7 +120,7 @@ def _with_run(run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     """The results with a run, in place of an earlier one of its seed and way."""
     others = [one for one in results.get("runs", ()) if (one["seed"], one["way"]) != (run["seed"], run["way"])]
     runs = sorted([*others, run], key=lambda one: (list(WAYS).index(one["way"]), one["seed"]))
-    settings = {"warm_steps": WARM_STEPS, "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
+    settings = {"calls": N_CALLS, "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
     return {**results, "runs": runs, "compared": compared(runs), "settings": settings}
 
 
@@ -211,7 +191,10 @@ def show(results: dict[str, Any]) -> None:
     print(f"{'seed':>5} {'way':>10} {'before':>7} {'at the end':>11}", end="")
     print("".join(f" {f'episodes to {target}':>16} {'seconds':>8}" for target in TARGETS))
     for run in results.get("runs", ()):
-        print(f"{run['seed']:>5} {run['way']:>10} {run['before']:>7.3f} {run['curve'][-1]['success']:>11.3f}", end="")
+        print(
+            f"{run['seed']:>5} {run['way']:>10} {run['before']['success']:>7.3f} {run['curve'][-1]['success']:>11.3f}",
+            end="",
+        )
         for target in TARGETS:
             point = reached(run, target) or {"episodes": "-", "seconds": math.nan}
             print(f" {point['episodes']:>16} {point['seconds']:>8.1f}", end="")
@@ -230,74 +213,23 @@ def show(results: dict[str, Any]) -> None:
 
 
 def train(argv: list[str]) -> None:
-    from transformers import TrainerCallback
+    from _heldout_runs import Plan, run
 
-    from toolgrpo import ToolGRPOTrainer
     from toolgrpo.commands.arguments import parse_arguments
-    from toolgrpo.commands.parts import RunParts
-    from toolgrpo.commands.terminal import Terminal
 
-    script, config, model = parse_arguments(argv)
-    terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
-    parts = RunParts(script, config, model, terminal)
-    heldout = list(parts.heldout_rows() or ())
-    trainer = ToolGRPOTrainer(
-        parts.model_path(str(model.model_name_or_path)),
-        parts.rewards(),
-        config.changed(disable_tqdm=True),
-        train_dataset=parts.training_rows(),
-        tools=parts.toolbox(),
+    plan = Plan(
+        done=lambda point: bool(point["success"] >= max(TARGETS)),
+        due=lambda step, episodes: step % EVERY == 0,
+        rows=(_rows("train", 1000), _rows("heldout", HELD_OUT)),
     )
-    greedy = config.changed(temperature=0.0).sampling_options()
-    curve: list[dict[str, Any]] = []
+    found = run(argv, plan)
+    (Path(parse_arguments(argv)[1].output_dir) / "curve.json").write_text(json.dumps(found))
 
-    def success() -> float:
-        right = trainer.measure(heldout, greedy, label="held out").successes
-        return sum(right) / len(right)
 
-    class Curve(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
-        """Measures every few steps, and ends the run at the highest target."""
+def _rows(split: Any, n: int) -> list[dict[str, Any]]:
+    from toolgrpo.data.chains import chain_rows
 
-        def __init__(self) -> None:
-            self.measuring_s = 0.0
-            self.started = time.monotonic()
-
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.started = time.monotonic()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % EVERY and state.global_step < state.max_steps:
-                return
-            now = time.monotonic()
-            seconds, rate = now - self.started - self.measuring_s, success()
-            curve.append(
-                {"step": state.global_step, "episodes": trainer.n_episodes, "seconds": seconds, "success": rate}
-            )
-            print(
-                f"step {state.global_step}: {rate:.3f} after {trainer.n_episodes} episodes, {seconds:.1f} s", flush=True
-            )
-            self.measuring_s += time.monotonic() - now
-            control.should_training_stop = control.should_training_stop or rate >= max(TARGETS)
-
-    trainer.add_callback(Curve())
-    try:
-        before = success()
-        print(f"before: {before:.3f}", flush=True)
-        trainer.train()
-    finally:
-        trainer.close()
-    logs = [log for log in trainer.state.log_history if "reward/groups_without_spread" in log]
-    found = {
-        "before": before,
-        "curve": curve,
-        "live_rate": fmean(1 - log["reward/groups_without_spread"] for log in logs),
-        "credit": {
-            name: fmean(log[name] for log in logs if name in log)
-            for name in ("credit/spread_within_episode", "credit/groups_revived")
-            if any(name in log for log in logs)
-        },
-    }
-    (Path(config.output_dir) / "curve.json").write_text(json.dumps(found))
+    return [{**row, "success_measure": "arithmetic"} for row in chain_rows(split, n, n_calls=N_CALLS)]
 
 
 if __name__ == "__main__":
