@@ -1,6 +1,7 @@
-"""A harder embedded task, of which untrained nano solves less than 5 % (a part of `learning_signal.py`).
+"""A harder embedded task: chains of calls (a part of `learning_signal.py`).
 
-Half of its questions need a chain of three calls, half one of four, and the reward is 1 for the right number and else 0: there
+Half of its questions need a chain of three calls, of which untrained nano solves about a fifth, half one of four, of which it
+solves less than 1 %, and the reward is 1 for the right number and else 0: there
 is none for calls on the way, so most groups are dead at first. Each seed and each arm is a run of the shipped recipe in a
 process of its own, with the same number of episodes, those of replaced groups among them. The held-out questions are asked
 greedily as the run goes on, and it is said for each length when half of them were right; a run ends early once the longer

@@ -61,8 +61,8 @@ def _gradients_of(sharing: str, cuts: bool, losses: tuple[str, ...]) -> list[Any
     import torch
     from transformers import TrainerCallback
 
-    from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
-    from toolgrpo.testing.episodes import cut_into_segments
+    from toolgrpo.testing import ScriptedTools, tiny_trainer
+    from toolgrpo.testing.episodes import cut_into_segments, of_several_turns
     from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
     class Cutting(ToolGRPOTrainer):
@@ -83,19 +83,12 @@ def _gradients_of(sharing: str, cuts: bool, losses: tuple[str, ...]) -> list[Any
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
             found.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
 
-    def script(request: Any, number: int) -> list[int]:
-        turns, asked = request.ids.count(ByteChat.end), sum(request.ids)
-        varied = asked + 5 * number if turns < 2 else asked
-        if turns < 4 and varied % 3:
-            return ByteChat.say(f'call look {{"at": {varied % 7}}}')
-        return ByteChat.say("abcdefghijklm"[: 1 + varied % 13])
-
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         run = tiny_trainer(
             Path(folder),
             lambda completions, **_: [float(place % 3) for place in range(len(completions))],
-            script,
+            of_several_turns,
             kind=Cutting,
             parts={"callbacks": [Steps()], "tools": ScriptedTools({"look": lambda at: f"r{at}"})},
             max_steps=len(losses),

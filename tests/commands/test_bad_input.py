@@ -101,6 +101,7 @@ TABLE: list[tuple[str, str]] = [
     ("--agent DIR/syntax.py", "line 1"),
     ("--agent no-such-agent", "there is no such command"),
     ("--agent ''", "--agent is given without a value"),
+    ("--agent DIR/good.py --max_tool_calls 3", "max_tool_calls bounds our own loop"),
     ("--agent DIR/good.py --tools_script DIR/good.py", "exclude each other"),
     ("--mcp_config DIR/none.json", "No such file"),
     ("--mcp_config DIR/folder", "is a folder; give the file in it"),

@@ -14,9 +14,10 @@ import pytest
 
 from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import EngineError, PluginError
-from toolgrpo.gateway.agents import AgentPlayer, load_agent
-from toolgrpo.rollout import Episode
+from toolgrpo.errors import ConfigError, EngineError, PluginError
+from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
+from toolgrpo.rollout import Episode, EpisodeLimits
+from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.scheduler import run_rollout
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
 from toolgrpo.trajectory import StopReason, Trajectory
@@ -194,3 +195,13 @@ def _sleepers() -> list[int]:
             if words[:2] == [b"sleep", b"987"]:
                 found.append(int(name))
     return found
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_tool_calls": 3}, {"max_user_turns": 1}, {"context": ContextLimit(max_tokens=99)}]
+)
+def test_limits_of_our_own_loop_are_refused(limit: dict[str, Any]) -> None:
+    check_limits(EpisodeLimits(max_completion_length=100, max_turns=3, max_turn_tokens=20, deadline_s=5.0))
+    (name,) = limit
+    with pytest.raises(ConfigError, match=f"^{name} bounds our own loop.*leave {name} out"):
+        check_limits(EpisodeLimits(max_completion_length=100, **limit))

@@ -16,7 +16,7 @@ from toolgrpo.observe.recorder import episodes_path, read_episodes
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.compaction import SUMMARY_REQUEST
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
-from toolgrpo.testing.episodes import cut_into_segments
+from toolgrpo.testing.episodes import cut_into_segments, of_several_turns
 from toolgrpo.trainer.segmented_rows import SegmentedRows
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 from toolgrpo.trajectory import Trajectory
@@ -26,15 +26,6 @@ pytestmark = pytest.mark.contract
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0}
 SMALL: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-
-
-def script(request: SampleRequest, number: int) -> list[int]:
-    """Episodes of one to three turns, and answers of several lengths; only a first turn knows its number."""
-    turns, asked = request.ids.count(ByteChat.end), sum(request.ids)
-    varied = asked + 5 * number if turns < 2 else asked
-    if turns < 4 and varied % 3:
-        return ByteChat.say(f'call look {{"at": {varied % 7}}}')
-    return ByteChat.say("abcdefghijklm"[: 1 + varied % 13])
 
 
 def some_alike(prompts: list[Any], **_: Any) -> list[float]:
@@ -97,7 +88,9 @@ def trained(folder: Path, kind: type, losses: tuple[str, ...] = (), **changes: A
     gradients = Gradients(losses)
     tools = ScriptedTools({"look": lambda at: f"r{at}"})
     given = {**STILL, **SMALL, **({"max_steps": len(losses)} if losses else {}), **changes}
-    run = tiny_trainer(folder, some_alike, script, kind=kind, parts={"callbacks": [gradients], "tools": tools}, **given)
+    run = tiny_trainer(
+        folder, some_alike, of_several_turns, kind=kind, parts={"callbacks": [gradients], "tools": tools}, **given
+    )
     gradients.trainer = run
     run.model.double()
     run.train()
@@ -188,7 +181,9 @@ def test_a_run_resumes_in_the_middle_of_a_batch_of_segments(tmp_path: Path) -> N
     }
 
     def run(folder: Path, resume: bool = False, **more: Any) -> Any:
-        trainer = tiny_trainer(folder, some_alike, script, kind=Cutting, **{**changes, "max_steps": 4, **more})
+        trainer = tiny_trainer(
+            folder, some_alike, of_several_turns, kind=Cutting, **{**changes, "max_steps": 4, **more}
+        )
         trainer.train(resume_from_checkpoint=resume)
         trainer.close()
         return trainer

@@ -22,7 +22,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
-from toolgrpo.gateway.agents import AgentPlayer, load_agent
+from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.named_models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
@@ -124,6 +124,7 @@ class RunParts:
         """Return what plays the episodes, if it is not our own loop."""
         if self.script.agent is None:
             return None
+        check_limits(self.config.episode_limits())
         player = load_agent(self.script.agent, log_path=Path(self.config.output_dir) / "agent.log")
         self.terminal.say(f"agent     {player.name}")
         return player

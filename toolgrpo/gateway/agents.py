@@ -26,6 +26,7 @@ from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, WorldError
 from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent
 from toolgrpo.gateway.session import Session
+from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.tools.environments import EnvironmentBackend, EnvironmentSession
 from toolgrpo.tools.plugin.plugin_file import PluginSource
@@ -73,6 +74,16 @@ def load_agent(agent: str | Path, *, log_path: Path | None = None, load_timeout_
     options = PoolOptions(1, limits, load_timeout_s=load_timeout_s)
     pool = WorkerPool({"tools": None, "environment": asdict(source)}, options, OutputLog(log_path))
     return AgentPlayer(pool, made.__name__)
+
+
+def check_limits(limits: EpisodeLimits) -> None:
+    """Raise ConfigError for limits of our own loop, of which an agent's episodes would know nothing."""
+    given = [name for name in ("context", "max_tool_calls", "max_user_turns") if getattr(limits, name) is not None]
+    if given:
+        raise ConfigError(
+            f"{given[0]} bounds our own loop, and an agent plays the episode itself: it writes its own history, runs its own "
+            f"tools and speaks for its user; leave {given[0]} out"
+        )
 
 
 def agent_of(given: str) -> PythonAgent | CommandAgent:

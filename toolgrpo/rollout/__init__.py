@@ -1,8 +1,8 @@
 """Rollouts: rows become episodes, many at a time, and come back as one batch.
 
-`episode.py` runs one episode within its `limits.py`; `runner.py` is what all of a rollout share; `scheduler.py` runs many at once;
-`rollouts.py` is what customers call; `batch.py` is what they get; `observers.py` is how others hear
-of it.
+`episode.py` runs one episode within its `limits.py`; `runner.py` is what all episodes of a rollout
+share; `scheduler.py` runs many at once; `rollouts.py` is what customers call; `batch.py` is what
+they get; `observers.py` is how others hear of it.
 """
 
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored

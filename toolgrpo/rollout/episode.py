@@ -154,7 +154,7 @@ class _EpisodeRun:
                 return StopReason.STOP_TOOL
             # 7. bridge
             answers = [answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
-            reason = await self._go_on(ledger, answers, results)
+            reason = await self._go_on(ledger, self._bridge(ledger, answers), answers, results)
             if reason is not None:
                 return reason
 
@@ -182,10 +182,9 @@ class _EpisodeRun:
         )
 
     async def _go_on(
-        self, ledger: Ledger, answers: Sequence[Message], results: Sequence[ToolResult]
+        self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message], results: Sequence[ToolResult]
     ) -> StopReason | None:
         """Add what follows the last turn, behind it or in a new segment; return why that cannot be."""
-        bridge = self._bridge(ledger, answers)
         if self.history is not None:
             said = ledger.turns[-1]
             self.history.add(ledger.all_ids[len(ledger.all_ids) - (said.end - said.start) :], answers)
@@ -249,14 +248,14 @@ class _EpisodeRun:
         if isinstance(text, StopReason):
             return text
         message: Message = {"role": "user", "content": text}
-        room = self.room.budget(ledger)
-        if self.history is None and len(self._bridge(ledger, [message])) >= self.room.left(ledger):
-            self._record(ledger, turn)
-            return room.when_full
+        bridge = self._bridge(ledger, [message])
+        if self.history is None and len(bridge) >= self.room.left(ledger):
+            self._record(ledger, turn)  # what the model cannot read is not said
+            return self.room.budget(ledger).when_full
         self._record(ledger, replace(turn, user=text))
         ledger.say(message)
         user.said += 1
-        return await self._go_on(ledger, [message], ())
+        return await self._go_on(ledger, bridge, [message], ())
 
     def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
         return self._following(ledger.all_ids, answers, self.messages)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.segments import Segment, first_columns
@@ -20,7 +20,7 @@ from toolgrpo.testing.engine import ScriptedEngine
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["cut_into_segments", "run_episode", "scripted_runner"]
+__all__ = ["cut_into_segments", "of_several_turns", "run_episode", "scripted_runner"]
 
 
 def scripted_runner(
@@ -75,6 +75,18 @@ def run_episode(
             await engine.close()
 
     return asyncio.run(main()) if clock is None else clock.run(main())
+
+
+def of_several_turns(request: SampleRequest, number: int) -> list[int]:
+    """Script episodes of one to three turns, which call `look`, and answers of several lengths.
+
+    Only a first turn knows its number, so that two runs of the same questions say the same.
+    """
+    turns, asked = request.ids.count(ByteChat.end), sum(request.ids)
+    varied = asked + 5 * number if turns < 2 else asked
+    if turns < 4 and varied % 3:
+        return ByteChat.say(f'call look {{"at": {varied % 7}}}')
+    return ByteChat.say("abcdefghijklm"[: 1 + varied % 13])
 
 
 def cut_into_segments(whole: Trajectory, *places: int) -> Trajectory:

@@ -22,7 +22,7 @@ from toolgrpo.chat.base import ChatFormat
 from toolgrpo.chat.raw_text import RawText
 from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.errors import ConfigError, ModelError
-from toolgrpo.gateway.agents import PROMPT_ROOM, load_agent
+from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
 from toolgrpo.named_models import folder_of
 from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards.named import named_rewards
@@ -163,6 +163,7 @@ def _as_player(agent: str | Path | Player | None, tools: ToolProvider | None, ar
         raise ConfigError(
             "an agent brings its own tools, so that those that are given would not be used; leave them out"
         )
+    check_limits(args.episode_limits())
     if isinstance(agent, str | Path):
         return load_agent(agent, log_path=Path(args.output_dir) / "agent.log")
     return agent
