@@ -150,6 +150,10 @@ def repeated(source: Path, target: Path, n: int) -> None:
     episodes = [line for line in (source / "episodes.jsonl").open(encoding="utf-8") if '"mode": "train"' in line[:60]]
     tokens: dict[int, str] = {json.loads(line)["episode"]: line for line in (source / "tokens.jsonl").open()}
     size = sum('"step": 0,' in line[:40] for line in episodes)
+    steps = [line for line in (source / "steps.jsonl").open(encoding="utf-8") if '"kind": "step"' in line]
+    with (target / "steps.jsonl").open("w", encoding="utf-8") as log:
+        for step in range(-(-n // size)):
+            log.write(json.dumps(json.loads(steps[step % len(steps)]) | {"step": step}) + "\n")
     with (target / "episodes.jsonl").open("w", encoding="utf-8") as file, (target / "tokens.jsonl").open("w") as seen:
         for number in range(n):
             record = json.loads(episodes[number % len(episodes)])

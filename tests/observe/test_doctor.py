@@ -165,9 +165,9 @@ def test_at_the_end_a_run_of_two_steps_is_judged_by_what_there_is() -> None:
 def test_a_run_that_is_over_is_asked_at_each_of_its_logs() -> None:
     logs = run(8, success=0.0, **{"reward/groups_without_spread": [1.0] * 5 + [0.2] * 3})
     evaluation = {"eval_reward": 0.1, "step": 4.0}
-    assert {
-        rule: [one.step for one in found] for rule, found in over_run([*logs[:4], evaluation, *logs[4:]]).items()
-    } == {"groups_all_failed": [3, 4, 5]}
+    found = over_run(iter([*logs[:4], evaluation, *logs[4:]]))
+    assert [(one.rule, one.step) for one in found] == [("groups_all_failed", step) for step in (3, 4, 5)]
+    assert list(over_run([])) == []
 
 
 def test_every_rule_points_to_a_section_that_is_there() -> None:

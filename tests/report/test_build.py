@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -58,6 +59,14 @@ class Page(HTMLParser):
             return self.value(f"c{name // 1000}")[name % 1000]
         return json.loads(zlib.decompress(base64.b64decode(self.blocks[name])))
 
+    def lines(self, kind: str) -> list[Any]:
+        """Return the lines of a kind, in the order in which the page reads them."""
+        blocks = (name for name in self.blocks if name.startswith("lines"))
+        return [line for name in blocks for line in self.value(name) if line["kind"] == kind]
+
+    def steps_with_episodes(self) -> list[dict[str, Any]]:
+        return [{**line["sums"], **line} for line in self.lines("batch") if "rows" in line]
+
 
 def page_of(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
@@ -70,12 +79,12 @@ def hashed(text: str) -> str:
 def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) -> None:
     built = build_report([run], tmp_path / "report.html")
     page = page_of(built.path)
-    index = page.value("index")
-    (described,) = index["runs"]
+    steps = page.steps_with_episodes()
     recorded = [*read_episodes(run / "episodes.jsonl"), *read_episodes(run / "heldout.jsonl")]
-    assert built.n_episodes == built.n_shown == len(recorded) == index["episodes"]["rows"]["n"].__len__()
+    assert built.n_episodes == built.n_shown == len(recorded)
+    assert sum(len(step["rows"]["n"]) for step in steps) == len(recorded)
     by_place = {}
-    for chunk in described["chunks"]:
+    for chunk in steps:
         texts, tokens = page.value(chunk["texts"]), page.value(chunk["tokens"])
         for place, (episode, own) in enumerate(zip(texts["episodes"], tokens["episodes"], strict=True)):
             by_place[chunk["mode"], chunk["label"], chunk["step"], episode["n"]] = (episode, own, texts, place)
@@ -94,14 +103,14 @@ def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) 
         assert own["l"] == [round(lp * 1000) for lp in record["logprobs"] if lp is not None]
     seen = [own for _, own, _, _ in by_place.values() if "d" in own]
     assert len(seen) == 3 and all(len(own["d"]) == len(own["l"]) == len(own["h"]) == len(own["k"]) for own in seen)
-    assert {one["label"] for one in described["measured"]} == {"before (greedy)", "after (greedy)"}
-    dead = next(one for one in described["sums"] if one["mode"] == "train" and one["step"] == 0)
+    assert {one["label"] for one in page.lines("measured")} == {"before (greedy)", "after (greedy)"}
+    dead = next(one for one in steps if one["mode"] == "train" and one["step"] == 0)
     assert dead["groups"] == [1, 1, 0] and dead["causes"] == {"raised": 1}
 
 
 def test_small_texts_of_many_steps_share_a_block_and_tokens_stand_alone(run: Path, tmp_path: Path) -> None:
     page = page_of(build_report([run], tmp_path / "report.html").path)
-    chunks = page.value("index")["runs"][0]["chunks"]
+    chunks = page.steps_with_episodes()
     texts, tokens = ({chunk[kind] // 1000 for chunk in chunks} for kind in ("texts", "tokens"))
     assert len(chunks) > 2 and len(texts) == 1 and len(tokens) == len(chunks) and not texts & tokens
 
@@ -113,6 +122,35 @@ def test_pieces_begin_another_block_when_theirs_is_large(tmp_path: Path) -> None
     assert [number // 1000 for number in numbers] == [0, 0, 0, 1, 1]
     written = page_of(tmp_path / "report.html")
     assert all(written.value(number) == {"text": "x" * 90_000} for number in written.value("index")["numbers"])
+
+
+def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    lines: list[dict[str, Any]] = [{"kind": "run", "resumed": None}]
+    for first, last, process in ((0, 4, "a"), (3, 6, "b"), (2, 5, "c")):
+        if process != "a":
+            lines.append({"kind": "run", "resumed": first, "process": process})
+        for step in range(first, last):
+            lines.append({"kind": "step", "step": step, "metrics": {"reward": 0.0}, "time": process})
+            lines.append({"kind": "event", "step": step, "what": "warning", "text": f"{process}{step}"})
+    (folder / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page = page_of(build_report([folder]).path)
+    assert [(one["time"], one["step"]) for one in page.lines("step")] == [
+        *[("a", 0), ("a", 1), ("c", 2), ("c", 3), ("c", 4)]
+    ]
+    assert [one["text"] for one in page.lines("event")] == ["a0", "a1", "resumed after 2 steps", "c2", "c3", "c4"]
+    assert page.value("index")["runs"][0]["facts"]["process"] == "c"
+
+
+def test_lines_stand_in_blocks_of_some_size(tmp_path: Path) -> None:
+    page = PageWriter(tmp_path / "report.html", "lines")
+    for number in range(5):
+        page.line({"kind": "event", "text": "x" * 90_000, "number": number})
+    page.finish({})
+    written = page_of(tmp_path / "report.html")
+    assert [name for name in written.blocks if name.startswith("lines")] == ["lines0", "lines1"]
+    assert [line["number"] for line in written.lines("event")] == list(range(5))
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(run: Path, tmp_path: Path) -> None:
@@ -136,11 +174,10 @@ def test_a_long_run_is_shown_in_part_with_all_of_its_charts(tmp_path: Path) -> N
     run = record_run(tmp_path, steps=10)
     built = build_report([run], most_episodes=24)
     page = page_of(built.path)
-    (described,) = page.value("index")["runs"]
-    shown = [chunk["step"] for chunk in described["chunks"] if chunk["mode"] == "train"]
+    shown = [chunk["step"] for chunk in page.steps_with_episodes() if chunk["mode"] == "train"]
     assert shown[0] == 0 and shown[-1] == 9 and len(shown) == 3
     assert built.n_shown < built.n_episodes == 84
-    assert [one["step"] for one in described["sums"] if one["mode"] == "train"] == list(range(10))
+    assert [one["sums"]["step"] for one in page.lines("batch") if one["sums"]["mode"] == "train"] == list(range(10))
 
 
 def test_texts_that_are_too_long_are_cut_in_the_middle(tmp_path: Path) -> None:
@@ -148,7 +185,7 @@ def test_texts_that_are_too_long_are_cut_in_the_middle(tmp_path: Path) -> None:
     built = build_report([run])
     assert built.n_bytes < 2_000_000
     page = page_of(built.path)
-    chunk = next(one for one in page.value("index")["runs"][0]["chunks"] if one["mode"] == "train")
+    chunk = next(one for one in page.steps_with_episodes() if one["mode"] == "train")
     content = page.value(chunk["texts"])["episodes"][1]["turns"][0]["c"]
     assert content.startswith("The answer is 9.xxx") and "characters left out here" in content
     assert len(content) < TEXT_LIMIT + 200
@@ -166,7 +203,7 @@ def test_lines_that_are_damaged_are_left_out(tmp_path: Path) -> None:
     nan = json.loads(whole.splitlines()[0]) | {"reward_given": float("nan"), "row": {"a": float("inf")}}
     path.write_text(json.dumps(nan) + "\n")
     page = page_of(build_report([run]).path)
-    assert page.value("index")["episodes"]["rows"]["r"][0] is None
+    assert page.steps_with_episodes()[0]["rows"]["r"][0] is None
 
 
 def test_recordings_of_the_first_version_are_shown(run: Path, tmp_path: Path) -> None:
@@ -191,7 +228,7 @@ def test_recordings_of_the_first_version_are_shown(run: Path, tmp_path: Path) ->
     (tmp_path / "episodes.jsonl").write_text("\n".join(old) + "\n")
     built = build_report([tmp_path])
     assert built.n_episodes == 24
-    assert page_of(built.path).value("index")["episodes"]["prompts"][0][1] == "What is 0 plus 2?"
+    assert page_of(built.path).steps_with_episodes()[0]["questions"][0][1] == "What is 0 plus 2?"
 
 
 def test_what_cannot_be_reported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.plain_text import plain
-from toolgrpo.report.build import Built, build_report
-from toolgrpo.report.files import MOST_EPISODES
+from toolgrpo.report.build import MOST_EPISODES, Built, build_report
 
 __all__ = ["report_line", "run_report"]
 

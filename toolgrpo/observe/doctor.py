@@ -13,8 +13,8 @@ Not covered: who hears of it and how often (`watch.py`); the episodes themselves
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from toolgrpo.observe.call_lookalikes import FORMS
@@ -90,14 +90,15 @@ def findings(logs: Sequence[Log], rules: Iterable[Rule] | None = None, *, at_end
     return found
 
 
-def over_run(logs: Sequence[Log]) -> dict[str, list[Finding]]:
-    """Return by rule everything that was found after each log of a run."""
-    trained = [log for log in logs if "reward" in log]
-    by_rule: dict[str, list[Finding]] = {}
-    for end in range(1, len(trained) + 1):
-        for finding in findings(trained[max(0, end - LOGS_KEPT) : end], at_end=end == len(trained)):
-            by_rule.setdefault(finding.rule, []).append(finding)
-    return by_rule
+def over_run(logs: Iterable[Log]) -> Iterator[Finding]:
+    """Yield what was found after each log of a run that is over; the last few logs are kept, no more."""
+    trained = (log for log in logs if "reward" in log)
+    last: deque[Log] = deque(maxlen=LOGS_KEPT)
+    following = next(trained, None)
+    while following is not None:
+        last.append(following)
+        following = next(trained, None)
+        yield from findings(list(last), at_end=following is None)
 
 
 # The rules, in the order in which they are told.

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolgrpo import __version__
 from toolgrpo.errors import ConfigError
-from toolgrpo.report.files import MOST_EPISODES, Episodes, RunPieces, read_run, run_folder, vocabulary_of
+from toolgrpo.report.files import run_folder, step_lines
 from toolgrpo.report.findings import run_findings
 from toolgrpo.report.html import PageWriter
+from toolgrpo.report.run_lines import Names, write_run
 from toolgrpo.storage import storage_errors
 
-__all__ = ["Built", "build_report"]
+__all__ = ["MOST_EPISODES", "Built", "build_report"]
+
+MOST_EPISODES = 12_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +49,28 @@ def build_report(
                 f"the report cannot be written to {path}: {error.strerror}; give another place with --out"
             ) from error
         try:
-            runs, shown = _write(page, folders, places, most_episodes)
+            n_episodes, n_shown = _write(page, folders, places, most_episodes)
         except BaseException:
             page.abandon()
             raise
-    return Built(path, path.stat().st_size, sum(run.n_episodes for run in runs), shown)
+    return Built(path, path.stat().st_size, n_episodes, n_shown)
 
 
-def _write(
-    page: PageWriter, folders: Sequence[Path], places: Sequence[Path], most_episodes: int
-) -> tuple[list[RunPieces], int]:
-    episodes = Episodes()
-    runs = []
-    for number, place in enumerate(places):
-        run = read_run(place, number, episodes, page.piece, most_episodes=most_episodes)
-        run.name = folders[number].resolve().name
-        runs.append(run)
-    described = [
-        {**_run_json(run, place), "vocabulary": page.piece(vocabulary_of(place, run.token_ids))}
-        for run, place in zip(runs, places, strict=True)
-    ]
-    page.finish({"version": __version__, "runs": described, "episodes": episodes.as_json()})
-    return runs, len(episodes.rows["n"])
-
-
-def _run_json(run: RunPieces, place: Path) -> dict[str, object]:
-    return {
-        "name": run.name,
-        "folder": str(place.resolve()),
-        "facts": run.facts,
-        "chunks": run.chunks,
-        "sums": run.sums,
-        "steps": [{name: one.get(name) for name in ("step", "metrics", "phases", "time")} for one in run.steps],
-        "measured": run.measured,
-        "events": run.events,
-        "findings": run_findings(run),
-        "recorded": run.n_episodes,
-    }
+def _write(page: PageWriter, folders: Sequence[Path], places: Sequence[Path], most_episodes: int) -> tuple[int, int]:
+    """Write all runs; return how many episodes were recorded, and how many the page has."""
+    names, described, n_episodes, n_shown = Names(), [], 0, 0
+    for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
+        run = write_run(place, number, names, page, most_episodes=most_episodes)
+        n_episodes, n_shown = n_episodes + run.n_episodes, n_shown + run.n_shown
+        described.append(
+            {
+                "name": folder.resolve().name,
+                "folder": str(place.resolve()),
+                "facts": run.facts,
+                "vocabulary": run.vocabulary,
+                "findings": run_findings(step_lines(place)),
+                "recorded": run.n_episodes,
+            }
+        )
+    page.finish({"version": __version__, "runs": described, **asdict(names)})
+    return n_episodes, n_shown

@@ -7,10 +7,10 @@ shows as examples of a rule: the same words as in a link to the search.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from toolgrpo.observe.doctor import over_run
-from toolgrpo.report.files import RunPieces
 
 __all__ = ["run_findings"]
 
@@ -30,24 +30,23 @@ _EXAMPLES = {
 }
 
 
-def run_findings(run: RunPieces) -> list[dict[str, Any]]:
-    """Return each rule that spoke once, with the last thing it said and the steps it spoke after."""
-    logs = [{**_numbers(line["metrics"]), "step": line["step"] + 1} for line in run.steps]
-    found = []
-    for rule, spoken in over_run(logs).items():
-        last = spoken[-1]
-        examples: dict[str, Any] = {"from": max(1, last.step - 10), "to": last.step}
-        examples.update(_EXAMPLES.get(rule, {}))
-        found.append(
-            {
-                "rule": rule,
-                "sentence": last.sentence,
-                "link": last.link,
-                "steps": [one.step for one in spoken],
-                "filter": examples,
-            }
-        )
-    return found
+def run_findings(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each rule that spoke once, with the last thing it said and the steps it spoke after.
+
+    `lines` are those of `steps.jsonl`.
+    """
+    logs = ({**_numbers(line["metrics"]), "step": line["step"] + 1} for line in lines if line["kind"] == "step")
+    found: dict[str, dict[str, Any]] = {}
+    for spoken in over_run(logs):
+        steps = [*found.get(spoken.rule, {"steps": []})["steps"], spoken.step]
+        found[spoken.rule] = {
+            "rule": spoken.rule,
+            "sentence": spoken.sentence,
+            "link": spoken.link,
+            "steps": steps,
+            "filter": {"from": max(1, spoken.step - 10), "to": spoken.step, **_EXAMPLES.get(spoken.rule, {})},
+        }
+    return list(found.values())
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

@@ -7,8 +7,9 @@ is ever parsed as HTML, and the script shows it as text only.
 The blocks are written as they come, so the page of a long run needs no more memory than that of a
 short one; the file appears under its name when it is whole.
 
-A block holds one piece of data, or several small ones that are read together: a browser takes
-about a millisecond to begin with a block, which a search through all steps would pay for each.
+A piece is read when somebody looks at it, by its number; a line when the page opens. A block holds
+one piece, or several small ones that are read together, or many lines: a browser takes about a
+millisecond to begin with a block, which a search through all steps would pay for each.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ def page_parts() -> tuple[str, str]:
 
 
 _PER_BLOCK = 1000  # pieces; piece 2003 is the fourth of block c2 (`page/data.js` counts so, too)
-_ENOUGH = 200_000  # characters in a block, where several pieces share one
+_ENOUGH = 200_000  # characters in a block that several pieces, or lines, share
 
 
 class PageWriter:
-    """Writes one page: `piece` for each piece of data, then `finish` with the index."""
+    """Writes one page: `piece` and `line` for its data, then `finish` with the index."""
 
     def __init__(self, path: Path, title: str, *, live: bool = False) -> None:
         self.path = path
@@ -55,6 +56,8 @@ class PageWriter:
         self._n_blocks = 0
         self._shared: list[str] = []  # pieces of the block that is being filled
         self._shared_number = 0
+        self._lines: list[str] = []  # of the block that is being filled
+        self._n_line_blocks = 0
         self._live = live
         self._file: IO[str] = self._half.open("w", encoding="utf-8", newline="\n")
         self._file.write(self._head(title))
@@ -71,13 +74,20 @@ class PageWriter:
             self._n_blocks += 1
         self._shared.append(text)
         number = self._shared_number * _PER_BLOCK + len(self._shared) - 1
-        if len(self._shared) == _PER_BLOCK or sum(map(len, self._shared)) >= _ENOUGH:
+        if _is_full(self._shared):
             self._write_shared()
         return number
+
+    def line(self, value: dict[str, Any]) -> None:
+        """Write a line; the page gets them in this order."""
+        self._lines.append(_as_json(value))
+        if _is_full(self._lines):
+            self._write_lines()
 
     def finish(self, index: dict[str, Any]) -> None:
         """Write the index and the script, and give the file its name."""
         self._write_shared()
+        self._write_lines()
         self._block("index", _as_json({**index, "live": self._live}))
         self._file.write(f"<script>{self._script}</script>\n</body>\n</html>\n")
         self._file.close()
@@ -88,8 +98,14 @@ class PageWriter:
             self._write_block(self._shared_number, self._shared)
         self._shared = []
 
+    def _write_lines(self) -> None:
+        if self._lines:
+            self._block(f"lines{self._n_line_blocks}", _as_list(self._lines))
+            self._n_line_blocks += 1
+        self._lines = []
+
     def _write_block(self, number: int, pieces: list[str]) -> None:
-        self._block(f"c{number}", f"[{','.join(pieces)}]")
+        self._block(f"c{number}", _as_list(pieces))
 
     def abandon(self) -> None:
         """Leave no half page behind."""
@@ -119,6 +135,14 @@ class PageWriter:
             "<noscript><p>This report is drawn by a script that stands inside it. Allow scripts for this "
             "file to see it.</p></noscript></div>\n"
         )
+
+
+def _is_full(texts: list[str]) -> bool:
+    return len(texts) == _PER_BLOCK or sum(map(len, texts)) >= _ENOUGH
+
+
+def _as_list(texts: list[str]) -> str:
+    return f"[{','.join(texts)}]"
 
 
 def _as_json(value: Any) -> str:

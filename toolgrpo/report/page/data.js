@@ -2,7 +2,7 @@
 // base64 of compressed JSON, decoded when it is looked at. A block is a list of pieces; piece 2003 is
 // the fourth of block c2. `REPORT` is filled by `openReport`.
 
-const REPORT = { runs: [], chunks: new Map(), rows: {}, groups: [] };
+const REPORT = { runs: [], chunks: new Map(), rows: {}, groups: [], tools: [], causes: [], stops: [] };
 
 // Steps are recorded from 0 and shown from 1, as in the terminal: step 1 trains on the episodes of step 0.
 const shownStep = (step) => step + 1;
@@ -40,25 +40,41 @@ function forgetSome() {
 }
 
 async function openReport() {
-  const index = await unpack("index");
-  REPORT.version = index.version;
-  REPORT.live = index.live;
-  REPORT.runs = index.runs;
-  REPORT.tools = index.episodes.tools;
-  REPORT.causes = index.episodes.causes;
-  REPORT.stops = index.episodes.stops;
-  REPORT.prompts = index.episodes.prompts; // [prompt id, preview]
-  REPORT.rows = index.episodes.rows;
-  REPORT.n = REPORT.rows.n.length;
-  index.runs.forEach((run, number) => {
-    run.number = number;
-    run.chunks.forEach((chunk) => {
-      REPORT.chunks.set(chunk.texts, chunk);
-      tokenBlocks.push(blockOf(chunk.tokens));
-    });
-  });
+  const blocks = [...document.querySelectorAll('script[id^="lines"]')].map((block) => block.id);
+  const [index, ...lines] = await Promise.all(["index", ...blocks].map((name) => unpack(name)));
+  for (const name of blocks) unpacked.delete(name);
+  Object.assign(REPORT, index);
+  REPORT.prompts = []; // [prompt id, preview]
+  REPORT.rows = { chunk: [], place: [] };
+  REPORT.runs.forEach((run, number) => Object.assign(run, { number, chunks: [], sums: [], steps: [], measured: [], events: [] }));
+  const questions = new Map();
+  for (const line of lines.flat()) {
+    const run = REPORT.runs[line.run];
+    if (line.kind === "batch") addBatch(run, line, questions);
+    else run[{ step: "steps", measured: "measured", event: "events" }[line.kind]].push(line);
+  }
+  REPORT.n = REPORT.rows.place.length;
   findGroups();
   return REPORT;
+}
+
+// The episodes of one step: its sums, and the rows that lists and filters go through.
+function addBatch(run, line, questions) {
+  run.sums.push(line.sums);
+  if (!line.rows) return;
+  const { mode, step, label, n } = line.sums;
+  const chunk = { run: line.run, mode, step, label, n, texts: line.texts, tokens: line.tokens };
+  run.chunks.push(chunk);
+  REPORT.chunks.set(chunk.texts, chunk);
+  tokenBlocks.push(blockOf(chunk.tokens));
+  const places = line.questions.map(([name, preview]) => {
+    if (!questions.has(name)) questions.set(name, REPORT.prompts.push([name, preview]) - 1);
+    return questions.get(name);
+  });
+  line.rows.q = line.rows.q.map((place) => places[place]);
+  line.rows.chunk = line.rows.n.map(() => chunk.texts);
+  line.rows.place = line.rows.n.map((_, place) => place);
+  for (const [name, column] of Object.entries(line.rows)) (REPORT.rows[name] ??= []).push(...column);
 }
 
 // A group: the episodes of one question in one step. Its rows stand together.
