@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,29 @@ def _gradients_of(sharing: str, cuts: bool, losses: tuple[str, ...]) -> list[Any
             prefix_sharing=sharing,
             vllm_importance_sampling_correction=False,
         )
-        run.model.double()
+        _in_float64(run.model)
         run.train()
         run.close()
     return found
+
+
+def _in_float64(model: Any) -> None:
+    """Make a model compute in float64, its rotation angles too.
+
+    Transformers computes those in float32, at positions that a row's padding shifts: that alone is a difference of
+    about 1e-6 between two rows of other lengths.
+    """
+    import torch
+
+    def angles(module: Any, x: Any, position_ids: Any) -> tuple[Any, Any]:
+        of_half = position_ids[..., None].double() * module.inv_freq
+        of_all = torch.cat((of_half, of_half), dim=-1)
+        return of_all.cos() * module.attention_scaling, of_all.sin() * module.attention_scaling
+
+    model.double()
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            module.forward = partial(angles, module)
 
 
 def show_gradients(results: dict[str, Any]) -> None:
