@@ -1,11 +1,12 @@
 """Weights by vLLM's own transfer: its trainer's classes on the CPU against servers that note what they are told.
 
 What is replaced is what needs a GPU: the communicator, and how bytes are packed. With a real server, whose weights come
-through a store: test_vllm_transfer_real.py.
+through a store: test_vllm_server.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import pickle
 import threading
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from toolgrpo.engines import server_update
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, first_free_port
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
@@ -94,6 +96,14 @@ def controls(servers: list[StandInVLLM]) -> list[ServerControl]:
     return [ServerControl(server.url, timeout_s=20.0) for server in servers]
 
 
+async def draw(engine: VLLMServerEngine) -> None:
+    await engine.open()
+    try:
+        await engine.sample(SampleRequest(ids=(1, 2), max_tokens=8, stop_ids=(9,), options=SamplingOptions()))
+    finally:
+        await engine.close()
+
+
 def test_an_update_has_four_phases_in_order_with_its_chunks_and_its_version(
     servers: list[StandInVLLM], wire: Wire
 ) -> None:
@@ -135,13 +145,11 @@ def test_a_server_that_was_restarted_between_two_updates_is_known_by_its_version
 
 
 def test_a_server_that_is_restarted_in_a_rollout_ends_it_at_once(servers: list[StandInVLLM], wire: Wire) -> None:
-    from tests.engines.test_vllm_server_engine import ask, sample_all
-
     engine = VLLMServerEngine([servers[0].url], vocabulary=320, weights=route_of(), timeout_s=300.0)
     engine.load_weights(iter(weights()))
     servers[0].restart()
     with pytest.raises(FinalEngineError, match=r"was restarted and has lost the trained weights.*last checkpoint"):
-        sample_all(engine, ask())
+        asyncio.run(draw(engine))
     engine.shutdown()
 
 
