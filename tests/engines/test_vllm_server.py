@@ -108,7 +108,7 @@ def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
     old, new = tiny_qwen3(1), tiny_qwen3(2)
     engine = VLLMServerEngine([vllm_server.url], vocabulary=320, weights=DiskWeights(tmp_path), timeout_s=900)
     engine.load_weights(old.named_parameters())
-    requests = [ask([n, 1, 2], max_tokens=480) for n in range(8)]
+    requests = [ask([n, 1, 2], max_tokens=320) for n in range(4)]
 
     def drawn() -> float:
         return counted(vllm_server.url, "vllm:generation_tokens_total")
@@ -127,10 +127,10 @@ def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
     switched_at = []
     for request, sample in zip(requests, asyncio.run(main()), strict=True):
         before, after = differences(old, request, sample), differences(new, request, sample)
-        assert len(before) == 480
-        switched_at.append(next((place for place, one in enumerate(before) if one > 1e-4), 480))
+        assert len(before) == 320
+        switched_at.append(next((place for place, one in enumerate(before) if one > 1e-4), 320))
         assert max(after[switched_at[-1] :], default=0.0) < 1e-4
-    assert all(0 < place < 480 for place in switched_at), f"the weights came after {switched_at} of 480 tokens"
+    assert all(0 < place < 320 for place in switched_at), f"the weights came after {switched_at} of 320 tokens"
     engine.shutdown()
 
 
