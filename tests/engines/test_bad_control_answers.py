@@ -109,8 +109,6 @@ CONTROL: dict[str, list[Bad]] = {
         ("no success", lambda honest: {**honest, "success": False}, ("success is False",)),
         ("another version", lambda honest: {**honest, "new_version": "older"}, ("new_version is 'older'",)),
     ],
-}
-CONTROL |= {
     "/pause": [
         *ANYWHERE,
         ("another status", lambda honest: {"status": "resumed"}, ("status is 'resumed'", "'paused'")),

@@ -84,7 +84,7 @@ def servers() -> Iterator[list[StandInVLLM]]:
 
 
 def route_of(backend: str = "nccl", **options: Any) -> TransferWeights:
-    chosen = {"group_port": free_port(), "timeout_s": 20.0, "run_id": "run", **options}
+    chosen: dict[str, Any] = {"group_port": free_port(), "timeout_s": 20.0, "run_id": "run", **options}
     return TransferWeights(backend, torch.device("cuda"), **chosen)
 
 

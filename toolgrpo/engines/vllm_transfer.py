@@ -28,7 +28,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -117,12 +117,12 @@ class WeightSender:
     def _watched(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what `work` does in a thread, which nobody waits for once a server has refused."""
         outcome: Future[Any] = Future()
+        number = self._device.index  # a thread begins on the first device
+        there: AbstractContextManager[Any] = nullcontext() if number is None else torch.accelerator.device_index(number)
 
         def target() -> None:
             try:
-                with (
-                    nullcontext() if self._device.index is None else torch.accelerator.device_index(self._device.index)
-                ):
+                with there:
                     outcome.set_result(work())
             except BaseException as error:  # carried over to the caller, which raises it
                 outcome.set_exception(error)
