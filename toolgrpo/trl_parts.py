@@ -3,8 +3,7 @@
 
 * the folder `trl/chat_templates`, with the chat templates of the families that TRL trains;
 * `trl.chat_template_utils.add_response_schema`, which knows how the turns of these templates are
-  read;
-* `trl.generation.vllm_client.VLLMClient`, which sends weights to a `vllm serve` over NCCL.
+  read.
 
 What is private in TRL's trainer is touched in `toolgrpo/trainer/trl_seam.py` alone. Nothing is
 imported before it is asked for.
@@ -16,7 +15,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-__all__ = ["chat_template", "chat_template_names", "nccl_client", "response_schema"]
+__all__ = ["chat_template", "chat_template_names", "response_schema"]
 
 
 def chat_template_names() -> list[str]:
@@ -41,13 +40,6 @@ def response_schema(tokenizer: Any) -> dict[str, Any] | None:
     except ValueError:
         return None
     return getattr(known, "response_template", None)
-
-
-def nccl_client(url: str, *, group_port: int) -> Any:
-    """Return TRL's client of one server, which has not met it yet."""
-    from trl.generation.vllm_client import VLLMClient
-
-    return VLLMClient(base_url=url, group_port=group_port)
 
 
 def _templates() -> Path:

@@ -109,6 +109,11 @@ CONTROL: dict[str, list[Bad]] = {
         ("no success", lambda honest: {**honest, "success": False}, ("success is False",)),
         ("another version", lambda honest: {**honest, "new_version": "older"}, ("new_version is 'older'",)),
     ],
+    "/pause": [
+        *ANYWHERE,
+        ("another status", lambda honest: {"status": "resumed"}, ("status is 'resumed'", "'paused'")),
+    ],
+    "/resume": [*ANYWHERE, ("no status", lambda honest: {"error": "busy"}, ("status is missing",))],
 }
 CONTROL_CASES = [(path, bad, words) for path, table in CONTROL.items() for _, bad, words in table]
 CONTROL_IDS = [f"{path[1:]} {name}" for path, table in CONTROL.items() for name, *_ in table]

@@ -53,6 +53,27 @@ def test_two_processes_share_a_server(launcher: Any, tiny_qwen3: Any, vllm_serve
 
 
 @pytest.mark.slow
+def test_rollouts_of_two_processes_go_on_while_their_server_is_given_weights(
+    launcher: Any, tiny_qwen3: Any, vllm_server: Any, tmp_path: Path
+) -> None:
+    """The weights stay as they are, so each token of each sample must fit them, whatever came in its middle."""
+    tiny_qwen3(1).save_pretrained(tmp_path / "model")
+    changes = {"max_staleness": 1, "learning_rate": 0.0, "max_steps": 4, "rollout_correction": "trl"}
+    job = {
+        "out": str(tmp_path / "out"),
+        "model": str(tmp_path / "model"),
+        "engine": "vllm_server",
+        "config": options(vllm_server.url, **changes),
+    }
+    done = launcher.run("cpu_ddp", [job], timeout_s=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for process in (0, 1):
+        result = json.loads((tmp_path / "out" / f"rank{process}.json").read_text())
+        assert result["n_processes"] == 2 and result["steps"] == 4
+        assert max(result["difference"]) < 1e-4
+
+
+@pytest.mark.slow
 def test_an_adapter_alone_reaches_the_server(train_tiny: ModuleType, tiny_qwen3: Any, tmp_path: Path) -> None:
     from toolgrpo.testing.vllm_process import VLLMServerProcess
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from toolgrpo.engines import http_exchange, vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_weights import DiskWeights, NcclWeights, choose_weight_route, first_free_port
+from toolgrpo.engines.server_weights import DiskWeights
 from toolgrpo.engines.silence import Silence
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
@@ -252,22 +251,6 @@ def test_settings_of_servers_that_cannot_be_meant_are_refused(given: dict[str, A
         ToolGRPOConfig(str(tmp_path), report_to="none", use_cpu=True, **given)
 
 
-def test_nccl_meets_the_servers_at_the_port_that_was_given(server: StandInVLLM, tmp_path: Path) -> None:
-    import torch
-
-    server.weight_transfer = {"backend": "nccl"}
-    route = choose_weight_route(
-        [server.url],
-        device=torch.device("cuda"),
-        folder=tmp_path,
-        run_id="run",
-        ready_timeout_s=20.0,
-        timeout_s=20.0,
-        group_port=40_123,
-    )
-    assert isinstance(route, NcclWeights) and route._group_port == 40_123
-
-
 def test_a_blocking_call_works_where_an_event_loop_runs_already() -> None:
     """As in a notebook."""
 
@@ -278,12 +261,3 @@ def test_a_blocking_call_works_where_an_event_loop_runs_already() -> None:
         return http_exchange.in_background(one)
 
     assert http_exchange.in_background(one) == 1 and asyncio.run(main()) == 1
-
-
-def test_a_port_that_is_taken_is_passed_over() -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert first_free_port(port) > port
-    assert first_free_port(port) == port

@@ -7,15 +7,21 @@ import random
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import torch
 
+from toolgrpo.engines import server_update
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.server_transfer import TransferWeights
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
+from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.errors import FinalEngineError
+from toolgrpo.testing.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
 
@@ -27,15 +33,29 @@ def ask(ids: list[int], max_tokens: int = 40) -> SampleRequest:
     return SampleRequest(ids=tuple(ids), max_tokens=max_tokens, stop_ids=(), options=SamplingOptions())
 
 
+def differences(model: Any, request: SampleRequest, sample: Sample) -> list[float]:
+    """Between the engine's log-probability and that of the model, for each token."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*request.ids, *sample.ids]])).logits[0, len(request.ids) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(sample.ids).unsqueeze(1))[:, 0]
+    found: list[float] = (expected - torch.tensor(sample.logprobs)).abs().tolist()
+    return found
+
+
 def largest_difference(model: Any, turns: list[tuple[SampleRequest, Sample]]) -> float:
-    """Between the engine's log-probabilities and those of the model, over all tokens."""
-    worst = 0.0
-    for request, sample in turns:
-        with torch.no_grad():
-            logits = model(torch.tensor([[*request.ids, *sample.ids]])).logits[0, len(request.ids) - 1 : -1]
-        expected = logits.log_softmax(-1).gather(1, torch.tensor(sample.ids).unsqueeze(1))[:, 0]
-        worst = max(worst, (expected - torch.tensor(sample.logprobs)).abs().max().item())
-    return worst
+    """Over all tokens."""
+    return max(max(differences(model, request, sample)) for request, sample in turns)
+
+
+def sample_all(engine: VLLMServerEngine, requests: list[SampleRequest]) -> list[Sample]:
+    async def main() -> list[Sample]:
+        await engine.open()
+        try:
+            return [await engine.sample(request) for request in requests]
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
 
 
 def counted(url: str, name: str, label: str = "") -> float:
@@ -79,6 +99,39 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
     n_cancelled = asyncio.run(cancel_many())
     assert n_cancelled > 0
     wait_for(ended_before + (48 - n_cancelled) + 2)
+
+
+def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
+    vllm_server: Any, tiny_qwen3: Any, tmp_path: Path
+) -> None:
+    """A sample is of the old weights up to a token, and from there on of the new ones, all that was before it too."""
+    old, new = tiny_qwen3(1), tiny_qwen3(2)
+    engine = VLLMServerEngine([vllm_server.url], vocabulary=320, weights=DiskWeights(tmp_path), timeout_s=900)
+    engine.load_weights(old.named_parameters())
+    requests = [ask([n, 1, 2], max_tokens=320) for n in range(4)]
+
+    def drawn() -> float:
+        return counted(vllm_server.url, "vllm:generation_tokens_total")
+
+    async def main() -> list[Sample]:
+        await engine.open()
+        before = await asyncio.to_thread(drawn)
+        tasks = [asyncio.create_task(engine.sample(request)) for request in requests]
+        while await asyncio.to_thread(drawn) < before + 8 * len(requests):
+            await asyncio.sleep(0.01)
+        engine.load_weights(new.named_parameters())
+        samples = await asyncio.gather(*tasks)
+        await engine.close()
+        return samples
+
+    switched_at = []
+    for request, sample in zip(requests, asyncio.run(main()), strict=True):
+        before, after = differences(old, request, sample), differences(new, request, sample)
+        assert len(before) == 320
+        switched_at.append(next((place for place, one in enumerate(before) if one > 1e-4), 320))
+        assert max(after[switched_at[-1] :], default=0.0) < 1e-4
+    assert all(0 < place < 320 for place in switched_at), f"the weights came after {switched_at} of 320 tokens"
+    engine.shutdown()
 
 
 def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
@@ -164,4 +217,49 @@ def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3: Any, tmp_
             assert largest_difference(model, turns) < 1e-4
             drawn.append(turns[0][1].ids)
         assert len(set(drawn)) == 3
+        engine.shutdown()
+
+
+@pytest.mark.slow
+def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
+    tiny_qwen3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    from toolgrpo.testing.vllm_process import VLLMServerProcess
+
+    meet = nccl_engine.open_trainer_endpoint
+
+    def broadcast(*, iterator: Any, group: Any, src: int, **_: Any) -> None:
+        for _name, tensor in iterator:
+            group.group.broadcast_obj(tensor, src=src)
+
+    monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", broadcast)
+    monkeypatch.setattr(
+        nccl_engine, "open_trainer_endpoint", lambda info: SimpleNamespace(available=True, group=meet(info).group)
+    )
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(server_update, "_CHUNK_BYTES", 50_000)
+    tiny_qwen3(0).save_pretrained(tmp_path / "model")
+    extra = ["--worker-extension-cls", "toolgrpo.testing.vllm_store_transfer.StoreTransferWorker"]
+    extra += ["--weight-transfer-config", '{"backend": "nccl_over_store"}']
+    with VLLMServerProcess(tmp_path / "model", max_model_len=128, ready_timeout_s=900, extra_args=extra) as server:
+        assert ServerControl(server.url).weight_transfer == "nccl_over_store"
+        route = TransferWeights("nccl", torch.device("cuda"), group_port=free_port(), timeout_s=120.0, run_id="run")
+        engine = VLLMServerEngine([server.url], vocabulary=320, weights=route, timeout_s=300.0)
+        requests = [ask([5, 6, 7]), ask(list(range(60)))]
+        for seed in (1, 2):
+            engine.load_weights(tiny_qwen3(seed).named_parameters())
+            turns = list(zip(requests, sample_all(engine, requests), strict=True))
+            assert largest_difference(tiny_qwen3(seed), turns) < 1e-4
+        assert route.holds(ServerControl(server.url))
+        server.kill()
+        server.start()
+        assert not route.holds(ServerControl(server.url)), "it names the version that it was started with"
+        with pytest.raises(FinalEngineError, match="was restarted and has lost the trained weights"):
+            sample_all(engine, requests)
+        engine.load_weights(tiny_qwen3(3).named_parameters())
+        assert "was restarted; the weight transfer is set up anew" in caplog.text
+        turns = list(zip(requests, sample_all(engine, requests), strict=True))
+        assert largest_difference(tiny_qwen3(3), turns) < 1e-4
         engine.shutdown()

@@ -6,6 +6,7 @@ The real one is in test_engine_contract.py and test_vllm_server.py.
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +19,8 @@ from safetensors import safe_open
 
 from toolgrpo.engines import vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, NcclWeights, choose_weight_route
+from toolgrpo.engines.server_transfer import TransferWeights
+from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, choose_weight_route
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, HANG, Body, StandInVLLM
@@ -147,12 +149,14 @@ def test_weights_go_through_a_folder_and_the_old_ones_are_removed(server: StandI
             name: tensor.tolist() for name, tensor in weights()
         }
     assert [path for path, _ in server.posted] == [
+        "/pause?mode=keep",
         "/collective_rpc",
         "/collective_rpc",
-        "/reset_prefix_cache",
+        "/reset_prefix_cache?reset_running_requests=true",
         "/update_weight_version",
+        "/resume",
     ] * 2
-    reload, repack = server.posted[4][1], server.posted[5][1]
+    reload, repack = server.posted[7][1], server.posted[8][1]
     assert reload == {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "run-2")}}
     assert repack == {"method": "toolgrpo_repack_tied_heads"}
     assert server.weight_version == "run-2"
@@ -192,7 +196,7 @@ def test_only_the_main_process_pushes_and_all_meet_afterwards(server: StandInVLL
         wait_for_everyone=lambda: met.append(True),
     )
     follower.load_weights(gathered())
-    assert (walked, met, server.posted) == (["a", "b"], [True], [])
+    assert (walked, met, server.posted) == (["a", "b"], [True, True], [])
     main = engine_of(server, weights=DiskWeights(tmp_path, run_id="run"))
     main.load_weights(iter(weights()))
     assert sample_all(follower, ask())[0].ids == (5, 9)  # knows the version that the main process pushed
@@ -216,6 +220,61 @@ def test_nothing_that_a_restarted_server_drew_from_its_old_weights_is_kept(serve
     assert len(server.asked) == 5
 
 
+def test_requests_in_flight_wait_out_new_weights_and_those_of_a_restarted_server_are_drawn_again(
+    server: StandInVLLM, tmp_path: Path
+) -> None:
+    """Between two requests of a rollout: the hand-over itself may find the restart, before any answer does."""
+    engine = engine_of(server, weights=DiskWeights(tmp_path, run_id="run"))
+    assert engine.takes_weights_while_open
+    engine.load_weights(iter(weights()))
+    server.next_answers[COMPLETIONS] = [HANG, HANG]
+
+    async def main(restarts: bool) -> tuple[Sample, Sample]:
+        await engine.open()
+        tasks = [asyncio.create_task(engine.sample(ask(ids=(n,)))) for n in range(2)]
+        while len(server.asked) < 2:
+            await asyncio.sleep(0.01)
+        if restarts:
+            server.restart()
+        engine.load_weights(iter(weights()))
+        server.release()
+        first, second = await asyncio.gather(*tasks)
+        await engine.close()
+        return first, second
+
+    asyncio.run(main(restarts=False))
+    assert (len(server.asked), server.weight_version, server.is_paused) == (2, "run-2", False)
+    server.next_answers[COMPLETIONS] = [HANG, HANG]
+    server.hold()
+    server.asked.clear()
+    asyncio.run(main(restarts=True))
+    assert (len(server.asked), server.weight_version) == (4, "run-3"), "drawn from the weights it was restarted with"
+
+
+def test_nobody_restores_older_weights_while_newer_ones_are_pushed(server: StandInVLLM, tmp_path: Path) -> None:
+    """A restored answer is on its way while the trainer hands over: the push waits for it, and comes after it."""
+    engine = engine_of(server, weights=DiskWeights(tmp_path, run_id="run"))
+    engine.load_weights(iter(weights()))
+    server.restart()
+    server.posted.clear()
+    server.next_answers["/weight_info"] = [HANG]
+
+    async def main() -> Sample:
+        await engine.open()
+        task = asyncio.create_task(engine.sample(ask()))
+        while server.next_answers["/weight_info"]:
+            await asyncio.sleep(0.01)  # the question hangs, its asker has the lock
+        threading.Timer(0.2, server.release).start()
+        engine.load_weights(iter(weights()))
+        sample = await task
+        await engine.close()
+        return sample
+
+    assert asyncio.run(main()).ids == (5, 9)
+    named = [body["new_version"] for path, body in server.posted if path == "/update_weight_version"]
+    assert named == ["run-1", "run-2"] and len(server.asked) == 2
+
+
 def test_a_lora_adapter_is_loaded_under_a_new_name_and_again_after_a_restart(
     server: StandInVLLM, tmp_path: Path
 ) -> None:
@@ -229,6 +288,7 @@ def test_a_lora_adapter_is_loaded_under_a_new_name_and_again_after_a_restart(
     engine.load_weights(iter(()))
     engine.load_weights(iter(()))
     assert saved == ["run-1", "run-2"]
+    assert not engine.takes_weights_while_open  # a server holds one adapter at a time
     assert server.adapters == ["run-2"]
     assert [path.name for path in tmp_path.iterdir()] == ["run-2"]
     sample_all(engine, ask())
@@ -263,23 +323,34 @@ def test_a_cancelled_request_closes_its_connection(server: StandInVLLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "started_for", "expected"),
+    ("device", "started_for", "expected", "says"),
     [
-        ("cuda", {"backend": "nccl"}, NcclWeights),
-        ("cuda", {"backend": "ipc"}, DiskWeights),
-        ("cuda", None, DiskWeights),
-        ("cpu", {"backend": "nccl"}, DiskWeights),
+        ("cuda", ("nccl", "nccl"), TransferWeights, ""),
+        ("cuda", ("ipc", "ipc"), TransferWeights, ""),
+        (
+            "cuda",
+            ("nccl", "ipc"),
+            DiskWeights,
+            "were started for ipc, nccl as their weight transfer, not all for one of",
+        ),
+        ("cuda", ("nccl", None), DiskWeights, "were started for nccl, none as their weight transfer"),
+        ("cuda", ("nccl_m2n", "nccl_m2n"), DiskWeights, "were started for nccl_m2n as their weight transfer"),
+        ("cuda", (None, None), DiskWeights, ""),
+        ("cpu", ("nccl", "nccl"), DiskWeights, ""),
     ],
 )
-def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(
+def test_vllms_transfer_is_taken_from_a_gpu_to_servers_that_were_started_for_it(
     start: Callable[[], StandInVLLM],
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
     device: str,
-    started_for: dict[str, str] | None,
+    started_for: tuple[str | None, str | None],
     expected: type[Any],
+    says: str,
 ) -> None:
     first, second = start(), start()
-    first.weight_transfer, second.weight_transfer = {"backend": "nccl"}, started_for
+    for server, backend in zip((first, second), started_for, strict=True):
+        server.weight_transfer = None if backend is None else {"backend": backend}
     options: dict[str, Any] = {
         "device": torch.device(device),
         "folder": tmp_path,
@@ -289,6 +360,7 @@ def test_nccl_is_taken_from_a_gpu_to_servers_that_were_started_for_it(
     options |= {"timeout_s": 60.0, "group_port": 51216}
     urls = [first.url, second.url]
     assert type(choose_weight_route(urls, **options)) is expected
+    assert (says in caplog.text) and bool(says) == ("weights go through a folder" in caplog.text)
     assert type(choose_weight_route(urls, **options, save_adapter=lambda folder: None)) is LoraWeights
 
 

@@ -21,8 +21,10 @@ TRL = (
         for name in ("trl_seam", "trl_batch", "trl_signal", "trl_credit", "trl_correction", "trl_ahead", "reward_seam")
     ),
 )
-VLLM = ("engines/vllm_seam.py",)
-VLLM_HTTP = ("engines/vllm_http.py", "engines/server_weights.py", "engines/vllm_worker.py")
+VLLM = ("engines/vllm_seam.py", "engines/vllm_transfer.py")
+VLLM_HTTP = tuple(
+    f"engines/{name}.py" for name in ("vllm_http", "server_weights", "server_update", "server_transfer", "vllm_worker")
+)
 SERVED_BY_US = ("gateway/server.py",)  # the same paths of OpenAI's API, from the other side
 TORCH = ("shared_pass/torch_seam.py",)
 TRANSFORMERS = ("chat/transformers_seam.py",)
@@ -47,7 +49,7 @@ PRIVATE = re.compile(
 )
 ENDPOINT = re.compile(
     r"[\"'](/(?:collective_rpc|server_info|weight_info|update_weight_version|reset_prefix_cache|pause|resume|"
-    r"init_weight_transfer_engine|update_weights|v1/\w+))"
+    r"init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|get_world_size|v1/\w+))"
 )
 
 

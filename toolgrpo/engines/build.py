@@ -138,6 +138,7 @@ def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
             ready_timeout_s=asked.ready_timeout_s,
             timeout_s=asked.timeout_s,
             group_port=asked.group_port,
+            process_index=policy.process_index,
         ),
         timeout_s=asked.timeout_s,
         retries=asked.retries,

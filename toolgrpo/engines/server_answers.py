@@ -22,9 +22,12 @@ __all__ = [
     "completion_sample",
     "model_cards",
     "named_version",
+    "phase_was_done",
     "server_config",
+    "status_is",
     "version_of_server",
     "version_of_weights",
+    "world_size",
 ]
 
 _KINDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
@@ -129,6 +132,24 @@ def named_version(version: str, body: Any) -> None:
     if _field(body, "success", bool) is not True:
         raise BadAnswer("success", body["success"], "true")
     _same(body, "new_version", version, "the version sent")
+
+
+def status_is(status: str, body: Any) -> None:
+    """Check what `/pause` and `/resume` say."""
+    _same(body, "status", status, "what it was asked for")
+
+
+def phase_was_done(body: Any) -> None:
+    """Check what each phase of a weight transfer says: a message, and nothing else."""
+    _field(body, "message", str)
+
+
+def world_size(body: Any) -> int:
+    """Return what `/get_world_size` says."""
+    size: int = _field(body, "world_size", int)
+    if size < 1:
+        raise BadAnswer("world_size", size, "a positive number of workers")
+    return size
 
 
 def accepted(body: Any) -> None:

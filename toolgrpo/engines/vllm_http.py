@@ -154,10 +154,10 @@ class ServerControl:
         return config is not None and "cpu" in config.worker.lower()
 
     @property
-    def takes_nccl(self) -> bool:
-        """Whether it was started with `--weight-transfer-config '{"backend": "nccl"}'`."""
+    def weight_transfer(self) -> str | None:
+        """The backend of `--weight-transfer-config`, if it was started with one and says so."""
         config = self._config()
-        return config is not None and config.weight_transfer == "nccl"
+        return None if config is None else config.weight_transfer
 
     def check_reloadable(self) -> None:
         """Refuse a server on the CPU that would keep its old output head (see `vllm_worker`)."""

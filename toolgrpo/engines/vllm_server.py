@@ -6,7 +6,8 @@ Invariants:
   which closes the connection, whereupon vLLM aborts the request. After `close` no request is open.
 * No sample is drawn from stale weights. A server that was restarted has its old ones again; a
   restart shows as a new connection, and whatever comes over a new connection counts only after the
-  server was asked which weights it holds.
+  server was asked which weights it holds. With new ones in the middle of a rollout, requests in
+  flight go on with them where they are, and nobody asks or restores meanwhile.
 * A request is tried again by this engine and by nobody else, at another server if there is one:
   after a lost connection, a 5xx, or `timeout_s` without an answer, until `timeout_s` have passed
   (twice that with several servers); after an answer that is not believed, `retries` times. A 4xx is
@@ -23,9 +24,11 @@ replace its weights: keep it on a private network.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
@@ -33,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request
-from toolgrpo.engines.http_exchange import Answer, NoAnswer, decoded, exchange, new_client, without_waiting
+from toolgrpo.engines.http_exchange import Answer, NoAnswer, decoded, exchange, new_client
 from toolgrpo.engines.prefix_router import PrefixRouter
 from toolgrpo.engines.server_answers import Completion, completion_sample
 from toolgrpo.engines.server_weights import ServerWeights
@@ -45,6 +48,7 @@ from toolgrpo.engines.vllm_http import (
     completion_bytes,
     completion_payload,
 )
+from toolgrpo.engines.weight_guard import Lost, WeightGuard
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 if TYPE_CHECKING:
@@ -79,7 +83,7 @@ class ServerOptions:
     lora_sync: str = "merge"
     timeout_s: float = 900.0  # for a request, its tries included
     retries: int = 3  # after answers that are not believed
-    group_port: int = 51216  # where the first server meets the trainer, with NCCL
+    group_port: int = 51216  # the first that is tried, where servers meet the trainer for NCCL
 
 
 class VLLMServerEngine:
@@ -121,6 +125,7 @@ class VLLMServerEngine:
         self._is_main_process = is_main_process
         self._wait_for_everyone = wait_for_everyone
         self._run: _ServerRun | None = None
+        self._weight_locks = [threading.Lock() for _ in self._servers]  # against a restore during a push
         for server in self._servers:
             server.wait_ready(ready_timeout_s)
             server.warn_if_untested()
@@ -129,11 +134,19 @@ class VLLMServerEngine:
         self._served_names = [name for name, _ in served]
         self.max_model_len = min(length for _, length in served)
 
+    @property
+    def takes_weights_while_open(self) -> bool:
+        return self._weights is not None and self._weights.while_drawing
+
     async def open(self) -> None:
         if self._run is not None:
             raise EngineError("the engine is already open; close the rollout that uses it first")
         models = [name if self._weights is None else self._weights.model(name) for name in self._served_names]
-        self._run = _ServerRun(self._servers, models, self._vocabulary, self._weights, self._limits)
+        guards = [
+            WeightGuard(server, self._weights, lock)
+            for server, lock in zip(self._servers, self._weight_locks, strict=True)
+        ]
+        self._run = _ServerRun(self._servers, models, self._vocabulary, guards, self._limits)
 
     async def sample(self, request: SampleRequest) -> Sample:
         run = self._run
@@ -150,23 +163,27 @@ class VLLMServerEngine:
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._weights is None:
             raise ConfigError("this vllm_server engine was given no route for weights; pass `weights=DiskWeights(...)`")
-        if self._is_main_process:
+        with ExitStack() as held:
+            for lock in self._weight_locks:
+                held.enter_context(lock)
             for server in self._servers:
                 server.wait_ready(self._limits.timeout_s)
-            self._weights.push(weights, self._servers)
-        else:
-            self._weights.follow(weights)
-        self._wait_for_everyone()
+            if self._run is not None:
+                self._run.note_restarts()
+            self._wait_for_everyone()  # from here on nobody restores older ones
+            if self._is_main_process:
+                self._weights.push(weights, self._servers)
+            else:
+                self._weights.follow(weights)
+            self._wait_for_everyone()
 
     def shutdown(self) -> None:
-        """Do nothing: no resource outlives `close`, and the servers are someone else's."""
+        """Leave the servers, which are someone else's."""
+        if self._weights is not None:
+            self._weights.close()
 
 
-class _Lost(Exception):
-    """One attempt failed in a way that another attempt may mend."""
-
-
-class _CutShort(_Lost):
+class _CutShort(Lost):
     """The request's own time ended in the middle of an attempt, which says little of the server."""
 
 
@@ -180,7 +197,7 @@ class _ServerRun:
         servers: Sequence[ServerControl],
         models: Sequence[str],
         vocabulary: int,
-        weights: ServerWeights | None,
+        guards: Sequence[WeightGuard],
         limits: _RequestLimits,
     ) -> None:
         self._servers = servers
@@ -189,7 +206,7 @@ class _ServerRun:
         self._limits = limits
         self._router = PrefixRouter(len(servers))
         self._down_until = [0.0] * len(servers)
-        self._guards = [_WeightGuard(server, weights) for server in servers]
+        self._guards = guards
         self._clients = [new_client(server.url, server.headers, keepalive_s=_KEEPALIVE_S) for server in servers]
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._given_up: EngineError | None = None
@@ -212,6 +229,13 @@ class _ServerRun:
             raise EngineError("the engine was closed while this request was open") from None
         finally:
             self._in_flight.discard(task)
+
+    def note_restarts(self) -> None:
+        """Throw away what a server draws that has lost the weights: it is about to get newer ones,
+        and would not be found out afterwards.
+        """
+        for guard in self._guards:
+            guard.note_restart()
 
     async def end(self) -> None:
         """Cancel what is still open, wait until it is gone, and drop the connections."""
@@ -241,7 +265,7 @@ class _ServerRun:
             number = self._router.choose(request.ids, self._down())
             try:
                 sample = await self._attempt_within(number, request, give_up_s)
-            except (_Lost, BadAnswer) as problem:
+            except (Lost, BadAnswer) as problem:
                 bad_answers += isinstance(problem, BadAnswer)
                 why = why if why and isinstance(problem, _CutShort) else str(problem)
                 self._note_failure(number, problem)
@@ -311,14 +335,14 @@ class _ServerRun:
                 on_connect=guard.check_again,
             )
         except NoAnswer as error:
-            raise _Lost(str(error)) from error
+            raise Lost(str(error)) from error
         if answer.status >= 500 or answer.status in _MAY_PASS:
-            raise _Lost(f"HTTP {answer.status}: {answer.excerpt}")
+            raise Lost(f"HTTP {answer.status}: {answer.excerpt}")
         if answer.status == 404:  # an adapter that it has no longer
             guard.check_again()
         await guard.ensure()
         if guard.restores != restores_before:
-            raise _Lost("it was restarted and has been given the trained weights again")
+            raise Lost("it was restarted and has been given the trained weights again")
         self._check_status(server, answer, request)
         return completion_sample(decoded(answer.body), asked)
 
@@ -328,46 +352,6 @@ class _ServerRun:
                 f"the vLLM server at {server.url} refused a request of {len(request.ids)} tokens with "
                 f"{answer.status}: {answer.excerpt}"
             )
-
-
-class _WeightGuard:
-    """Knows whether one server still holds the trained weights,
-    and gives them back when it does not.
-
-    A question that failed is put again until the server has answered, whatever connection is used
-    then.
-    """
-
-    def __init__(self, server: ServerControl, weights: ServerWeights | None) -> None:
-        self._server = server
-        self._weights = weights
-        self._check_since_s = 0.0
-        self._held_at_s = -1.0
-        self._lock = asyncio.Lock()
-        self.restores = 0
-
-    def check_again(self) -> None:
-        """Let the next `ensure` ask the server again: it may be another one than before."""
-        self._check_since_s = time.monotonic()
-
-    async def ensure(self) -> None:
-        """Ask the server, unless it was asked after the last `check_again`.
-
-        Raises `_Lost` if it cannot be reached.
-        """
-        if self._weights is None or self._held_at_s > self._check_since_s:
-            return
-        async with self._lock:
-            if self._held_at_s > self._check_since_s:
-                return
-            asked_s = time.monotonic()
-            try:
-                if not await without_waiting(self._weights.holds, self._server):
-                    await without_waiting(self._weights.restore, self._server)
-                    self.restores += 1
-            except EngineError as error:
-                raise _Lost(str(error)) from error
-            self._held_at_s = asked_s
 
 
 def _refuse_repeated(urls: Sequence[str]) -> None:

@@ -8,6 +8,9 @@ What comes back next for a path is put into `next_answers[path]`, one after the 
 * `Wire`: bytes as they go over the wire, at a pace;
 * `DROP`, which closes the connection, or `HANG`, which answers nothing until `release`.
 
+A paused one answers completions when it is resumed. An update of weights has vLLM's four phases, and
+is refused, as by vLLM, where they come in another order.
+
 Not covered: a model. The honest answer to a completion is what `draw` says: by default one token
 and the first stop token.
 """
@@ -31,6 +34,7 @@ __all__ = ["COMPLETIONS", "DROP", "HANG", "Body", "StandInVLLM", "Wire", "honest
 COMPLETIONS = "/v1/completions"
 DROP, HANG = "drop", "hang"
 _HANG_S = 60.0
+_PHASES = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update")
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,18 @@ class StandInVLLM:
         self.next_answers: dict[str, list[What]] = defaultdict(list)
         self.answers: dict[str, What] = {}
         self.asked: list[dict[str, Any]] = []  # bodies of completion requests
-        self.posted: list[tuple[str, Any]] = []  # everything else
+        self.posted: list[tuple[str, Any]] = []  # everything else, the query in the path
         self.weight_version = "default"
         self.adapters: list[str] = []
         self.logprobs_mode = "processed_logprobs"
         self.development = True
         self.version = "0.31.0"
         self.weight_transfer: dict[str, str] | None = None
+        self.n_workers = 1
+        self.is_updating = False
+        self.taken: list[Any] = []  # what the update under way, or the last, has announced
+        self._running = threading.Event()
+        self._running.set()
         self.worker = "vllm.v1.worker.cpu_worker.CPUWorker"
         self.extension = WORKER_EXTENSION
         self.unhealthy_answers = 0
@@ -106,9 +115,22 @@ class StandInVLLM:
     def is_released(self) -> bool:
         return self._released.is_set()
 
+    @property
+    def is_paused(self) -> bool:
+        return not self._running.is_set()
+
+    def restart(self) -> None:
+        """Be as after a restart: with the first weights, and without a transfer under way."""
+        self.weight_version, self.is_updating, self.adapters = "default", False, []
+        self._running.set()
+
     def release(self) -> None:
         """Let what hangs be answered."""
         self._released.set()
+
+    def hold(self) -> None:
+        """Let what hangs from now on wait for another `release`."""
+        self._released.clear()
 
     def wait_released(self) -> None:
         self._released.wait(_HANG_S)
@@ -125,6 +147,7 @@ class StandInVLLM:
     def stop(self) -> None:
         """End it; also twice."""
         self.release()
+        self._running.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -133,13 +156,15 @@ class StandInVLLM:
         queue = self.next_answers[path]
         return queue.pop(0) if queue else self.answers.get(path)
 
-    def honest(self, method: str, path: str, body: Any, request_id: str) -> tuple[int, Any]:
+    def honest(self, method: str, target: str, body: Any, request_id: str) -> tuple[int, Any]:
         """Return status and body of what a vLLM in good health would say."""
+        path, _, query = target.partition("?")
         if path == COMPLETIONS:
+            self._running.wait(_HANG_S)
             if body["model"] not in ("base", *self.adapters):
                 return 404, {"error": "no such model"}
             return 200, honest_completion(body, request_id, self.draw(body))
-        return self._get(path) if method == "GET" else self._post(path, body)
+        return self._get(path) if method == "GET" else self._post(path, query, body)
 
     def _get(self, path: str) -> tuple[int, Any]:
         if path == "/health":
@@ -159,12 +184,22 @@ class StandInVLLM:
             return 200, {"vllm_config": config}
         if path == "/weight_info" and self.development:
             return 200, {"weight_version": self.weight_version}
+        if path == "/get_world_size" and self.development:
+            return 200, {"world_size": self.n_workers}
         return 404, None
 
-    def _post(self, path: str, body: Any) -> tuple[int, Any]:
-        self.posted.append((path, body))
+    def _post(self, path: str, query: str, body: Any) -> tuple[int, Any]:
+        self.posted.append((f"{path}?{query}" if query else path, body))
         if not self.development:
             return 404, None
+        if path in _PHASES:
+            return self._phase(path, body)
+        if path == "/pause" and query == "mode=keep":
+            self._running.clear()
+            return 200, {"status": "paused"}
+        if path == "/resume":
+            self._running.set()
+            return 200, {"status": "resumed"}
         if path == "/v1/load_lora_adapter":
             self.adapters.append(body["lora_name"])
         elif path == "/v1/unload_lora_adapter":
@@ -177,6 +212,19 @@ class StandInVLLM:
         elif path == "/collective_rpc":
             return 200, {"results": [None]}
         return 200, "done"
+
+    def _phase(self, path: str, body: Any) -> tuple[int, Any]:
+        if self.weight_transfer is None:
+            return 500, {"error": "Weight transfer not configured"}
+        if path != "/init_weight_transfer_engine" and self.is_updating == (path == "/start_weight_update"):
+            return 500, {"error": f"{path} out of order"}
+        if path == "/start_weight_update":
+            self.is_updating, self.taken = True, []
+        elif path == "/update_weights":
+            self.taken.append(body["update_info"])
+        elif path == "/finish_weight_update":
+            self.is_updating, self.weight_version = False, body["weight_version"]
+        return 200, {"message": "done"}
 
 
 def _handler_of(server: StandInVLLM) -> type[BaseHTTPRequestHandler]:
@@ -198,7 +246,7 @@ def _handler_of(server: StandInVLLM) -> type[BaseHTTPRequestHandler]:
             if what == HANG:
                 server.wait_released()
                 what = None
-            status, honest = server.honest(method, path, body, self.headers.get("X-Request-Id", ""))
+            status, honest = server.honest(method, self.path, body, self.headers.get("X-Request-Id", ""))
             if what == DROP:
                 self.close_connection = True
             elif isinstance(what, Wire):

@@ -80,7 +80,7 @@ def check_engine(engine: Engine, handover: str) -> None:
     if handover == "keep" and not getattr(engine, "takes_weights_while_open", False):
         raise ConfigError(
             f"weights_handover keep gives an engine new weights between two of its steps, which {engine.name} does not "
-            f"take; set weights_handover drain"
+            f"take as it is set up here; set weights_handover drain (vllm_server takes whole weights, no adapters)"
         )
 
 

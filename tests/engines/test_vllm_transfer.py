@@ -1,0 +1,297 @@
+"""Weights by vLLM's own transfer: its trainer's classes on the CPU against servers that note what they are told.
+
+What is replaced is what needs a GPU: the communicator, and how bytes are packed. With a real server, whose weights come
+through a store: test_vllm_server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from toolgrpo.engines import server_transfer, server_update, vllm_http
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.engines.server_transfer import TransferWeights, first_free_port
+from toolgrpo.engines.vllm_http import ServerControl
+from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
+from toolgrpo.testing.ports import free_port
+from toolgrpo.testing.vllm_stand_in import Body, StandInVLLM
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = pytest.mark.vllm
+
+PHASES = ["/pause?mode=keep", "/start_weight_update", "/update_weights", "/update_weights"]
+PHASES += ["/reset_prefix_cache?reset_running_requests=true", "/finish_weight_update", "/resume"]
+
+
+class Group:
+    """A communicator that was met; what goes over it is noted."""
+
+    def __init__(self, met: Any, available: bool = True) -> None:
+        self.met = met
+        self.available = available
+
+
+class Wire:
+    """What the trainer's side of vLLM did, in place of NCCL."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        self.sent: list[dict[str, torch.Tensor]] = []
+        self.library_found = True
+        self.blocked: threading.Event | None = None
+
+    def meet(self, init_info: Any) -> Group:
+        self.groups.append(Group(init_info, self.library_found))
+        return self.groups[-1]
+
+    def broadcast(self, *, iterator: Any, group: Group, src: int, **_: Any) -> None:
+        assert group is self.groups[-1] and src == 0
+        if self.blocked is not None:
+            assert self.blocked.wait(60)
+        self.sent.append(dict(iterator))
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    wire = Wire()
+    for name, replacement in (("open_trainer_endpoint", wire.meet), ("packed_nccl_broadcast_producer", wire.broadcast)):
+        assert hasattr(nccl_engine, name), f"vLLM's trainer for NCCL has no {name} any more; see vllm_transfer.py"
+        monkeypatch.setattr(nccl_engine, name, replacement)
+    monkeypatch.setattr(server_update, "_CHUNK_BYTES", 16)
+    return wire
+
+
+@pytest.fixture
+def servers() -> Iterator[list[StandInVLLM]]:
+    with ExitStack() as running:
+        both = [running.enter_context(StandInVLLM()) for _ in range(2)]
+        for server, n_workers in zip(both, (2, 4), strict=True):
+            server.weight_transfer, server.n_workers = {"backend": "nccl"}, n_workers
+        yield both
+
+
+def route_of(backend: str = "nccl", **options: Any) -> TransferWeights:
+    chosen: dict[str, Any] = {"group_port": free_port(), "timeout_s": 20.0, "run_id": "run", **options}
+    return TransferWeights(backend, torch.device("cuda"), **chosen)
+
+
+def weights(factor: float = 1.0) -> list[tuple[str, torch.Tensor]]:
+    return [("a", factor * torch.arange(4.0)), ("b", factor * torch.ones(2, 3, dtype=torch.bfloat16).T)]
+
+
+def controls(servers: list[StandInVLLM]) -> list[ServerControl]:
+    return [ServerControl(server.url, timeout_s=20.0) for server in servers]
+
+
+async def draw(engine: VLLMServerEngine) -> None:
+    await engine.open()
+    try:
+        await engine.sample(SampleRequest(ids=(1, 2), max_tokens=8, stop_ids=(9,), options=SamplingOptions()))
+    finally:
+        await engine.close()
+
+
+def test_an_update_has_four_phases_in_order_with_its_chunks_and_its_version(
+    servers: list[StandInVLLM], wire: Wire
+) -> None:
+    port = free_port()
+    route = route_of(group_port=port)
+    route.push(iter(weights()), controls(servers))
+    meeting = wire.groups[0].met
+    assert (meeting.master_address, meeting.master_port, meeting.world_size, meeting.rank) == ("127.0.0.1", port, 7, 0)
+    for server, first_rank in zip(servers, (1, 3), strict=True):
+        assert [path for path, _ in server.posted] == ["/init_weight_transfer_engine", *PHASES]
+        told = server.posted[0][1]["init_info"]
+        assert (told["master_address"], told["master_port"], told["world_size"]) == ("127.0.0.1", port, 7)
+        assert told["rank_offset"] == first_rank and told["packed"] is True
+        assert server.taken == [
+            {"names": ["a"], "dtype_names": ["float32"], "shapes": [[4]]},
+            {"names": ["b"], "dtype_names": ["bfloat16"], "shapes": [[3, 2]]},
+        ]
+        assert (server.weight_version, server.is_paused) == ("run-1", False)
+    assert [list(chunk) for chunk in wire.sent] == [["a"], ["b"]]
+    assert all(torch.equal(wire.sent[n][name], tensor) for n, (name, tensor) in enumerate(weights()))
+    route.push(iter(weights(2.0)), controls(servers))
+    assert [path for path, _ in servers[0].posted[8:]] == PHASES, "they have met already"
+    assert len(wire.groups) == 1 and servers[1].weight_version == "run-2"
+    route.close()
+    route.close()
+
+
+def test_a_server_that_was_restarted_between_two_updates_is_known_by_its_version_and_met_anew(
+    servers: list[StandInVLLM], wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    route = route_of()
+    route.push(iter(weights()), controls(servers))
+    servers[1].restart()
+    route.push(iter(weights()), controls(servers))
+    assert f"the vLLM server at {servers[1].url} was restarted; the weight transfer is set up anew" in caplog.text
+    assert len(wire.groups) == 2 and [server.weight_version for server in servers] == ["run-2", "run-2"]
+    for server in servers:  # the one that was not restarted has to join the new group, too
+        assert [path for path, _ in server.posted].count("/init_weight_transfer_engine") == 2
+
+
+def test_a_server_that_is_restarted_in_a_rollout_ends_it_at_once(servers: list[StandInVLLM], wire: Wire) -> None:
+    engine = VLLMServerEngine([servers[0].url], vocabulary=320, weights=route_of(), timeout_s=300.0)
+    engine.load_weights(iter(weights()))
+    servers[0].restart()
+    with pytest.raises(FinalEngineError, match=r"was restarted and has lost the trained weights.*last checkpoint"):
+        asyncio.run(draw(engine))
+    engine.shutdown()
+
+
+def test_a_server_that_refuses_ends_the_update_although_the_broadcast_waits_for_it(
+    servers: list[StandInVLLM], wire: Wire
+) -> None:
+    wire.blocked = threading.Event()
+    servers[1].answers["/update_weights"] = Body(b"CUDA error", 500)
+    try:
+        with pytest.raises(EngineError, match=rf"{servers[1].url} did not answer /update_weights: HTTP 500.*CUDA"):
+            route_of(timeout_s=300.0).push(iter(weights()), controls(servers))
+    finally:
+        wire.blocked.set()
+    assert [path for path, _ in servers[1].posted].count("/update_weights") == 1 and servers[1].is_paused
+    assert servers[1].weight_version == "default"
+
+
+def test_a_broadcast_that_nobody_takes_ends_in_time(servers: list[StandInVLLM], wire: Wire) -> None:
+    route = route_of()
+    route.push(iter(weights()), controls(servers))
+    assert route._sender is not None
+    route._sender._timeout_s, wire.blocked = 0.2, threading.Event()
+    try:
+        with pytest.raises(FinalEngineError, match=r"nccl weight transfer did not send weights within 0.2 s"):
+            route.push(iter(weights()), controls(servers))
+    finally:
+        wire.blocked.set()
+
+
+def test_what_vllm_raises_and_a_missing_library_are_said_in_a_sentence(
+    servers: list[StandInVLLM], wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    wire.library_found = False
+    with pytest.raises(ConfigError, match="finds no library of NCCL in the trainer's environment"):
+        route_of().push(iter(weights()), controls(servers))
+
+    def lost(init_info: Any) -> Any:
+        raise RuntimeError("the store is gone")
+
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lost)
+    with pytest.raises(FinalEngineError, match=r"could not meet its servers: RuntimeError: the store is gone\. Start"):
+        route_of().push(iter(weights()), controls(servers))
+
+
+def test_followers_walk_the_weights_and_say_nothing(servers: list[StandInVLLM], wire: Wire) -> None:
+    walked: list[str] = []
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights():
+            walked.append(name)
+            yield name, tensor
+
+    follower = route_of(process_index=1)
+    follower.follow(gathered())
+    assert walked == ["a", "b"] and not servers[0].posted and not wire.groups
+    servers[0].weight_version = "run-1"
+    assert follower.holds(controls(servers)[0]), "it counts the versions as the main process does"
+
+
+def test_on_one_gpu_handles_of_its_memory_are_told_by_the_main_process_alone(
+    servers: list[StandInVLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer import ipc_engine
+    from vllm.distributed.weight_transfer.packed_tensor import PackedIpcChunk
+
+    sizes: list[int] = []
+
+    def packed(*, iterator: Any, gpu_uuid: str, buffer_size_bytes: int, **_: Any) -> Iterator[PackedIpcChunk]:
+        sizes.append(buffer_size_bytes)
+        ((name, tensor),) = iterator
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        yield PackedIpcChunk([name], [list(tensor.shape)], [dtype], [tensor.nbytes], {gpu_uuid: ("handle", name)})
+
+    class Device:
+        uuid = "GPU-1"
+
+    monkeypatch.setattr(server_update, "_CHUNK_BYTES", 12)
+    monkeypatch.setattr(ipc_engine, "packed_ipc_producer", packed)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Device())
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    for server in servers:
+        server.weight_transfer = {"backend": "ipc"}
+    route_of("ipc").push(iter(weights()), controls(servers))
+    follower = route_of("ipc", process_index=1)
+    follower.follow(iter(weights()))
+    assert sizes == [16, 12, 16, 12], "each process shares what lies on its GPU, in buffers that hold a chunk"
+    for server in servers:
+        assert [path for path, _ in server.posted] == ["/init_weight_transfer_engine", *PHASES]
+        assert server.posted[0][1] == {"init_info": {"packed": True}}
+        handles = [pickle.loads(base64.b64decode(one.pop("ipc_handles_pickled"))) for one in server.taken]
+        assert handles == [{"GPU-1": ("handle", "a")}, {"GPU-1": ("handle", "b")}]
+        assert server.taken[1] == {
+            "names": ["b"],
+            "dtype_names": ["bfloat16"],
+            "shapes": [[3, 2]],
+            "tensor_sizes": [12],
+        }
+        assert server.weight_version == "run-1"
+
+
+@pytest.mark.parametrize(
+    ("path", "bad", "words"),
+    [
+        ("/get_world_size", lambda honest: {"world_size": 0}, "world_size is 0"),
+        ("/start_weight_update", Body(b"a weight update is already active", 500), "already active"),
+        ("/start_weight_update", Body(b"<html>", 200), "<html>"),
+        ("/finish_weight_update", lambda honest: {}, "message is missing"),
+        ("/init_weight_transfer_engine", Body(b"none", 404), "VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+def test_a_phase_that_is_not_answered_as_it_should_ends_in_a_sentence_and_is_never_said_twice(
+    servers: list[StandInVLLM], wire: Wire, monkeypatch: pytest.MonkeyPatch, path: str, bad: Any, words: str
+) -> None:
+    monkeypatch.setattr(vllm_http, "_FIRST_PAUSE_S", 0.001)
+    said: list[str] = []
+
+    def answer(honest: Any) -> Any:
+        said.append(path)
+        return bad(honest)
+
+    servers[0].answers[path] = answer if callable(bad) else bad
+    with pytest.raises((EngineError, ConfigError)) as failure:
+        route_of().push(iter(weights()), controls(servers))
+    assert servers[0].url in str(failure.value) and words in str(failure.value)
+    if path != "/get_world_size" and callable(bad):
+        assert said == [path]
+    assert servers[0].weight_version in ("default", "run-1")
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert first_free_port(port) > port
+    assert first_free_port(port) == port
+
+
+def test_the_address_is_the_one_that_the_servers_see() -> None:
+    assert server_transfer._own_address(["http://127.0.0.1:1", "http://127.0.0.1:2"]) == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"no IPv4 address towards http://\[::1\]:8000"):
+        server_transfer._own_address(["http://[::1]:8000"])
