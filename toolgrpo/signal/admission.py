@@ -67,15 +67,14 @@ class Admission:
         drawn = len(live)
         if not drawn:
             return Decision(draw=self.begin_with) if self.target else Decision(admitted=())
+        missing = self.target + self.beyond - live.count(None) - live.count(True)
+        if missing > 0 and drawn < self.most + self.beyond:
+            return Decision(draw=min(missing, self.most + self.beyond - drawn))
         head = live[: self.most + self.carried]
         window = [number for number, alive in enumerate(head) if alive is not False][: self.target + self.carried]
         admitted = sorted(self._first(window, live, range(drawn) if ended is None else ended, owed))
         if len(admitted) == self.target:
             return Decision(admitted=tuple(admitted), decided=admitted[-1] + 1, owed=len(window) - self.target)
-        n_open = live.count(None)
-        missing = self.target + self.beyond - n_open - live.count(True)
-        if missing > 0 and drawn < self.most + self.beyond:
-            return Decision(draw=min(missing, self.most + self.beyond - drawn))
         if None in head:
             return Decision()
         dead = [number for number, alive in enumerate(head) if not alive]

@@ -1,0 +1,310 @@
+"""`carry_over`, and backfill beside the training pass: who is trained on when, and nothing lost on any way out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
+from toolgrpo.errors import ConfigError, EngineError, PeerError
+from toolgrpo.observe.recorder import episodes_path, read_episodes
+from toolgrpo.rollout import EpisodeLimits, Observer, RolloutBatch, Rollouts
+from toolgrpo.signal.admission import Admission
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.row_order import RowOrder
+from toolgrpo.signal.shaping import Shaping
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
+from toolgrpo.testing.trainers import tiny_config
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+from toolgrpo.trainer.drawn_batches import Asked, DrawnBatches, RewardRule
+from toolgrpo.trainer.groups_ahead import GroupsAhead, Lookahead
+from toolgrpo.trainer.overlap import Exchange
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE_S = 30.0
+ROWS = [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)]
+GROUPS: dict[str, Any] = {"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False}
+CARRY: dict[str, Any] = {**GROUPS, "carry_over": 0.25}
+BACKFILL: dict[str, Any] = {**GROUPS, "dynamic_sampling": "backfill", "max_staleness": 1}
+DEAD = {1, 3, 4, 9}
+
+
+class Slow:
+    """A script whose questions of some rows are answered when a later one was begun, or never."""
+
+    def __init__(self, waits_for: dict[int, int] | None = None, never: set[int] | None = None, fails: int = -1) -> None:
+        self.waits_for, self.never, self.fails = waits_for or {}, never or set(), fails
+        self.asked: Counter[int] = Counter()
+
+    def __call__(self, request: SampleRequest, number: int) -> Any:
+        text = ByteChat.text(request.ids)
+        row = int(text[text.index("q") + 1 :][:2])
+        self.asked[row] += 1
+        if row == self.fails:
+            raise AssertionError(f"row {row} meets a bug")
+        answer = ByteChat.say("abcdefghijklm"[: 1 + (sum(request.ids) + self.asked[row]) % 13])
+        return ScriptedReply(answer, delay_s=0.3 * (row in self.waits_for), stalls=row in self.never)
+
+
+def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
+    return [
+        0.5 if row in DEAD else float((len(one[-1]["content"]) + place) % 3)
+        for place, (one, row) in enumerate(zip(completions, number, strict=True))
+    ]
+
+
+class Kept(Observer):
+    def __init__(self) -> None:
+        self.batches: list[RolloutBatch] = []
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        self.batches.append(batch)
+
+    def rows(self) -> list[list[int]]:
+        """The rows of each step that was trained on."""
+        return [[one.row["number"] for one in batch.episodes if one.trained][::4] for batch in self.batches]
+
+
+class AtEndOf(TrainerCallback):
+    def __init__(self, step: int, do: Any) -> None:
+        self.step, self.do = step, do
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            self.do()
+
+
+def run(folder: Path, says: Any, *callbacks: TrainerCallback, resume: Any = None, **changes: Any) -> tuple[Any, Kept]:
+    kept = Kept()
+    parts = {"observers": [kept], "callbacks": list(callbacks)}
+    options = {"rollout_correction": "auto", **changes}
+    trainer = tiny_trainer(folder, reward, says, rows=ROWS, parts=parts, **options)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+        left = [one for one in threading.enumerate() if one.name.startswith("toolgrpo-rollouts")]
+        assert not left and trainer.engine.open_requests == 0 and not trainer.engine.is_open
+    return trainer, kept
+
+
+def logged(trainer: Any, name: str) -> list[Any]:
+    return [log[name] for log in trainer.state.log_history if "loss" in log]
+
+
+def all_rows(kept: Kept) -> list[int]:
+    return sorted(row for rows in kept.rows() for row in rows)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: Path, staleness: int) -> None:
+    trainer, kept = run(tmp_path, Slow({2: 0}), **CARRY, max_staleness=staleness)
+    first, second, *_ = kept.rows()
+    assert first == [0, 1, 3, 4] and second[0] == 2
+    assert all_rows(kept) == list(range(16)), "every row is trained on once"
+    assert len(trainer.engine.requests) == 4 * 16, "no group is begun that no step would train on"
+    assert max(logged(trainer, "overlap/staleness")) <= staleness + 1
+    assert logged(trainer, "overlap/carried") == [0, 1, 1, 1]
+    assert logged(trainer, "overlap/batches_in_flight")[-1] == 0
+    weights = [turn.weights for t in kept.batches[1].trajectories[:4] for turn in t.turns]
+    assert weights == [(0, 1)] * 4 or staleness, "the group began with the first weights and ended with the second"
+
+
+def test_the_same_script_gives_the_same_steps(tmp_path: Path) -> None:
+    """Only who is late is a matter of time, and here that is scripted."""
+    one, found = run(tmp_path / "one", Slow({2: 0}), **{**CARRY, "max_steps": 2})
+    other, again = run(tmp_path / "other", Slow({2: 0}), **{**CARRY, "max_steps": 2})
+    assert found.rows() == again.rows() and logged(one, "loss") == logged(other, "loss")
+
+
+def test_what_fails_ends_the_run_with_its_own_error_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="row 9 meets a bug"):
+        run(tmp_path, Slow({2: 0}, fails=9), **CARRY)
+    (checkpoint,) = complete_checkpoints(tmp_path)
+    _, kept = run(tmp_path, Slow(), resume="auto", **CARRY)
+    trained = [r["row"]["number"] for r in read_episodes(episodes_path(tmp_path, 0))][::4]
+    assert checkpoint.step in (1, 2) and sorted(trained) == list(range(16))
+    assert len(kept.batches) == 4 - checkpoint.step
+
+
+def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
+    stop = AtEndOf(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    trainer, kept = run(tmp_path, Slow(never={2}), stop, **CARRY, max_staleness=1)
+    assert trainer.stopped_by == "SIGTERM" and kept.rows() == [[0, 1, 3, 4]]
+    assert trainer.engine.cancelled >= 4
+    _, resumed = run(tmp_path, Slow(), resume="auto", **CARRY, max_staleness=1)
+    assert resumed.rows()[0][0] == 2, "what was left over is the first of the resumed run"
+    assert all_rows(resumed) == [2, *range(5, 16)], "none is lost, and none trained on twice"
+
+
+def test_backfill_replaces_dead_groups_beside_the_training_pass(tmp_path: Path) -> None:
+    trainer, kept = run(tmp_path, Slow(), **BACKFILL)
+    plain, expected = run(tmp_path / "plain", Slow(), **{**BACKFILL, "max_staleness": 0})
+    live = [number for number in range(32) if number not in DEAD]
+    assert kept.rows() == expected.rows() == [live[start : start + 4] for start in range(0, 16, 4)]
+    assert logged(trainer, "sampling/groups_drawn") != [0] * 4
+    assert sum(logged(trainer, "sampling/groups_drawn")) == sum(logged(plain, "sampling/groups_drawn")) == 20
+    assert max(logged(trainer, "overlap/staleness")) <= 1
+    assert Counter(one.trained for batch in kept.batches for one in batch.episodes) == {True: 64, False: 16}
+
+
+def test_all_three_flags_together(tmp_path: Path) -> None:
+    trainer, kept = run(tmp_path, Slow({2: 0}), **{**BACKFILL, "carry_over": 0.25})
+    first, second, *_ = kept.rows()
+    assert 2 not in first and second[0] == 2
+    assert not DEAD & set(all_rows(kept)) and len(set(all_rows(kept))) == 16
+    assert max(logged(trainer, "overlap/staleness")) <= 2
+    numbers = [t.metadata["episode"] for batch in kept.batches for t in batch.trajectories]
+    assert sorted(numbers) == list(range(len(numbers))), "each episode has a number of its own"
+
+
+class Meeting:
+    """`gather_object` among threads that stand for processes."""
+
+    def __init__(self, n: int) -> None:
+        self.barrier = threading.Barrier(n, timeout=PATIENCE_S)
+        self.given: dict[int, list[Any]] = {}
+
+    def gather(self, process: int, values: list[Any]) -> list[Any]:
+        self.given[process] = values
+        self.barrier.wait()
+        everything = [one for process in sorted(self.given) for one in self.given[process]]
+        self.barrier.wait()
+        return everything
+
+
+@pytest.mark.parametrize("backfill", [False, True])
+def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: bool) -> None:
+    """Two processes of two groups a step, each with slow groups of its own; after two steps both begin anew."""
+    n, steps, meeting = 2, 4, Meeting(2)
+    trained: dict[tuple[int, int], list[int]] = {}
+    states: dict[int, Any] = {}
+
+    def process(number: int) -> None:
+        order = RowOrder(32, lambda epoch: range(32))
+        gather = partial(meeting.gather, number)
+        options = GroupDrawingOptions(dynamic_sampling="backfill" if backfill else "off")
+        at = [0]
+
+        async def ask(rows: Any, trajectories: Any) -> Asked:
+            live = rows[0]["number"] not in DEAD
+            return Asked(tuple((float(place % 2) if live else 1.0,) for place, _ in enumerate(trajectories)))
+
+        def stream() -> GroupsAhead:
+            return GroupsAhead(
+                Rollouts(
+                    engine=ScriptedEngine(Slow({number: 0, number + 4: 0})),
+                    chat=ByteChat(),
+                    limits=EpisodeLimits(max_completion_length=50),
+                    tokenizer=ByteChat(),
+                ),
+                order,
+                Lookahead(1, 0.5),
+                row_of=ROWS.__getitem__,
+                handover="keep",
+                sampling=SamplingOptions(),
+                group_size=4,
+                process=number,
+                n_processes=n,
+                weights=lambda: iter(()),
+                step=lambda: at[0],
+                left=lambda: steps - at[0],
+                exchange=Exchange(lambda: at[0], lambda: None, gather),
+                log=lambda metrics: None,
+                gather=gather,
+            )
+
+        ahead = stream()
+        for step in range(steps):
+            at[0] = step
+            if step == 2:
+                ahead.stop()
+                ahead = stream()
+            if backfill:
+                rule = RewardRule(("r",), (1.0,), lambda scored: bool(scored.total), Shaping())
+                drawing = DrawnBatches(options=options, order=order, rule=rule, row_of=ROWS.__getitem__, group_size=4)
+                drawing = replace(drawing, n_processes=n, process=number, gather=gather, ahead=ahead)
+                rollouts = ahead._line._rollouts
+                batch = drawing.draw(rollouts, SamplingOptions(), ask, n_rows=8, step=step, first_number=0)
+                rows = [row["number"] for row in batch.rows]
+            else:
+                rows = [one.row["number"] for one in ahead.take(8).episodes]
+            trained[number, step] = rows[::4]
+            assert rows == [row for row in rows[::4] for _ in range(4)]
+        ahead.stop()
+        states[number] = order.state()
+
+    threads = [threading.Thread(target=process, args=(number,)) for number in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+    assert len(trained) == n * steps and states[0] == states[1]
+    found = sorted(row for rows in trained.values() for row in rows)
+    live = [row for row in range(32) if not backfill or row not in DEAD]
+    assert found == live[: n * steps * 2], "every row once, in whichever process"
+
+
+def test_a_process_that_fails_stops_the_others_with_a_checkpoint() -> None:
+    meeting = Meeting(2)
+    saved: list[int] = []
+    said: dict[int, Exception] = {}
+
+    def process(number: int) -> None:
+        def take() -> int:
+            if number:
+                raise EngineError("the engine is gone")
+            return 1
+
+        try:
+            Exchange(lambda: 3, lambda: saved.append(number), partial(meeting.gather, number)).all_or_none(
+                take, lambda: None
+            )
+        except Exception as error:
+            said[number] = error
+
+    threads = [threading.Thread(target=process, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert isinstance(said[0], PeerError) and "process 1 failed first" in str(said[0])
+    assert isinstance(said[1], EngineError) and sorted(saved) == [0, 1]
+
+
+def test_a_last_step_begins_nothing_for_later_ones() -> None:
+    rule = Lookahead(1, 0.5).rule(Admission.of(4, oversample=1, max_groups_drawn=1), left=1)
+    assert (rule.carried, rule.beyond, rule.begin_with) == (0, 0, 4)
+    rule = Lookahead(1, 0.5).rule(Admission.of(4, oversample=1, max_groups_drawn=1), left=2)
+    assert (rule.carried, rule.beyond) == (2, 4)
+    rule = Lookahead(1, 0.1).rule(Admission.of(4, oversample=1, max_groups_drawn=1), left=9)
+    assert (rule.carried, rule.beyond) == (1, 5), "at least one, or the flag would do nothing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({**CARRY, "carry_over": 1.0}, "carry_over must be from 0 to below 1.*raise max_staleness"),
+        ({**CARRY, "carry_over": -0.1}, "carry_over must be from 0 to below 1"),
+        ({**CARRY, "weights_handover": "drain"}, "drain ends every episode before a step"),
+        ({**CARRY, "vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode gives the engine's memory"),
+        ({**CARRY, "curriculum": "difficulty_pools"}, "and curriculum chooses rows by that"),
+        ({**CARRY, "retire_after_solved": 2}, "and retire_after_solved chooses rows"),
+        ({**BACKFILL, "oversample": 1.5}, "oversample begins spare groups"),
+        ({**CARRY, "per_device_train_batch_size": 4}, "at least 2 a step"),
+        ({**BACKFILL, "per_device_train_batch_size": 2, "num_generations": 4}, "take whole groups in each process"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        tiny_config(tmp_path, **changes)
