@@ -128,7 +128,7 @@ class BatchInTraining:
         return output
 
     def _draw(self, drawing: DrawnBatches, n_rows: int) -> DrawnBatch:
-        step = self._load_weights() if drawing.ahead is None else int(self._trainer.state.global_step)
+        step = self._load_weights() if drawing.ahead is None else drawing.ahead.step
         drawn = drawing.draw(
             self._rollouts,
             self._args.sampling_options(),

@@ -99,6 +99,11 @@ class GroupsAhead:
         self._in_line: list[int] = []  # places of all processes' groups among the rows that are planned next
         self.planned: list[int] = []
 
+    @property
+    def step(self) -> int:
+        """The step of the training."""
+        return self._step()
+
     def take(self, n_rows: int) -> RolloutBatch:
         """Return this process's `n_rows` episodes of the next batch, whatever they are worth; every
         process must ask for as many.
@@ -108,7 +113,7 @@ class GroupsAhead:
         self.agree(chain.from_iterable(self._gather([drawn.places])))
         return RolloutBatch(
             episodes=tuple(Scored(group.row, one) for group in drawn.draw.groups for one in group.trajectories),
-            step=self._step(),
+            step=self.step,
             times=drawn.draw.times,
             group_size=self._group_size,
             offset=self._process * n_rows,
@@ -116,7 +121,7 @@ class GroupsAhead:
 
     def draw(self, admission: Admission, judge: Judge[V]) -> LineDraw[V]:
         """Return the groups of this process's share of a step; `agree` must follow in every process."""
-        step = self._step()
+        step = self.step
         if self._drains:
             self._line.settle()
         self._line.hand_over(self._weights(), step)
