@@ -89,7 +89,6 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: b
                 left=lambda: steps - at[0],
                 exchange=Exchange(lambda: at[0], lambda: None, gather),
                 log=lambda metrics: None,
-                gather=gather,
             )
 
         ahead = stream()

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from accelerate.utils import gather_object
-
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.group_line import AsItIs, GroupLine, LineDraw, as_it_is
@@ -84,7 +82,6 @@ class GroupsAhead:
         left: Callable[[], int],
         exchange: Exchange,
         log: Callable[[Mapping[str, float]], None],
-        gather: Callable[[list[Any]], list[Any]] = gather_object,
     ) -> None:
         self.order = order
         self._line: GroupLine[Any] = GroupLine(rollouts, group_size=group_size)
@@ -95,7 +92,7 @@ class GroupsAhead:
         self._group_size = group_size
         self._process, self._n_processes = process, n_processes
         self._weights, self._step, self._left = weights, step, left
-        self._exchange, self._log, self._gather = exchange, log, gather
+        self._exchange, self._log = exchange, log
         self._in_line: list[int] = []  # places of all processes' groups among the rows that are planned next
         self.planned: list[int] = []
 
@@ -110,7 +107,7 @@ class GroupsAhead:
         """
         target = n_rows // self._group_size
         drawn: LineDraw[AsItIs] = self.draw(Admission.of(target, oversample=1, max_groups_drawn=1), as_it_is)
-        self.agree(chain.from_iterable(self._gather([drawn.places])))
+        self.agree(chain.from_iterable(self._exchange.gather([drawn.places])))
         return RolloutBatch(
             episodes=tuple(Scored(group.row, one) for group in drawn.draw.groups for one in group.trajectories),
             step=self.step,
@@ -154,7 +151,7 @@ class GroupsAhead:
         gone = set(used)
         self.order.used(gone)
         self._line.renumber(gone)
-        self._in_line = list(chain.from_iterable(self._gather([self._line.places])))
+        self._in_line = list(chain.from_iterable(self._exchange.gather([self._line.places])))
 
     def settle(self) -> None:
         """Wait until the engine is free for somebody else; what has ended is kept."""
