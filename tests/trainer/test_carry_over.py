@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ DEAD = {1, 3, 4, 9}
 
 
 class Slow:
-    """A script whose questions of some rows are answered when a later one was begun, or never."""
+    """A script whose questions of some rows are answered late, or never, or meet a bug."""
 
-    def __init__(self, waits_for: dict[int, int] | None = None, never: set[int] | None = None, fails: int = -1) -> None:
-        self.waits_for, self.never, self.fails = waits_for or {}, never or set(), fails
+    def __init__(self, late: Collection[int] = (), never: Collection[int] = (), fails: int = -1) -> None:
+        self.late, self.never, self.fails = late, never, fails
         self.asked: Counter[int] = Counter()
 
     def __call__(self, request: SampleRequest, number: int) -> Any:
@@ -44,7 +45,7 @@ class Slow:
         if row == self.fails:
             raise AssertionError(f"row {row} meets a bug")
         answer = ByteChat.say("abcdefghijklm"[: 1 + (sum(request.ids) + self.asked[row]) % 13])
-        return ScriptedReply(answer, delay_s=0.3 * (row in self.waits_for), stalls=row in self.never)
+        return ScriptedReply(answer, delay_s=0.6 * (row in self.late), stalls=row in self.never)
 
 
 def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
@@ -66,12 +67,14 @@ class Kept(Observer):
         return [[one.row["number"] for one in batch.episodes if one.trained][::4] for batch in self.batches]
 
 
-class AtEndOf(TrainerCallback):
+class During(TrainerCallback):
+    """Does something when the training pass of a step is almost over."""
+
     def __init__(self, step: int, do: Any) -> None:
         self.step, self.do = step, do
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
             self.do()
 
 
@@ -99,7 +102,7 @@ def all_rows(kept: Kept) -> list[int]:
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: Path, staleness: int) -> None:
-    trainer, kept = run(tmp_path, Slow({2: 0}), **CARRY, max_staleness=staleness)
+    trainer, kept = run(tmp_path, Slow(late={2}), **CARRY, max_staleness=staleness)
     first, second, *_ = kept.rows()
     assert first == [0, 1, 3, 4] and second[0] == 2
     assert all_rows(kept) == list(range(16)), "every row is trained on once"
@@ -107,20 +110,20 @@ def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: P
     assert max(logged(trainer, "overlap/staleness")) <= staleness + 1
     assert logged(trainer, "overlap/carried") == [0, 1, 1, 1]
     assert logged(trainer, "overlap/batches_in_flight")[-1] == 0
-    weights = [turn.weights for t in kept.batches[1].trajectories[:4] for turn in t.turns]
-    assert weights == [(0, 1)] * 4 or staleness, "the group began with the first weights and ended with the second"
+    began_with = {turn.weights[0] for t in kept.batches[1].trajectories[:4] for turn in t.turns}
+    assert began_with == {0}, "the group went on, and was not begun anew"
 
 
 def test_the_same_script_gives_the_same_steps(tmp_path: Path) -> None:
     """Only who is late is a matter of time, and here that is scripted."""
-    one, found = run(tmp_path / "one", Slow({2: 0}), **{**CARRY, "max_steps": 2})
-    other, again = run(tmp_path / "other", Slow({2: 0}), **{**CARRY, "max_steps": 2})
+    one, found = run(tmp_path / "one", Slow(late={2}), **{**CARRY, "max_steps": 2})
+    other, again = run(tmp_path / "other", Slow(late={2}), **{**CARRY, "max_steps": 2})
     assert found.rows() == again.rows() and logged(one, "loss") == logged(other, "loss")
 
 
 def test_what_fails_ends_the_run_with_its_own_error_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="row 9 meets a bug"):
-        run(tmp_path, Slow({2: 0}, fails=9), **CARRY)
+        run(tmp_path, Slow(late={2}, fails=9), **CARRY)
     (checkpoint,) = complete_checkpoints(tmp_path)
     _, kept = run(tmp_path, Slow(), resume="auto", **CARRY)
     trained = [r["row"]["number"] for r in read_episodes(episodes_path(tmp_path, 0))][::4]
@@ -129,7 +132,7 @@ def test_what_fails_ends_the_run_with_its_own_error_and_a_checkpoint_to_go_on_fr
 
 
 def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
-    stop = AtEndOf(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop = During(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     trainer, kept = run(tmp_path, Slow(never={2}), stop, **CARRY, max_staleness=1)
     assert trainer.stopped_by == "SIGTERM" and kept.rows() == [[0, 1, 3, 4]]
     assert trainer.engine.cancelled >= 4
@@ -150,7 +153,7 @@ def test_backfill_replaces_dead_groups_beside_the_training_pass(tmp_path: Path) 
 
 
 def test_all_three_flags_together(tmp_path: Path) -> None:
-    trainer, kept = run(tmp_path, Slow({2: 0}), **{**BACKFILL, "carry_over": 0.25})
+    trainer, kept = run(tmp_path, Slow(late={2}), **{**BACKFILL, "carry_over": 0.25})
     first, second, *_ = kept.rows()
     assert 2 not in first and second[0] == 2
     assert not DEAD & set(all_rows(kept)) and len(set(all_rows(kept))) == 16
