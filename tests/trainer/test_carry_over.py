@@ -23,7 +23,6 @@ from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 30.0
 ROWS = [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)]
 GROUPS: dict[str, Any] = {"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False}
 CARRY: dict[str, Any] = {**GROUPS, "carry_over": 0.25}
