@@ -182,7 +182,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._ahead = trl_ahead.open_ahead(self) if args.runs_ahead else None
         self.row_order = None if self._ahead is None else self._ahead.order
         if self.drawing is not None:
-            self.drawing = replace(self.drawing, ahead=self._ahead)
+            self.drawing = trl_ahead.drawn_from(self.drawing, self._ahead)
             self.row_order = self.drawing.order
         self._token_tap = TokenTap(self.recorder, args.record_tokens)
         self._batch = BatchInTraining(

@@ -8,16 +8,17 @@ were trained on, of which `steps_per_generation * num_iterations` make a batch; 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from toolgrpo.trainer.drawn_batches import row_order
+from toolgrpo.trainer.drawn_batches import DrawnBatches, row_order
 from toolgrpo.trainer.groups_ahead import GroupsAhead, Lookahead
 from toolgrpo.trainer.overlap import BatchesAhead, Exchange
 from toolgrpo.trainer.reward_seam import epoch_order
 from toolgrpo.trainer.trl_seam import log_metrics
 
-__all__ = ["open_ahead"]
+__all__ = ["drawn_from", "open_ahead"]
 
 
 def open_ahead(trainer: Any) -> BatchesAhead | GroupsAhead:
@@ -51,6 +52,11 @@ def open_ahead(trainer: Any) -> BatchesAhead | GroupsAhead:
     if args.draws_ahead:
         return GroupsAhead(trainer.rollouts, order, Lookahead(args.max_staleness, args.carry_over), **common)
     return BatchesAhead(trainer.rollouts, order, staleness=args.max_staleness, **common)
+
+
+def drawn_from(drawing: DrawnBatches, ahead: BatchesAhead | GroupsAhead | None) -> DrawnBatches:
+    """Return what draws the batches, out of the groups that run ahead if there are any."""
+    return replace(drawing, ahead=ahead) if isinstance(ahead, GroupsAhead) else drawing
 
 
 def _batches_left(trainer: Any) -> int:
