@@ -122,7 +122,7 @@ def train_one(way: str, target: Path) -> None:
     measured = [place >= WARM for _ in PHASES for place in range(WARM + MEASURED)] + [False] * LAST
     at = [0]
     seconds: dict[str, list[float]] = defaultdict(list)
-    logs: dict[str, list[float]] = defaultdict(list)
+    told: dict[str, list[float]] = defaultdict(list)
 
     class Decisions(ScriptedDecisions):
         """Episodes of a question differ by the order in which they begin."""
@@ -158,11 +158,10 @@ def train_one(way: str, target: Path) -> None:
                 seconds[plan[at[0]]].append(time.perf_counter() - self.began)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            found = {name: value for name, value in (logs or {}).items() if name.startswith("overlap/")}
-            for name, value in found.items():
-                told[name].append(float(value))
+            for name, value in (logs or {}).items():
+                if name.startswith("overlap/"):
+                    told[name].append(float(value))
 
-    told = logs
     folder, model = Path(tempfile.mkdtemp()), str(ensure_nano())
     (folder / "wait_tool.py").write_text(TOOLS)
     tokenizer = AutoTokenizer.from_pretrained(model)
