@@ -71,10 +71,15 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
         **{name: whole.pop(name) for name in _FOR_PEOPLE},
         "row": row,
         **{name: value for name, value in whole.items() if name not in _NUMBERS},
-        "weight_version": batch.step,
+        "weight_version": _weight_version(trajectory, batch.step),
         "timings": _timings(trajectory, batch.times),
         **{name: whole[name] for name in _NUMBERS},
     }
+
+
+def _weight_version(trajectory: Trajectory, step: int) -> int:
+    """Return the step whose weights drew the first token; that of the batch where no turn says it."""
+    return next((turn.weights[0] for turn in trajectory.turns if turn.weights is not None), step)
 
 
 def _timings(trajectory: Trajectory, times: RolloutTimes) -> dict[str, Any]:

@@ -107,8 +107,15 @@ def _turn(turn: Record) -> dict[str, Any]:
             "at": [_attempt(attempt) for attempt in turn.get("attempts") or ()] or None,
             "re": [_result(result) for result in turn.get("results") or ()] or None,
             "u": None if turn.get("user") is None else cut_text(turn["user"]),
+            "w": _weights(turn.get("weights")),
         }
     )
+
+
+def _weights(steps: Any) -> list[int] | None:
+    """Return the steps whose weights drew the first and the last token of a turn, if it says so."""
+    known = isinstance(steps, list) and len(steps) == 2 and all(isinstance(step, int) for step in steps)
+    return steps if known else None
 
 
 def _credit(record: Record, turn: int) -> dict[str, Any]:

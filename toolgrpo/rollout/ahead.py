@@ -7,7 +7,10 @@
     ahead.hand_over(weights, step=1)        # between two steps of the engine
     ahead.stop()
 
-Invariants: batches are taken in the order in which they began; observers hear of a batch in the
+Whoever takes them in another order (`group_line.py`) watches what `begin` returns, and says with
+`forget` what it has taken.
+
+Invariants: `take` gives batches in the order in which they began; observers hear of a batch in the
 caller's thread, when it is taken; a rollout that fails raises its own error there; after `stop` there
 is no thread, episode, request or tool call. Nothing collective happens on the thread but what the
 caller hands over, and it waits for that.
@@ -31,15 +34,16 @@ from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, Tur
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import RolloutResult, run_all
 from toolgrpo.rollout.shared_engine import SharedEngine
+from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RolloutsAhead"]
+__all__ = ["Begun", "RolloutsAhead", "tell"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
     """A rollout that was begun, and what it will be."""
 
     rows: tuple[Row, ...]
@@ -54,7 +58,7 @@ class RolloutsAhead:
 
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
-        self._begun: deque[_Begun] = deque()
+        self._begun: deque[Begun] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._engine: SharedEngine | None = None
@@ -68,7 +72,7 @@ class RolloutsAhead:
 
     def begin(
         self, rows: Sequence[Row], options: SamplingOptions, *, step: int, group_size: int = 1, offset: int = 0
-    ) -> None:
+    ) -> Begun:
         """Let an episode per row run; those that run already go on beside them."""
         loop, quiet = self._started()
         began = RolloutBegan(len(rows), step, "train", "episodes")
@@ -82,7 +86,13 @@ class RolloutsAhead:
             return await run_all(episodes, quiet.scheduler(options, began, gate=self._gate))
 
         result = asyncio.run_coroutine_threadsafe(run(), loop)
-        self._begun.append(_Begun(tuple(rows), step, group_size, offset, result))
+        begun = Begun(tuple(rows), step, group_size, offset, result)
+        self._begun.append(begun)
+        return begun
+
+    def forget(self, begun: Begun) -> None:
+        """Let go of a rollout that has ended and was taken."""
+        self._begun.remove(begun)
 
     def take(self, step: int) -> RolloutBatch:
         """Wait for the rollout that began first and return it, not graded yet, as one of this step."""
@@ -95,7 +105,7 @@ class RolloutsAhead:
             except BaseException:
                 self._begun.appendleft(begun)  # to be cancelled with the others
                 raise
-            _tell(observers, began, begun.rows, result)
+            tell(observers, began, begun.rows, result.trajectories)
         return RolloutBatch(
             episodes=tuple(Scored(row, t) for row, t in zip(begun.rows, result.trajectories, strict=True)),
             step=step,
@@ -169,9 +179,9 @@ async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _tell(observers: Observers, began: RolloutBegan, rows: Sequence[Row], result: RolloutResult) -> None:
+def tell(observers: Observers, began: RolloutBegan, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> None:
     """Tell what was not told while it ran: the episodes in the order in which they ended."""
-    ended = sorted(enumerate(result.trajectories), key=lambda one: one[1].started_s + one[1].duration_s)
+    ended = sorted(enumerate(trajectories), key=lambda one: one[1].started_s + one[1].duration_s)
     for number, trajectory in ended:
         if observers.hear_turns:
             for turn in trajectory.turns:

@@ -1,19 +1,21 @@
 """Which groups a step trains on, and when it draws more: a pure decision over what is known so far.
 
-Groups are numbered in the order in which they were submitted. A step wants `target` live ones.
+Groups stand in a line, numbered in the order in which they were submitted. A step wants `target` live
+ones. The first `target + carried` of the line that are not dead are its window.
 
-Invariants: groups are admitted in the order of submission, never of completion: one that ended is
-passed over only if it is dead, and waited for as long as it is open, so no short episode has an
-advantage; the decision depends on what the groups are worth and not on when they ended; no more
-than `most` groups are drawn; exactly `target` groups are admitted, at the bound with the earliest
-dead ones among them.
+Invariants: of the window at most `carried` groups are passed over, and those are owed to the next
+step, which waits for them: no group is overtaken for longer, so no short episode has a lasting
+advantage; with `carried` 0 groups are admitted in the order of submission, never of completion, and
+the decision depends on what they are worth and not on when they ended; no more than `most` groups are
+drawn for a step; exactly `target` groups are admitted, at the bound with the earliest dead ones among
+them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Admission", "Decision"]
 
@@ -23,21 +25,28 @@ class Decision:
     """Draw so many more groups; or, once the step is decided, train on those of these numbers.
 
     With neither there is nothing to do but to wait. `decided` counts the groups up to the last that
-    mattered: those after them are surplus, whatever they are worth.
+    mattered: those after them are surplus, whatever they are worth. The first `owed` of what is
+    neither dead nor admitted were passed over.
     """
 
     draw: int = 0
     admitted: tuple[int, ...] | None = None
     decided: int = 0
+    owed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How many live groups a step wants, with how many it begins, and how many it may draw."""
+    """How many live groups a step wants, with how many it begins, and how many it may draw.
+
+    `carried` may be left over from its window; `beyond` groups stand in line for later steps.
+    """
 
     target: int
     most: int
     begin_with: int
+    carried: int = 0
+    beyond: int = 0
 
     @classmethod
     def of(cls, target: int, *, oversample: float, max_groups_drawn: float) -> Admission:
@@ -45,27 +54,38 @@ class Admission:
         most = max(target, math.floor(target * max_groups_drawn))
         return cls(target, most, min(most, math.ceil(target * oversample)))
 
-    def decide(self, live: Sequence[bool | None]) -> Decision:
+    def ahead(self, *, carried: int, beyond: int) -> Admission:
+        """Return the rule of a step beside which groups of later ones run."""
+        return replace(self, begin_with=self.begin_with + beyond, carried=carried, beyond=beyond)
+
+    def decide(self, live: Sequence[bool | None], *, ended: Sequence[int] | None = None, owed: int = 0) -> Decision:
         """Say what follows from the groups so far, in the order of submission.
 
-        Each is live, dead, or still open (None).
+        Each is live, dead, or still open (None). `ended` are their numbers in the order in which
+        they ended; the first `owed` were left over by the step before.
         """
         drawn = len(live)
         if not drawn:
             return Decision(draw=self.begin_with) if self.target else Decision(admitted=())
-        admitted: list[int] = []
-        for number, alive in enumerate(live):
-            if alive is None:
-                break
-            if alive:
-                admitted.append(number)
-            if len(admitted) == self.target:
-                return Decision(admitted=tuple(admitted), decided=number + 1)
-        n_open = live.count(None)
-        missing = self.target - n_open - live.count(True)
-        if missing > 0 and drawn < self.most:
-            return Decision(draw=min(missing, self.most - drawn))
-        if n_open:
+        missing = self.target + self.beyond - live.count(None) - live.count(True)
+        if missing > 0 and drawn < self.most + self.beyond:
+            return Decision(draw=min(missing, self.most + self.beyond - drawn))
+        head = live[: self.most + self.carried]
+        window = [number for number, alive in enumerate(head) if alive is not False][: self.target + self.carried]
+        admitted = sorted(self._first(window, live, range(drawn) if ended is None else ended, owed))
+        if len(admitted) == self.target:
+            return Decision(admitted=tuple(admitted), decided=admitted[-1] + 1, owed=len(window) - self.target)
+        if None in head:
             return Decision()
-        dead = [number for number, alive in enumerate(live) if not alive]
-        return Decision(admitted=tuple(sorted([*admitted, *dead[: self.target - len(admitted)]])), decided=drawn)
+        dead = [number for number, alive in enumerate(head) if not alive]
+        alive = [number for number in window if live[number]]
+        return Decision(admitted=tuple(sorted([*alive, *dead[: self.target - len(alive)]])), decided=drawn)
+
+    def _first(self, window: Sequence[int], live: Sequence[bool | None], ended: Sequence[int], owed: int) -> list[int]:
+        """Return the live groups of the window to take, the owed ones before the others, or nothing
+        while an owed one is open.
+        """
+        if any(live[number] is None for number in window if number < owed):
+            return []
+        first = [number for number in window if number < owed]
+        return [*first, *(n for n in ended if n in window and n >= owed and live[n])][: self.target]

@@ -32,6 +32,7 @@ from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.generation_output import GenerationOutput
+from toolgrpo.trainer.groups_ahead import GroupsAhead
 from toolgrpo.trainer.live_rows import RowChoice, Scores
 from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.overlap import BatchesAhead
@@ -61,7 +62,7 @@ class BatchInTraining:
         calculate_rewards: Callable[..., torch.Tensor],
         group_size: Callable[[Mode], int],
         drawing: DrawnBatches | None,
-        ahead: BatchesAhead | None,
+        ahead: BatchesAhead | GroupsAhead | None,
         off_policy: OffPolicy,
         token_tap: TokenTap,
         turn_worth: TurnWorth,
@@ -127,7 +128,7 @@ class BatchInTraining:
         return output
 
     def _draw(self, drawing: DrawnBatches, n_rows: int) -> DrawnBatch:
-        step = self._load_weights()
+        step = self._load_weights() if drawing.ahead is None else drawing.ahead.step
         drawn = drawing.draw(
             self._rollouts,
             self._args.sampling_options(),

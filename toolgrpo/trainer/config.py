@@ -6,6 +6,7 @@ Validated at construction.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -241,7 +242,7 @@ class ToolGRPOConfig(
     def engine_options(self) -> EngineOptions:
         """Return which engine these fields ask for, and what each engine would be asked."""
         batch = self.per_device_train_batch_size * self.steps_per_generation
-        at_a_time = self.max_concurrent_episodes or batch * (1 + self.max_staleness)
+        at_a_time = self.max_concurrent_episodes or math.ceil(batch * (1 + self.max_staleness + self.carry_over))
         return EngineOptions(
             engine=self.engine,
             vllm_colocate=ColocateOptions(
@@ -271,7 +272,7 @@ class ToolGRPOConfig(
                 max_model_len=self.vllm_max_model_length,
                 max_rows=at_a_time,
                 seed=self.seed,
-                own_copy=self.max_staleness > 0,
+                own_copy=self.runs_ahead,
             ),
         )
 

@@ -33,7 +33,6 @@ from toolgrpo.rollout.batch import RolloutBatch, Row, Scored, Success
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.sources import GroupDraw, draw_groups
-from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.signal.dropped import grade_of
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
@@ -42,6 +41,7 @@ from toolgrpo.signal.process_share import ProcessShare
 from toolgrpo.signal.row_order import GroupResult, RowOrder
 from toolgrpo.signal.row_report import read_report, reported_rows
 from toolgrpo.signal.shaping import Shaping, members_of
+from toolgrpo.trainer.groups_ahead import GroupsAhead
 from toolgrpo.trajectory import Trajectory
 
 __all__ = ["Asked", "DrawnBatch", "DrawnBatches", "RewardRule", "row_order"]
@@ -95,6 +95,18 @@ class _Fate:
 
 
 @dataclass(frozen=True, slots=True)
+class _OwnDraw:
+    """What this process has drawn, and for each group its place among the planned rows."""
+
+    groups: GroupDraw[_Worth]
+    places: Sequence[int]
+    planned: Sequence[int]
+
+    def row(self, group: int) -> int:
+        return self.planned[self.places[group]]
+
+
+@dataclass(frozen=True, slots=True)
 class _News:
     """What a process tells the others when it has drawn its share."""
 
@@ -144,6 +156,7 @@ class DrawnBatches:
     n_processes: int = 1
     process: int = 0
     gather: Callable[[list[Any]], list[Any]] = gather_object  # the lists of all processes, in their order
+    ahead: GroupsAhead | None = None  # runs groups while others are trained on; None: only while a step waits
 
     def draw(
         self,
@@ -159,22 +172,23 @@ class DrawnBatches:
 
         `first_number` is that of the batch's first episode in the run.
         """
-        # plan
+        # plan, and draw
         share = ProcessShare(n_rows * self.n_processes // self.group_size, self.n_processes, self.process)
-        largest = self.options.admission(share.largest)
-        planned = self.order.plan(share.n_planned(largest.most - share.largest))
-        # draw
-        own = self.options.admission(len(share.own))
-        drawn = self._run(rollouts, sampling, ask, own, lambda group: planned[share.number(group)], step)
+        own = self._run(rollouts, sampling, ask, share, step)
+        drawn = own.groups
         # agree
-        news = self._agree(drawn, share, planned)
+        news = self._agree(own)
         fates = list(chain.from_iterable(one.fates for one in news))
-        self.order.used(fate.number for fate in fates)
+        used = [fate.number for fate in fates]
+        if self.ahead is None:
+            self.order.used(used)
+        else:
+            self.ahead.agree(used)
         self.order.learn(_result(fate) for fate in fates)
         counts = [sum(len(fate.successes) for fate in one.fates) for one in news]
         batch = self._batch(drawn, step).numbered(first_number + sum(counts[: self.process]))
         # deal out
-        trained = self._deal_out(self._trained(drawn, batch, share, planned), share, n_rows)
+        trained = self._deal_out(self._trained(own, batch), n_rows)
         totals = list(chain.from_iterable(fate.totals for fate in fates))
         return DrawnBatch(
             rows=tuple(self.row_of(one.row) for one in trained),
@@ -189,27 +203,26 @@ class DrawnBatches:
             turn_rewards=tuple(one.turn_rewards for one in trained),
         )
 
-    def _run(
-        self,
-        rollouts: Rollouts,
-        sampling: SamplingOptions,
-        ask: Ask,
-        admission: Admission,
-        row_number_of: Callable[[int], int],
-        step: int,
-    ) -> GroupDraw[_Worth]:
+    def _run(self, rollouts: Rollouts, sampling: SamplingOptions, ask: Ask, share: ProcessShare, step: int) -> _OwnDraw:
         async def judge(row: Row, trajectories: tuple[Trajectory, ...]) -> _Worth:
             return self._worth(row, trajectories, await ask([row] * len(trajectories), trajectories))
 
-        return draw_groups(
+        admission = self.options.admission(len(share.own))
+        if self.ahead is not None:
+            line = self.ahead.draw(admission, judge)
+            return _OwnDraw(line.draw, line.places, self.ahead.planned)
+        largest = self.options.admission(share.largest)
+        planned = self.order.plan(share.n_planned(largest.most - share.largest))
+        drawn = draw_groups(
             rollouts,
             sampling,
             RolloutBegan(admission.begin_with * self.group_size, step, "train", "episodes"),
-            row_of=lambda group: self.row_of(row_number_of(group)),
+            row_of=lambda group: self.row_of(planned[share.number(group)]),
             group_size=self.group_size,
             judge=judge,
             decide=admission.decide,
         )
+        return _OwnDraw(drawn, [share.number(group) for group in range(len(drawn.groups))], planned)
 
     def _worth(self, row: Row, trajectories: Sequence[Trajectory], asked: Asked) -> _Worth:
         rule = self.rule
@@ -229,10 +242,11 @@ class DrawnBatches:
         live = not is_dead(combined) or rule.credit.teaches(episode_turns(batch, with_states=rule.credit.wants_states))
         return _Worth(asked, batch.episodes, live)
 
-    def _agree(self, drawn: GroupDraw[_Worth], share: ProcessShare, planned: Sequence[int]) -> list[_News]:
+    def _agree(self, own: _OwnDraw) -> list[_News]:
         """Tell all processes what each has drawn."""
+        drawn = own.groups
         fates = tuple(
-            _fate(share.number(group), planned[share.number(group)], worth.verdict, self.rule.weights)
+            _fate(own.places[group], own.row(group), worth.verdict, self.rule.weights)
             for group, worth in enumerate(drawn.groups)
         )
         news: list[_News] = self.gather([_News(fates, drawn.n_surplus)])
@@ -247,23 +261,21 @@ class DrawnBatches:
         ]
         return RolloutBatch(episodes=tuple(episodes), step=step, times=drawn.times, group_size=self.group_size)
 
-    def _trained(
-        self, drawn: GroupDraw[_Worth], batch: RolloutBatch, share: ProcessShare, planned: Sequence[int]
-    ) -> list[_TrainedRow]:
+    def _trained(self, own: _OwnDraw, batch: RolloutBatch) -> list[_TrainedRow]:
         return [
             _TrainedRow(
-                row=planned[share.number(group)],
+                row=own.row(group),
                 trajectory=batch.episodes[group * self.group_size + member].trajectory,
                 values=asked.values[member],
                 columns={name: values[member] for name, values in asked.columns.items()},
                 turn_rewards=asked.turn_rewards[member] if asked.turn_rewards else None,
             )
-            for group in drawn.admitted
-            for asked in [drawn.groups[group].verdict.asked]
+            for group in own.groups.admitted
+            for asked in [own.groups.groups[group].verdict.asked]
             for member in range(self.group_size)
         ]
 
-    def _deal_out(self, own: list[_TrainedRow], share: ProcessShare, n_rows: int) -> list[_TrainedRow]:
+    def _deal_out(self, own: list[_TrainedRow], n_rows: int) -> list[_TrainedRow]:
         """Give every process its slice of the batch; they have it where no group lies in two slices."""
         if n_rows % self.group_size == 0:
             return own
@@ -293,7 +305,7 @@ def row_order(
     """
     if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise ConfigError(
-            f"dynamic_sampling, curriculum, row_weights and max_staleness draw rows by their numbers, but the training data is "
+            f"dynamic_sampling, curriculum, row_weights, max_staleness and carry_over draw rows by their numbers, but the training data is "
             f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
             f"load it whole (not as a stream), or leave these off"
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
@@ -27,9 +27,10 @@ from toolgrpo.rollout.batch import RolloutBatch, Row
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.signal.row_order import RowOrder
 
-__all__ = ["HANDOVERS", "BatchesAhead", "OverlapOptions", "check_engine"]
+__all__ = ["HANDOVERS", "BatchesAhead", "Exchange", "OverlapOptions", "check_engine"]
 
 HANDOVERS = ("keep", "drain")
+T = TypeVar("T")
 
 
 @dataclass
@@ -52,21 +53,70 @@ class OverlapOptions:
         },
     )
 
+    carry_over: float = field(
+        default=0.0,
+        metadata={
+            "help": "So large a share of the groups of a step may be left over to the next one, where they go on: the step "
+            "begins when the others are complete. 0: it waits for all."
+        },
+    )
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether episodes run while a batch is trained on."""
+        return self.max_staleness > 0 or self.carry_over > 0
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether they are taken group by group, and not as the batches of TRL's sampler."""
+        return self.runs_ahead and (self.carry_over > 0 or getattr(self, "draws_groups", False))
+
     def check_overlap(self) -> None:
         """Refuse values and combinations that cannot work."""
         if self.max_staleness < 0:
             raise ConfigError(f"max_staleness must be at least 0, got {self.max_staleness}")
+        if not 0 <= self.carry_over < 1:
+            raise ConfigError(
+                f"carry_over must be from 0 to below 1, a share of the groups of a step, got {self.carry_over:g}; to have "
+                f"a whole step more in flight, raise max_staleness"
+            )
         if self.weights_handover not in HANDOVERS:
             raise ConfigError(f"weights_handover must be one of {', '.join(HANDOVERS)}; got {self.weights_handover!r}")
-        if self.max_staleness and getattr(self, "draws_groups", False):
+        if self.carry_over and self.weights_handover == "drain":
             raise ConfigError(
-                "max_staleness begins batches before the last one is judged, and dynamic_sampling, curriculum and "
-                "row_weights choose rows by that; leave one of the two out"
+                "weights_handover drain ends every episode before a step, so that carry_over would carry nothing over; "
+                "leave one of the two out"
             )
-        if self.max_staleness and getattr(self, "vllm_enable_sleep_mode", False):
+        if self.runs_ahead and getattr(self, "vllm_enable_sleep_mode", False):
             raise ConfigError(
-                "vllm_enable_sleep_mode gives the engine's memory to the training pass, but with max_staleness both run "
-                "at the same time; leave one of the two out"
+                "vllm_enable_sleep_mode gives the engine's memory to the training pass, but with max_staleness or "
+                "carry_over both run at the same time; leave one of the two out"
+            )
+        if self.draws_ahead:
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Refuse what cannot be where groups are taken one by one while others run."""
+        by_worth = ("row_weights", "retire_after_solved", "curriculum")
+        chosen = [name for name in by_worth if getattr(self, name, None) not in (None, "off")]
+        if chosen:
+            raise ConfigError(
+                f"max_staleness and carry_over begin groups before the last ones are judged, and {chosen[0]} chooses rows "
+                f"by that; leave one of the two out"
+            )
+        if getattr(self, "oversample", 1) > 1:
+            raise ConfigError(
+                "oversample begins spare groups, of which max_staleness and carry_over have some in line; leave one of the "
+                "two out"
+            )
+        n_rows = getattr(self, "per_device_train_batch_size", 0) * getattr(self, "steps_per_generation", 0)
+        group_size = getattr(self, "num_generations", 1)
+        if n_rows % group_size or (self.carry_over and n_rows == group_size):
+            least = 2 if self.carry_over else 1
+            raise ConfigError(
+                f"carry_over, and max_staleness with dynamic_sampling, take whole groups in each process, at least {least} "
+                f"a step; per_device_train_batch_size * steps_per_generation is {n_rows} and num_generations {group_size}: "
+                f"make the one a multiple of the other"
             )
 
 
@@ -74,21 +124,50 @@ def check_engine(engine: Engine, handover: str) -> None:
     """Raise ConfigError if an engine cannot draw while its policy is trained."""
     if engine.same_numbers_as_trainer:
         raise ConfigError(
-            f"max_staleness needs an engine with weights of its own, but {engine.name} decodes with the trainer's, which "
-            f"change while it draws; leave `engine` to the config, or max_staleness at 0"
+            f"max_staleness and carry_over need an engine with weights of their own, but {engine.name} decodes with the "
+            f"trainer's, which change while it draws; leave `engine` to the config, or these at 0"
         )
     if handover == "keep" and not getattr(engine, "takes_weights_while_open", False):
         raise ConfigError(
             f"weights_handover keep gives an engine new weights between two of its steps, which {engine.name} does not "
-            f"take as it is set up here; set weights_handover drain (vllm_server takes whole weights, no adapters)"
+            f"take as it is set up here; set weights_handover drain, and carry_over 0 (vllm_server takes whole weights, "
+            f"no adapters)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What processes tell each other when they take episodes; `save` writes a checkpoint."""
+
+    step: Callable[[], int]
+    save: Callable[[], None]
+    gather: Callable[[list[Any]], list[Any]] = gather_object
+
+    def all_or_none(self, take: Callable[[], T], stop: Callable[[], None]) -> T:
+        """Take something in every process; where one cannot, all save what was trained so far, and stop."""
+        failure: Exception | None = None
+        taken: list[T] = []
+        try:
+            taken.append(take())
+        except Exception as error:  # whatever ended it; it is raised below, when all know of it
+            failure = error
+        told = self.gather([None if failure is None else f"{type(failure).__name__}: {failure}"])
+        failed = next(((number, text) for number, text in enumerate(told) if text is not None), None)
+        if failed is None:
+            return taken[0]
+        stop()
+        if self.step():
+            self.save()
+        if failure is not None:
+            raise failure
+        raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")
 
 
 class BatchesAhead:
     """The batches of one run, in one process.
 
     `weights` walks the policy's; `step` is that of the training; `left` says how many batches are to
-    come, this one included; `save` writes a checkpoint.
+    come, this one included.
     """
 
     def __init__(
@@ -106,7 +185,7 @@ class BatchesAhead:
         weights: Callable[[], Iterable[tuple[str, Any]]],
         step: Callable[[], int],
         left: Callable[[], int],
-        save: Callable[[], None],
+        exchange: Exchange,
         log: Callable[[Mapping[str, float]], None],
     ) -> None:
         self.order = order
@@ -117,7 +196,7 @@ class BatchesAhead:
         self._sampling = sampling
         self._group_size = group_size
         self._process, self._n_processes = process, n_processes
-        self._weights, self._step, self._left, self._save, self._log = weights, step, left, save, log
+        self._weights, self._step, self._left, self._exchange, self._log = weights, step, left, exchange, log
         self._began_at: list[int] = []  # the steps of the weights, of the batches in flight
 
     def take(self, n_rows: int) -> RolloutBatch:
@@ -131,7 +210,7 @@ class BatchesAhead:
         for place in range(len(self._ahead), min(self._most, max(1, self._left()))):
             self._begin(planned[place * n_groups : (place + 1) * n_groups], n_rows, step)
         began = time.monotonic()
-        batch = self._taken(step)
+        batch = self._exchange.all_or_none(lambda: self._ahead.take(step), self.stop)
         self.order.used(range(n_groups))
         self._log(
             {
@@ -158,23 +237,3 @@ class BatchesAhead:
             rows[first : first + n_rows], self._sampling, step=step, group_size=self._group_size, offset=first
         )
         self._began_at.append(step)
-
-    def _taken(self, step: int) -> RolloutBatch:
-        """Take the batch; where a process cannot, all save what was trained so far, and stop."""
-        failure: Exception | None = None
-        batch: RolloutBatch | None = None
-        try:
-            batch = self._ahead.take(step)
-        except Exception as error:  # whatever ended it; it is raised below, when all know of it
-            failure = error
-        told = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
-        failed = next(((number, text) for number, text in enumerate(told) if text is not None), None)
-        if failed is None:
-            assert batch is not None
-            return batch
-        self.stop()
-        if step:
-            self._save()
-        if failure is not None:
-            raise failure
-        raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")

@@ -161,7 +161,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             args, given.tokenizer, self.train_dataset, partial(trl_credit.answer_logps, self)
         )
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
-        if args.max_staleness:
+        if args.runs_ahead:
             check_engine(built.engine, args.weights_handover)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
@@ -179,9 +179,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         for callback in watchers.callbacks(self._stop, self._checkpoints):
             self.add_callback(callback)
         self.rollouts = open_rollouts(given, built.engine, watchers.observers(observers))
-        self._ahead = None if not args.max_staleness else trl_ahead.open_ahead(self)
+        self._ahead = trl_ahead.open_ahead(self) if args.runs_ahead else None
         self.row_order = None if self._ahead is None else self._ahead.order
         if self.drawing is not None:
+            self.drawing = trl_ahead.drawn_from(self.drawing, self._ahead)
             self.row_order = self.drawing.order
         self._token_tap = TokenTap(self.recorder, args.record_tokens)
         self._batch = BatchInTraining(

@@ -8,40 +8,55 @@ were trained on, of which `steps_per_generation * num_iterations` make a batch; 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from toolgrpo.trainer.drawn_batches import row_order
-from toolgrpo.trainer.overlap import BatchesAhead
+from toolgrpo.trainer.drawn_batches import DrawnBatches, row_order
+from toolgrpo.trainer.groups_ahead import GroupsAhead, Lookahead
+from toolgrpo.trainer.overlap import BatchesAhead, Exchange
 from toolgrpo.trainer.reward_seam import epoch_order
 from toolgrpo.trainer.trl_seam import log_metrics
 
-__all__ = ["open_ahead"]
+__all__ = ["drawn_from", "open_ahead"]
 
 
-def open_ahead(trainer: Any) -> BatchesAhead:
+def open_ahead(trainer: Any) -> BatchesAhead | GroupsAhead:
     """Return what draws the batches of this trainer while it trains."""
     args = trainer.args
 
     def save() -> None:
         trainer._save_checkpoint(trainer.model, None)
 
-    return BatchesAhead(
-        trainer.rollouts,
-        row_order(args, trainer.train_dataset, partial(epoch_order, trainer), args.seed),
-        row_of=lambda number: trainer.train_sampler.data_source[number],
-        staleness=args.max_staleness,
-        handover=args.weights_handover,
-        sampling=args.sampling_options(),
-        group_size=args.num_generations,
-        process=trainer.accelerator.process_index,
-        n_processes=trainer.accelerator.num_processes,
-        weights=trainer.policy.weights,
-        step=lambda: int(trainer.state.global_step),
-        left=partial(_batches_left, trainer),
-        save=save,
-        log=partial(log_metrics, trainer),
+    def step() -> int:
+        return int(trainer.state.global_step)
+
+    order = (
+        row_order(args, trainer.train_dataset, partial(epoch_order, trainer), args.seed)
+        if trainer.drawing is None
+        else trainer.drawing.order
     )
+    common: dict[str, Any] = {
+        "row_of": lambda number: trainer.train_sampler.data_source[number],
+        "handover": args.weights_handover,
+        "sampling": args.sampling_options(),
+        "group_size": args.num_generations,
+        "process": trainer.accelerator.process_index,
+        "n_processes": trainer.accelerator.num_processes,
+        "weights": trainer.policy.weights,
+        "step": step,
+        "left": partial(_batches_left, trainer),
+        "exchange": Exchange(step, save),
+        "log": partial(log_metrics, trainer),
+    }
+    if args.draws_ahead:
+        return GroupsAhead(trainer.rollouts, order, Lookahead(args.max_staleness, args.carry_over), **common)
+    return BatchesAhead(trainer.rollouts, order, staleness=args.max_staleness, **common)
+
+
+def drawn_from(drawing: DrawnBatches, ahead: BatchesAhead | GroupsAhead | None) -> DrawnBatches:
+    """Return what draws the batches, out of the groups that run ahead if there are any."""
+    return replace(drawing, ahead=ahead) if isinstance(ahead, GroupsAhead) else drawing
 
 
 def _batches_left(trainer: Any) -> int:

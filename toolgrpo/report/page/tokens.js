@@ -93,9 +93,16 @@ function describe(token, episode) {
       ["advantage", token.advantage === null ? null : signed(token.advantage)],
       ["push", token.weight === null ? null : signed(token.weight)],
       ["turn", token.turn >= 0 ? String(token.turn + 1) : null],
-      ["weights of", episode.w === undefined ? null : `step ${episode.w} done`],
+      ["weights of", weightsOf(token, episode)],
     ] : []),
   ]);
+}
+
+// Weights may have changed while a turn was drawn: then it is said from which to which step.
+function weightsOf(token, episode) {
+  const [first, last] = ((episode.turns || [])[token.turn] || {}).w || [episode.w, episode.w];
+  if (first === undefined) return null;
+  return first === last ? `step ${first} done` : `step ${first} to ${last} done`;
 }
 
 // The tokens that training moved most, in words.

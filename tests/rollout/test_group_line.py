@@ -1,0 +1,174 @@
+"""Groups in line: who is taken and who goes on, and what is left behind on any way out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.rollout.batch import Row
+from toolgrpo.rollout.group_line import GroupLine, LineDraw, as_it_is
+from toolgrpo.rollout.observers import RolloutBegan
+from toolgrpo.signal.admission import Admission
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
+
+GROUP = 2
+
+
+class TurnstileEngine(ScriptedEngine):
+    """Answers a question once it was let through."""
+
+    def __init__(self, script: Any) -> None:
+        super().__init__(script)
+        self.open_to: set[str] = set()
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        while not any(name in ByteChat.text(request.ids) for name in self.open_to):
+            await asyncio.sleep(0.002)
+        return await super().sample(request)
+
+
+@dataclass(frozen=True)
+class Worth:
+    live: bool
+
+
+class World:
+    """A step takes two groups of the line; one may be carried over, and rows are called a, b, c, ..."""
+
+    def __init__(
+        self, *, beyond: int = 1, carried: int = 1, dead: str = "", raises: str = "", stalls: str = ""
+    ) -> None:
+        self.raises, self.stalls, self.dead = raises, stalls, dead
+        self.engine = TurnstileEngine(self.script)
+        self.rollouts = Rollouts(
+            engine=self.engine,
+            chat=ByteChat(),
+            limits=EpisodeLimits(max_completion_length=200),
+            tokenizer=ByteChat(),
+            tools=ScriptedTools({"wait": lambda: "waited"}),
+            engine_retries=0,
+        )
+        self.line: GroupLine[Any] = GroupLine(self.rollouts, group_size=GROUP)
+        self.rule = Admission.of(2, oversample=1.0, max_groups_drawn=3.0 if dead else 1.0).ahead(
+            carried=carried, beyond=beyond
+        )
+        self.begun = 0
+        self.judged: list[str] = []
+
+    def script(self, request: SampleRequest, number: int) -> list[int] | ScriptedReply:
+        text = ByteChat.text(request.ids)
+        if self.raises and self.raises in text:
+            raise AssertionError("a bug of the chat")
+        if self.stalls and self.stalls in text:
+            return ScriptedReply(ByteChat.say("never"), stalls=True)
+        return ByteChat.say("call wait {}" if ">tool:" not in text else "an answer")
+
+    def rows(self) -> Any:
+        while True:
+            place = self.begun
+            self.begun += 1
+            yield place, {"prompt": f"<{chr(ord('a') + place)}>"}
+
+    def let(self, names: str) -> None:
+        """Let the groups of these rows end."""
+        self.engine.open_to = self.engine.open_to | {f"<{name}>" for name in names}
+
+    async def judge(self, row: Row, trajectories: Any) -> Worth:
+        name = row["prompt"][1]
+        self.judged.append(name)
+        return Worth(name not in self.dead)
+
+    def draw(self, step: int, names: str = "") -> LineDraw[Any]:
+        self.let(names)
+        self.line.hand_over(iter(()), step)
+        began = RolloutBegan(2 * GROUP, step, "train", "episodes")
+        judge = self.judge if self.dead else as_it_is
+        return self.line.draw(self.rule, SamplingOptions(), began, rows=self.rows(), judge=judge)
+
+
+def named(drawn: LineDraw[Any]) -> str:
+    return "".join(drawn.draw.groups[number].row["prompt"][1] for number in drawn.draw.admitted)
+
+
+def no_thread_is_left() -> bool:
+    return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
+
+
+def test_a_slow_group_goes_on_and_is_the_next_steps_with_the_weights_that_came_meanwhile() -> None:
+    world = World()
+    first = world.draw(0, "bc")
+    assert (named(first), first.carried, first.staleness) == ("bc", 0, (0, 0))
+    assert world.engine.open_requests == 0 and world.line.places == (0,), "only the slow group stays in line"
+    second = world.draw(1, "ade")
+    assert named(second)[0] == "a" and second.carried == 1 and second.staleness == (1, 0)
+    (slow, _) = second.draw.groups
+    assert [turn.weights for turn in slow.trajectories[0].turns] == [(0, 1), (1, 1)]
+    assert len(slow.trajectories) == GROUP
+    world.line.stop()
+    assert no_thread_is_left() and not world.engine.is_open
+
+
+def test_nothing_is_taken_before_the_group_that_was_left_over() -> None:
+    world = World()
+    assert named(world.draw(0, "bc")) == "bc"
+    world.let("de")
+    late = threading.Timer(0.3, world.let, ["a"])
+    late.start()
+    assert named(world.draw(1)) == "ad"
+    late.join()
+    world.line.stop()
+
+
+def test_the_line_keeps_its_order_where_nothing_may_be_carried() -> None:
+    world = World(carried=0, beyond=2)
+    world.let("cd")
+    slow = threading.Timer(0.2, world.let, ["ab"])
+    slow.start()
+    assert named(world.draw(0)) == "ab"
+    assert named(world.draw(1)) == "cd"
+    slow.join()
+    world.let("ef")
+    world.line.stop()
+
+
+def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
+    world = World(dead="ab", carried=0, beyond=1)
+    drawn = world.draw(0, "abcde")
+    assert named(drawn) == "cd"
+    assert [group.row["prompt"][1] for group in drawn.draw.groups] == ["a", "b", "c", "d"]
+    assert drawn.places == (0, 1, 2, 3)
+    world.line.renumber(drawn.places)
+    assert world.line.places == (0,) and sorted(world.judged)[:4] == ["a", "b", "c", "d"]
+    world.line.stop()
+
+
+def test_a_group_that_fails_raises_its_own_error() -> None:
+    world = World(raises="<b>")
+    with pytest.raises(AssertionError, match="a bug of the chat"):
+        world.draw(0, "abc")
+    world.line.stop()
+    assert no_thread_is_left() and world.engine.open_requests == 0 and not world.engine.is_open
+
+
+def test_stopping_cancels_what_was_carried_over() -> None:
+    world = World(stalls="<a>")
+    assert named(world.draw(0, "abc")) == "bc"
+    world.line.stop()
+    world.line.stop()
+    assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, GROUP, False)
+    assert no_thread_is_left() and world.line.places == ()
+
+
+def test_once_settled_the_engine_is_free_and_what_ended_is_kept() -> None:
+    world = World()
+    assert named(world.draw(0, "bc")) == "bc"
+    world.let("a")
+    world.line.settle()
+    assert named(world.draw(1, "de"))[0] == "a"
+    world.line.stop()

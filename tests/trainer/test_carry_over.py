@@ -1,0 +1,180 @@
+"""`carry_over`, and backfill beside the training pass: who is trained on when, and nothing lost on any way out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainerCallback
+
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import ConfigError
+from toolgrpo.observe.recorder import episodes_path, read_episodes
+from toolgrpo.rollout import Observer, RolloutBatch
+from toolgrpo.testing import ByteChat, ScriptedReply, tiny_trainer
+from toolgrpo.testing.trainers import tiny_config
+from toolgrpo.trainer.checkpoint_files import complete_checkpoints
+
+pytestmark = pytest.mark.e2e
+
+ROWS = [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)]
+GROUPS: dict[str, Any] = {"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False}
+CARRY: dict[str, Any] = {**GROUPS, "carry_over": 0.25}
+BACKFILL: dict[str, Any] = {**GROUPS, "dynamic_sampling": "backfill", "max_staleness": 1}
+DEAD = {1, 3, 4, 9}
+
+
+class Slow:
+    """A script whose questions of some rows are answered late, or never, or meet a bug."""
+
+    def __init__(self, late: Collection[int] = (), never: Collection[int] = (), fails: int = -1) -> None:
+        self.late, self.never, self.fails = late, never, fails
+        self.asked: Counter[int] = Counter()
+
+    def __call__(self, request: SampleRequest, number: int) -> Any:
+        text = ByteChat.text(request.ids)
+        row = int(text[text.index("q") + 1 :][:2])
+        self.asked[row] += 1
+        if row == self.fails:
+            raise AssertionError(f"row {row} meets a bug")
+        answer = ByteChat.say("abcdefghijklm"[: 1 + (sum(request.ids) + self.asked[row]) % 13])
+        return ScriptedReply(answer, delay_s=0.6 * (row in self.late), stalls=row in self.never)
+
+
+def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
+    return [
+        0.5 if row in DEAD else float((len(one[-1]["content"]) + place) % 3)
+        for place, (one, row) in enumerate(zip(completions, number, strict=True))
+    ]
+
+
+class Kept(Observer):
+    def __init__(self) -> None:
+        self.batches: list[RolloutBatch] = []
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        self.batches.append(batch)
+
+    def rows(self) -> list[list[int]]:
+        """The rows of each step that was trained on."""
+        return [[one.row["number"] for one in batch.episodes if one.trained][::4] for batch in self.batches]
+
+
+class During(TrainerCallback):
+    """Does something when the training pass of a step is almost over."""
+
+    def __init__(self, step: int, do: Any) -> None:
+        self.step, self.do = step, do
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.step:
+            self.do()
+
+
+def run(folder: Path, says: Any, *callbacks: TrainerCallback, resume: Any = None, **changes: Any) -> tuple[Any, Kept]:
+    kept = Kept()
+    parts = {"observers": [kept], "callbacks": list(callbacks)}
+    options = {"rollout_correction": "auto", **changes}
+    trainer = tiny_trainer(folder, reward, says, rows=ROWS, parts=parts, **options)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+        left = [one for one in threading.enumerate() if one.name.startswith("toolgrpo-rollouts")]
+        assert not left and trainer.engine.open_requests == 0 and not trainer.engine.is_open
+    return trainer, kept
+
+
+def logged(trainer: Any, name: str) -> list[Any]:
+    return [log[name] for log in trainer.state.log_history if "loss" in log]
+
+
+def all_rows(kept: Kept) -> list[int]:
+    return sorted(row for rows in kept.rows() for row in rows)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: Path, staleness: int) -> None:
+    trainer, kept = run(tmp_path, Slow(late={2}), **CARRY, max_staleness=staleness)
+    first, second, *_ = kept.rows()
+    assert first == [0, 1, 3, 4] and second[0] == 2
+    assert all_rows(kept) == list(range(16)), "every row is trained on once"
+    assert len(trainer.engine.requests) == 4 * 16, "no group is begun that no step would train on"
+    assert max(logged(trainer, "overlap/staleness")) <= staleness + 1
+    assert logged(trainer, "overlap/carried") == [0, 1, 1, 1]
+    assert logged(trainer, "overlap/batches_in_flight")[-1] == 0
+    began_with = {turn.weights[0] for t in kept.batches[1].trajectories[:4] for turn in t.turns}
+    assert began_with == {0}, "the group went on, and was not begun anew"
+
+
+def test_the_same_script_gives_the_same_steps(tmp_path: Path) -> None:
+    """Only who is late is a matter of time, and here that is scripted."""
+    one, found = run(tmp_path / "one", Slow(late={2}), **{**CARRY, "max_steps": 2})
+    other, again = run(tmp_path / "other", Slow(late={2}), **{**CARRY, "max_steps": 2})
+    assert found.rows() == again.rows() and logged(one, "loss") == logged(other, "loss")
+
+
+def test_what_fails_ends_the_run_with_its_own_error_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="row 9 meets a bug"):
+        run(tmp_path, Slow(late={2}, fails=9), **CARRY)
+    (checkpoint,) = complete_checkpoints(tmp_path)
+    _, kept = run(tmp_path, Slow(), resume="auto", **CARRY)
+    trained = [r["row"]["number"] for r in read_episodes(episodes_path(tmp_path, 0))][::4]
+    assert checkpoint.step in (1, 2) and sorted(trained) == list(range(16))
+    assert len(kept.batches) == 4 - checkpoint.step
+
+
+def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
+    stop = During(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    trainer, kept = run(tmp_path, Slow(never={2}), stop, **CARRY, max_staleness=1)
+    assert trainer.stopped_by == "SIGTERM" and kept.rows() == [[0, 1, 3, 4]]
+    assert trainer.engine.cancelled >= 4
+    _, resumed = run(tmp_path, Slow(), resume="auto", **CARRY, max_staleness=1)
+    assert resumed.rows()[0][0] == 2, "what was left over is the first of the resumed run"
+    assert all_rows(resumed) == [2, *range(5, 16)], "none is lost, and none trained on twice"
+
+
+def test_backfill_replaces_dead_groups_beside_the_training_pass(tmp_path: Path) -> None:
+    trainer, kept = run(tmp_path, Slow(), **BACKFILL)
+    plain, expected = run(tmp_path / "plain", Slow(), **{**BACKFILL, "max_staleness": 0})
+    live = [number for number in range(32) if number not in DEAD]
+    assert kept.rows() == expected.rows() == [live[start : start + 4] for start in range(0, 16, 4)]
+    assert logged(trainer, "sampling/groups_drawn") != [0] * 4
+    assert sum(logged(trainer, "sampling/groups_drawn")) == sum(logged(plain, "sampling/groups_drawn")) == 20
+    assert max(logged(trainer, "overlap/staleness")) <= 1
+    assert Counter(one.trained for batch in kept.batches for one in batch.episodes) == {True: 64, False: 16}
+
+
+def test_all_three_flags_together(tmp_path: Path) -> None:
+    trainer, kept = run(tmp_path, Slow(late={2}), **{**BACKFILL, "carry_over": 0.25})
+    first, second, *_ = kept.rows()
+    assert 2 not in first and second[0] == 2
+    assert not DEAD & set(all_rows(kept)) and len(set(all_rows(kept))) == 16
+    assert max(logged(trainer, "overlap/staleness")) <= 2
+    numbers = [t.metadata["episode"] for batch in kept.batches for t in batch.trajectories]
+    assert sorted(numbers) == list(range(len(numbers))), "each episode has a number of its own"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({**CARRY, "carry_over": 1.0}, "carry_over must be from 0 to below 1.*raise max_staleness"),
+        ({**CARRY, "carry_over": -0.1}, "carry_over must be from 0 to below 1"),
+        ({**CARRY, "weights_handover": "drain"}, "drain ends every episode before a step"),
+        ({**CARRY, "vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode gives the engine's memory"),
+        ({**CARRY, "curriculum": "difficulty_pools"}, "and curriculum chooses rows by that"),
+        ({**CARRY, "retire_after_solved": 2}, "and retire_after_solved chooses rows"),
+        ({**BACKFILL, "oversample": 1.5}, "oversample begins spare groups"),
+        ({**CARRY, "per_device_train_batch_size": 4}, "at least 2 a step"),
+        ({**BACKFILL, "per_device_train_batch_size": 2, "num_generations": 4}, "take whole groups in each process"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        tiny_config(tmp_path, **changes)
