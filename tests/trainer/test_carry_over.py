@@ -172,7 +172,6 @@ def test_all_three_flags_together(tmp_path: Path) -> None:
         ({**CARRY, "retire_after_solved": 2}, "and retire_after_solved chooses rows"),
         ({**BACKFILL, "oversample": 1.5}, "oversample begins spare groups"),
         ({**CARRY, "per_device_train_batch_size": 4}, "at least 2 a step"),
-        ({**BACKFILL, "per_device_train_batch_size": 2, "num_generations": 4}, "take whole groups in each process"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
