@@ -66,7 +66,6 @@ class VLLMColocateEngine:
     name = "vllm_colocate"
     gives_logprobs = True
     same_numbers_as_trainer = False
-    takes_weights_while_open = True
 
     def __init__(self, vllm: StepEngine, save_adapter: Callable[[Path], Any] | None = None) -> None:
         self._vllm = vllm
@@ -80,6 +79,11 @@ class VLLMColocateEngine:
     @property
     def max_model_len(self) -> int:
         return self._vllm.max_model_len
+
+    @property
+    def takes_weights_while_open(self) -> bool:
+        """Whether requests in flight may go on with new weights: not with adapters, whose folder goes with the next."""
+        return self._save_adapter is None
 
     @property
     def needs_weights(self) -> bool:

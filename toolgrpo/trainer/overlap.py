@@ -130,8 +130,8 @@ def check_engine(engine: Engine, handover: str) -> None:
     if handover == "keep" and not getattr(engine, "takes_weights_while_open", False):
         raise ConfigError(
             f"weights_handover keep gives an engine new weights between two of its steps, which {engine.name} does not "
-            f"take as it is set up here; set weights_handover drain, and carry_over 0 (vllm_server takes whole weights, "
-            f"no adapters)"
+            f"take as it is set up here; set weights_handover drain, and carry_over 0 (vLLM takes whole weights so, no "
+            f"adapters)"
         )
 
 
