@@ -231,7 +231,7 @@ def train_trl(argv: list[str], folder: Path) -> None:
     """The recipe in TRL's own trainer; what it keeps is asked in another process, by `ask`."""
     import torch
     from _heldout_runs import Kept, following
-    from _whole_step_runs import trl_on_this_machine
+    from _whole_step_runs import as_ours_renders, trl_on_this_machine
     from trl import GRPOConfig, GRPOTrainer
 
     from toolgrpo.commands.arguments import parse_arguments
@@ -255,7 +255,8 @@ def train_trl(argv: list[str], folder: Path) -> None:
     kept: Kept = []
     place = parts.model_path(str(model.model_name_or_path))
     with trl_on_this_machine():
-        trainer = GRPOTrainer(place, parts.rewards(), args, parts.training_rows(), tools=[*TOOL_FUNCTIONS])
+        tools = [as_ours_renders(one) for one in TOOL_FUNCTIONS]
+        trainer = GRPOTrainer(place, parts.rewards(), args, parts.training_rows(), tools=tools)
     trainer.add_callback(
         following(plan_of(), lambda: trainer.state.global_step * args.per_device_train_batch_size, kept=kept)
     )

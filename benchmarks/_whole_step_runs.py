@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -191,6 +192,17 @@ def counted(history: Sequence[dict[str, Any]], episodes_a_step: int) -> dict[str
     }
 
 
+def as_ours_renders(function: Any) -> Any:
+    """The function without what it returns: TRL would write that into the schema, and nano calls no tool then.
+
+    Its prompts would be longer, too, and the job another.
+    """
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    made.__doc__, made.__module__ = function.__doc__, function.__module__
+    made.__annotations__ = {name: of for name, of in function.__annotations__.items() if name != "return"}
+    return made
+
+
 @contextmanager
 def trl_on_this_machine() -> Iterator[None]:
     """Let TRL's trainer start with colocated vLLM as our own engine has it: on a CPU it could not train without.
@@ -245,12 +257,12 @@ def train_trl(job: Job, clock: Clock) -> dict[str, Any]:
         vllm_mode="colocate",
         generation_kwargs={"max_tokens": TURN_TOKENS, "ignore_eos": True},
     )
-    tools: list[Any] = [wait]
+    tools: list[Any] = [as_ours_renders(wait)]
     if job.tools != "wait":
         sys.path.append(str(ROOT))
         from tools_funcs.financial_tools_complex import TOOL_FUNCTIONS
 
-        tools = [*TOOL_FUNCTIONS]
+        tools = [as_ours_renders(one) for one in TOOL_FUNCTIONS]
     with trl_on_this_machine():
         trainer = GRPOTrainer(model_folder(job.tools), reward, args, rows(), tools=tools, callbacks=[timing(clock)])
     module.parse_response = parse

@@ -12,7 +12,7 @@ import pytest
 import whole_step
 from _whole_step_learning import LEARNING
 from _whole_step_parts import Asked, Part, Run, label
-from _whole_step_runs import Clock, Job, Phase
+from _whole_step_runs import ROOT, Clock, Job, Phase, as_ours_renders
 from _whole_step_server import SERVER
 from _whole_step_speed import SPEED, check_same_job, simulated
 
@@ -173,3 +173,20 @@ def test_overlapping_phases_end_where_nothing_is_begun_ahead() -> None:
     for kind in ("0", "1", "2"):
         *measured, last = comparison.phases(kind, quick=True)
         assert last.measured == 0 and last.warm == 2 and [one.warm for one in measured] == [1 + int(kind)] * 2
+
+
+def test_trl_renders_the_prompt_that_nano_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what a function returns in the schema, nano calls no tool in TRL's trainer."""
+    from transformers.utils import get_json_schema
+
+    from toolgrpo.tools import load_tools
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    from tools_funcs.arithmetic_tools import TOOL_FUNCTIONS
+
+    toolbox = load_tools(ROOT / "tools_funcs" / "arithmetic_tools.py")
+    try:
+        assert [get_json_schema(as_ours_renders(one)) for one in TOOL_FUNCTIONS] == toolbox.schemas
+    finally:
+        toolbox.close()
+    assert as_ours_renders(TOOL_FUNCTIONS[0])(2, 3) == 5
