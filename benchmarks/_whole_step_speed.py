@@ -42,7 +42,7 @@ class Comparison:
     def phases(self, kind: str, quick: bool) -> tuple[Phase, ...]:
         """TRL calls tools one after the other, so its slow phases have fewer steps."""
         if kind == "TRL":
-            fast = Phase(0.0, 1, 3 if self.tools == "wait" else 2)
+            fast = Phase(0.0, 1, 1 if quick else 3 if self.tools == "wait" else 2)
             return (fast, *(Phase(latency, 0, 2 if latency < 0.5 else 1) for latency in self.latencies[1:]))
         last = Phase(self.latencies[-1] + 1e-9, max(self.staleness), 0)  # nothing is begun ahead in the last steps
         return (*(Phase(latency, 1 + int(kind), 4 if quick else 6) for latency in self.latencies), last)

@@ -6,7 +6,7 @@
     python benchmarks/whole_step.py --quick                        # fewer and smaller steps, one round, one seed
 
 speed           seconds a step of 64 episodes whose tools take 0, 0.1 and 0.5 s
-schema          the same with eight financial tools, whose schemas make prompts of 5,300 tokens; 16 episodes a step
+schema          the same with eight financial tools, whose schemas make prompts of 5,000 tokens; 16 episodes a step
 server          the engine in a process of its own on one core, the trainer on the other
 learning        nano to 0.9 held-out success, and how good it is after 40 steps, by seed; TRL's trainer too
 slow_learning   ours where every tool call takes 0.5 s
