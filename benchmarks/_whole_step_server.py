@@ -34,7 +34,9 @@ def measure(of: dict[str, Any]) -> dict[str, Any]:
     if len(cores) < 2:
         raise SystemExit("a server and a trainer on a core each need two cores; this process may use one")
     found: dict[str, Any] = {}
-    server = VLLMServerProcess(Path(model_folder("wait")), max_model_len=1024, extra_args=("--block-size", "32"))
+    server = VLLMServerProcess(
+        Path(model_folder("wait")), max_model_len=1024, extra_args=("--block-size", "32"), ready_timeout_s=600.0
+    )
     try:
         with inherited(cores[0]):
             server.start()
