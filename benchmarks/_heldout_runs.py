@@ -134,11 +134,8 @@ class _Opened:
         script, config, model = parse_arguments(argv)
         terminal = Terminal.open(Path(config.output_dir) / "train.log", main_process=True)
         parts = RunParts(script, config, model, terminal)
-        training, self.heldout = (
-            (parts.training_rows(), list(parts.heldout_rows() or ()))
-            if plan.rows is None
-            else (Dataset.from_list(plan.rows[0]), plan.rows[1])
-        )
+        training = parts.training_rows() if plan.rows is None else Dataset.from_list(plan.rows[0])
+        self.heldout: Rows = list(parts.heldout_rows() or ()) if plan.rows is None else plan.rows[1]
         self.trainer = ToolGRPOTrainer(
             parts.model_path(str(model.model_name_or_path)),
             parts.rewards(),
