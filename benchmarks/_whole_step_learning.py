@@ -249,7 +249,7 @@ def train_trl(argv: list[str], folder: Path) -> None:
         vllm_mode="colocate",
         vllm_max_model_length=1024,
         vllm_gpu_memory_utilization=0.2,
-        max_tool_calling_iterations=config.max_turns - 1,
+        max_tool_calling_iterations=(config.max_turns or 1) - 1,
         generation_kwargs={"max_tokens": config.max_turn_tokens},
     )
     kept: Kept = []

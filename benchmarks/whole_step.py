@@ -79,9 +79,9 @@ def measure(name: str, asked: Asked) -> dict[str, Any]:
         runs.sort(key=lambda run: (run["of"] not in wanted, wanted.index(run["of"]) if run["of"] in wanted else 0))
         results = {**kept(), key: {"runs": runs, "summary": None}}
         save(NAME, results, quick=asked.quick, number_type="float32")
-    results = {**kept(), key: {"runs": runs, "summary": part.summary(runs)}}
-    save(NAME, results, quick=asked.quick, number_type="float32")
-    return results[key]
+    result = {"runs": runs, "summary": part.summary(runs)}
+    save(NAME, {**kept(), key: result}, quick=asked.quick, number_type="float32")
+    return result
 
 
 def rows(results: dict[str, Any]) -> list[Row]:

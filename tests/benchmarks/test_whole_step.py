@@ -131,7 +131,7 @@ def test_what_overlap_could_give() -> None:
 def test_rows_of_the_learning() -> None:
     finals = {(42, 0): 0.95, (1, 0): 0.93, (42, 1): 0.94, (1, 1): 0.96, (42, 2): 0.5, (1, 2): 0.9}
     runs = [learning_run(seed, k, 100.0 / (k + 1), final) for (seed, k), final in finals.items()]
-    result = json.loads(json.dumps({"runs": runs, "summary": LEARNING.summary(runs)}))
+    result: dict[str, Any] = json.loads(json.dumps({"runs": runs, "summary": LEARNING.summary(runs)}))
     rows = {row.what: row for row in LEARNING.rows(result)}
     busy = " (other work took 40% of the machine)"
     sooner = rows[
@@ -150,7 +150,7 @@ def test_rows_of_the_server() -> None:
         return {"seconds": {"0.0": [seconds, seconds]}, "rollout_s": {"0.0": [1.2, 1.2]}}
 
     runs = [{"of": {"round": 0, "episodes": 64, "quick": True}, "other_work": None, "0": steps(2.0), "1": steps(1.5)}]
-    result = {"runs": runs, "summary": SERVER.summary(runs)}
+    result: dict[str, Any] = {"runs": runs, "summary": SERVER.summary(runs)}
     assert result["summary"]["times_the_longer_half"] == pytest.approx(1.25)
     (row,) = SERVER.rows(result)
     assert row.bound == pytest.approx(1.2) and "(quick form)" in row.what and "1.44 s" in row.target
