@@ -161,12 +161,17 @@ class ScriptedDecisions:
         from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
         self._chat.parse(ids, **kwargs)  # its cost belongs to ours
-        factor = decision(_uid.get(), _turn.get())
-        _turn.set(_turn.get() + 1)
+        uid, turn = _uid.get(), _turn.get()
+        factor = decision(uid, turn)
+        _turn.set(turn + 1)
         if factor is None:
             return ParsedTurn("x", None, (), False)
-        seconds = self._latency_s() * factor
-        return ParsedTurn("x", None, (CallAttempt(AttemptStatus.OK, "", "wait", {"seconds": seconds}),), False)
+        name, arguments = self.call(uid, turn, factor)
+        return ParsedTurn("x", None, (CallAttempt(AttemptStatus.OK, "", name, arguments),), False)
+
+    def call(self, uid: int, turn: int, factor: float) -> tuple[str, dict[str, float]]:
+        """The tool that is called, and its arguments."""
+        return "wait", {"seconds": self._latency_s() * factor}
 
 
 class OurLoop:

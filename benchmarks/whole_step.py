@@ -1,158 +1,109 @@
 """Whole training steps: TRL's own trainer with its tools and colocated vLLM, and ours with `max_staleness` 0, 1 and 2.
 
-    python benchmarks/whole_step.py            # table on the terminal, JSON in benchmarks/results/whole_step.json
-    python benchmarks/whole_step.py --quick    # 32 episodes a step instead of 64, one round instead of three
+    python benchmarks/whole_step.py                                # all parts
+    python benchmarks/whole_step.py --part speed                   # one of them; the others' results stay as they are
+    python benchmarks/whole_step.py --part learning --seeds 42 1   # some seeds; those measured already stay
+    python benchmarks/whole_step.py --quick                        # fewer and smaller steps, one round, one seed
 
-Every run trains nano with the same job: episodes of up to 5 turns of 32 sampled tokens, whose calls and tool latencies are
-scripted (`_whole_step_runs.py`), the same number of episodes a step. Each variant is a process of its own; the rounds are
-interleaved. A step is everything between two optimizer steps: rollouts, weights to the engine, rewards, loss, update. TRL's
-trainer is given the weight sync it needs on a CPU, and the threads that vLLM takes from the training pass. Steps in which the
-latency has just changed, or nothing more is begun ahead, are left out. TRL calls tools one after the other, so its slow
-phases have fewer steps.
+speed           seconds a step of 64 episodes whose tools take 0, 0.1 and 0.5 s
+schema          the same with eight financial tools, whose schemas make prompts of 5,000 tokens; 16 episodes a step
+server          the engine in a process of its own on one core, the trainer on the other
+learning        nano to 0.9 held-out success, and how good it is after 40 steps, by seed; TRL's trainer too
+slow_learning   ours where every tool call takes 0.5 s
 
-`simulated` is what overlap could give at this engine's and this pass's own speed, if each had the machine for itself.
+In the first three every run trains nano with the same job: episodes of up to 5 turns of 32 sampled tokens, whose calls and
+latencies are scripted (`_whole_step_runs.py`). It is checked that all trainers call tools, by their own count, and have the
+same calls and the same number of sampled tokens in each step. Each variant is a process of its own; rounds are interleaved.
+A step is everything between two optimizer steps: rollouts, weights to the engine, rewards, loss, update. TRL's trainer is
+given the weight sync it needs on a CPU, and the threads that vLLM takes from the training pass. Steps in which the latency
+has just changed, or nothing more is begun ahead, are left out. TRL calls tools one after the other, so its slow phases have
+fewer steps. `could` is what overlap could give at this engine's and this pass's own speed, if each had a machine.
 
-Not measured: seconds to a given success, which needs runs of many minutes on several seeds.
+Every run is kept as soon as it has ended: a command that was stopped goes on where it was. If nothing of what is asked is
+missing, all of it is measured again. Runs of another commit are not mixed with this one's. Beside the numbers stands how
+much of the machine went to other work, where that is over a tenth.
+
+Not measured: TRL's seconds to a given success with slow tools.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import statistics
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+import time
 from typing import Any
 
-from _reporting import run
-from _rollout_loops import MAX_TURNS, decision
-from _rows import Figure, Row
-from _whole_step_runs import GROUP, Phase
+from _machine import stamp_of
+from _other_work import OtherWork
+from _reporting import progress, result_file, save
+from _rows import Row
+from _whole_step_learning import LEARNING, SLOW_LEARNING
+from _whole_step_parts import Asked, Part
+from _whole_step_server import SERVER
+from _whole_step_speed import SCHEMA, SPEED
 
-LATENCIES = (0.0, 0.1, 0.5)
-STALENESS = (0, 1, 2)
-TURN_S = 0.05  # of decoding, as the simulation has it
-
-
-def phases(kind: str, quick: bool) -> list[Phase]:
-    if kind == "TRL":
-        return [Phase(0.0, 1, 3), Phase(0.1, 0, 2), Phase(0.5, 0, 1)]
-    measured = 4 if quick else 6
-    last = max(STALENESS)  # nothing is begun ahead in the last steps
-    return [*(Phase(latency, 1 + int(kind), measured) for latency in LATENCIES), Phase(LATENCIES[-1] + 1e-9, last, 0)]
-
-
-def measure_one(kind: str, n: int, quick: bool) -> dict[str, Any]:
-    plan = [(one.latency_s, one.warm, one.measured) for one in phases(kind, quick)]
-    with tempfile.NamedTemporaryFile() as answer:
-        script = str(Path(__file__).with_name("_whole_step_runs.py"))
-        command = [sys.executable, script, kind, str(n), json.dumps(plan), answer.name]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        found: dict[str, Any] = json.loads(Path(answer.name).read_text())
-    assert found["episodes"] == n * found["steps"], "each step has its episodes, and no more"
-    return found
+NAME = "whole_step"
+SEEDS = (42, 1, 2)
+PARTS: dict[str, Part] = {
+    "speed": SPEED,
+    "schema": SCHEMA,
+    "server": SERVER,
+    "learning": LEARNING,
+    "slow_learning": SLOW_LEARNING,
+}
 
 
-def simulated(latency_s: float, n: int, engine_s: float, train_s: float, staleness: int, steps: int = 60) -> float:
-    """Seconds a step: batch b begins when the pass of batch b - 1 - staleness has ended."""
-    ends: list[float] = []
-    busy = 0.0
-    for batch in range(steps):
-        start = ends[batch - 1 - staleness] if batch > staleness else 0.0
-        busy = max(busy, start) + engine_s
-        slowest = max(path_s(batch * n + place, latency_s) for place in range(n))
-        ends.append(max(start + slowest, busy, ends[-1] if ends else 0.0) + train_s)
-    return ends[-1] / steps
+def kept() -> dict[str, Any]:
+    path = result_file(NAME)
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return {name: result for name, result in found.items() if name.removesuffix(QUICK) in PARTS}
 
 
-def path_s(uid: int, latency_s: float) -> float:
-    factors = (decision(uid, turn) for turn in range(MAX_TURNS))
-    seconds = 0.0
-    for factor in factors:
-        seconds += TURN_S
-        if factor is None:
-            break
-        seconds += factor * latency_s
-    return seconds
+QUICK = " (quick)"  # after the name of a part: a quick form replaces no long one
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    n, rounds = (32, 1) if quick else (64, 3)
-    kinds = ["TRL", *map(str, STALENESS)]
-    seconds: dict[str, dict[float, list[float]]] = {kind: {latency: [] for latency in LATENCIES} for kind in kinds}
-    rollout_s: list[float] = []
-    for _ in range(rounds):
-        for kind in kinds:
-            found = measure_one(kind, n, quick)
-            for latency in LATENCIES:
-                seconds[kind][latency] += found["seconds"].get(str(latency), [])
-            if kind == "0":
-                rollout_s += found["rollout_s"]["0.0"]
-    engine_s = statistics.median(rollout_s)
-    train_s = statistics.median(seconds["0"][0.0]) - engine_s
-    table = []
-    for latency in LATENCIES:
-        median = {kind: statistics.median(seconds[kind][latency]) for kind in kinds}
-        ideal = {k: simulated(latency, n, engine_s, train_s, k) for k in STALENESS}
-        table.append(
-            {
-                "latency_s": latency,
-                "seconds": median,
-                "all_seconds": {kind: seconds[kind][latency] for kind in kinds},
-                "faster_than_trl": {kind: median["TRL"] / median[kind] for kind in kinds},
-                "faster_than_0": {kind: median["0"] / median[kind] for kind in kinds},
-                "simulated_faster_than_0": {str(k): ideal[0] / ideal[k] for k in STALENESS},
-            }
-        )
-    return {
-        "episodes_a_step": n,
-        "group_size": GROUP,
-        "rounds": rounds,
-        "engine_s": engine_s,
-        "train_s": train_s,
-        "steps": table,
-    }
+def measure(name: str, asked: Asked) -> dict[str, Any]:
+    """Measure what is missing of a part; every run is kept as soon as it has ended."""
+    part, key = PARTS[name], name + (QUICK if asked.quick else "")
+    commit = stamp_of(quick=asked.quick).commit
+    runs = [run for run in kept().get(key, {}).get("runs", ()) if run["commit"] == commit]
+    wanted = list(part.plan(asked))
+    missing = [of for of in wanted if of not in [run["of"] for run in runs]] or wanted
+    for number, of in enumerate(missing, 1):
+        progress(f"{name}, {number} of {len(missing)}: {', '.join(f'{what} {value}' for what, value in of.items())}")
+        began = time.monotonic()
+        with OtherWork() as other:
+            found = part.measure(of)
+        about = {"of": of, "commit": commit, "wall_s": time.monotonic() - began, "other_work": other.share}
+        runs = [run for run in runs if run["of"] != of] + [{**about, **found}]
+        runs.sort(key=lambda run: (run["of"] not in wanted, wanted.index(run["of"]) if run["of"] in wanted else 0))
+        results = {**kept(), key: {"runs": runs, "summary": None}}
+        save(NAME, results, quick=asked.quick, number_type="float32")
+    result = {"runs": runs, "summary": part.summary(runs)}
+    save(NAME, {**kept(), key: result}, quick=asked.quick, number_type="float32")
+    return result
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
-    """For the page of all measurements; the bound of overlap is that of the simulation, as a time."""
+    """For the page of all measurements; what was only measured quickly, or not to its end, says so or is left out."""
     made = []
-    for row in results["steps"]:
-        trl = Figure.of(row["all_seconds"]["TRL"])
-        for staleness in map(str, STALENESS):
-            ideal = row["simulated_faster_than_0"][staleness]
-            made.append(
-                Row(
-                    benchmark="whole_step",
-                    what=f"a step of {results['episodes_a_step']} episodes, a tool call takes {row['latency_s']} s, "
-                    f"max_staleness {staleness}",
-                    ours=Figure.of(row["all_seconds"][staleness]),
-                    other=trl,
-                    other_name="TRL's trainer",
-                    bound=None if staleness == "0" else row["seconds"]["0"] / ideal,
-                )
-            )
+    for name, part in PARTS.items():
+        whole = [results[key] for key in (name, name + QUICK) if key in results and results[key]["summary"] is not None]
+        made += part.rows(whole[0]) if whole else []
     return made
 
 
-def show(results: dict[str, Any]) -> None:
-    print(f"\nseconds a step of {results['episodes_a_step']} episodes (median), nano, tools of some seconds")
-    print(
-        f"{'tool':>5} {'TRL':>8} "
-        + " ".join(f"{f'ours, {k}':>8}" for k in STALENESS)
-        + "   0/TRL   1/0   2/0  simulated"
-    )
-    for row in results["steps"]:
-        of, ideal = row["seconds"], row["simulated_faster_than_0"]
-        print(
-            f"{row['latency_s']:>5.1f} {of['TRL']:>8.2f} "
-            + " ".join(f"{of[str(k)]:>8.2f}" for k in STALENESS)
-            + f" {row['faster_than_trl']['0']:>6.1f}x {row['faster_than_0']['1']:>4.2f}x {row['faster_than_0']['2']:>4.2f}x"
-            + f"  {ideal['1']:.2f}x {ideal['2']:.2f}x"
-        )
-    print(f"engine {results['engine_s']:.2f} s and training {results['train_s']:.2f} s a step, at staleness 0")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller steps, one round, one seed")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be given several times")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of learning")
+    parser.add_argument("--rounds", type=int, default=2, help="of the other parts")
+    options = parser.parse_args()
+    asked = Asked(options.quick, tuple(options.seeds), options.rounds)
+    for name in options.part or PARTS:
+        PARTS[name].show(measure(name, asked))
 
 
 if __name__ == "__main__":
-    run("whole_step", __doc__, "32 episodes a step, one round", measure, show)
+    main()
