@@ -51,14 +51,18 @@ case "${LAUNCH:-$found}" in
         fi
         ;;
 esac
+start=(accelerate launch --quiet --config_file "$launch") # --quiet: an error of the run is said once, by the run
 if [ $# -eq 0 ] && [ -z "${SCRIPT:-}" ]; then
     case "${LAUNCH:-$found}" in
-        cpu*) example=financial_smollm2_135m ;;
+        cpu*) example=financial_nano ;;
         *) example=financial_qwen2.5_0.5b ;;
     esac
     echo "no arguments: training the financial example (eight tools, accuracy) with recipes/configs/$example.yaml"
     echo "your own:     bash recipes/launch.sh --model_name_or_path MODEL --tools_script my_tools.py --reward_fn my_reward.py --dataset_id_or_path data.jsonl"
+    if [ "$example" = financial_nano ] && [ ! -f outputs/financial_nano_shown/model.safetensors ]; then
+        echo "first:        nano is shown worked questions (recipes/configs/sft/financial_nano.yaml)"
+        "${start[@]}" recipes/sft.py --config recipes/configs/sft/financial_nano.yaml
+    fi
     set -- --config "recipes/configs/$example.yaml"
 fi
-# --quiet: an error of the run is said once, by the run
-exec accelerate launch --quiet --config_file "$launch" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"
+exec "${start[@]}" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"

@@ -1,7 +1,7 @@
 """Write the generated data of the recipes again, from its seeds; the files that are shipped are what this writes.
 
     python recipes/data/generate.py            the finance questions and the handbook's, for training and held out,
-                                               and worked examples of questions of the training to show the form with
+                                               and worked examples, none of a held-out question, to show the form with
 
 Finance: each question names everything that its tool wants, and its answer is the tool's whole response, which is what
 the reward `accuracy` compares. Handbook: questions whose answers stand in the documents of recipes/data/handbook, in
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,25 @@ from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE.parents[1] / "tools_funcs"
-TRAINING_SEED, HELD_OUT_SEED = 1, 2
+TRAINING_SEED, HELD_OUT_SEED, SHOWN_SEED = 1, 2, 3
 Row = dict[str, Any]
 
 
 def main() -> None:
-    finance = _unlike(lambda rng: _finance(rng), {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 80)})
-    for split, rows in finance.items():
-        _write(HERE / f"financial_generated_{split}.jsonl", rows)
-    _write(
-        HERE / "financial_loans_train.jsonl", [row for row in finance["train"] if row["expected_tools"][0] in _LOANS]
+    finance = _unlike(
+        lambda rng: _finance(rng),
+        {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 80), "shown": (SHOWN_SEED, 2000)},
     )
+    for split in ("train", "heldout"):
+        _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
+    with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
+        worked = [
+            _worked([], row, [json.loads(row["call"])], box, _first_figure(row))
+            for row in finance["train"] + finance["shown"]
+        ]
+    _write(HERE / "financial_examples.jsonl", worked)
     products = _products(random.Random(TRAINING_SEED))
+    system = {"role": "system", "content": _system_prompt(HERE / "handbook_train.yaml")}
     for product in products:
         (HERE / "handbook" / f"{product['slug']}.md").write_text(_document(product))
     examples: list[Row] = []
@@ -45,7 +53,7 @@ def main() -> None:
                 lambda rng, ask=ask: ask(rng, products),  # type: ignore[misc]  # mypy cannot infer it
                 {"train": (TRAINING_SEED, 60), "heldout": (HELD_OUT_SEED, 12)},
             )
-            examples += [_example(row, box) for row in made["train"]]
+            examples += [_worked([system], row, row["calls"], box, row["answer"]) for row in made["train"]]
             for split, rows in made.items():
                 _write(HERE / f"handbook_{kind}_{split}.jsonl", [_without(row, "calls") for row in rows])
     random.Random(TRAINING_SEED).shuffle(examples)
@@ -56,23 +64,26 @@ def _without(row: Row, name: str) -> Row:
     return {key: value for key, value in row.items() if key != name}
 
 
-def _example(row: Row, box: Toolbox) -> Row:
+def _system_prompt(mixture: Path) -> str:
+    return str(yaml.safe_load(mixture.read_text())["system_prompt"]).strip()
+
+
+def _first_figure(row: Row) -> str:
+    """What the tool says first, as in "payment 395.21"."""
+    return re.split("[,;:] ", row["answer"])[0]
+
+
+def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer: str) -> Row:
     """One whole conversation, as it should go: the calls that the question wants, each with what its tool says."""
-    messages: list[Row] = [
-        {
-            "role": "system",
-            "content": str(yaml.safe_load((HERE / "handbook_train.yaml").read_text())["system_prompt"]).strip(),
-        },
-        {"role": "user", "content": row["prompt"]},
-    ]
-    for call in row["calls"]:
+    messages: list[Row] = [*opening, {"role": "user", "content": row["prompt"]}]
+    for call in calls:
         result = run_tool(box, call)
         assert result.ok, result.content
         messages.append(
             {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
         )
         messages.append({"role": "tool", "name": call["name"], "content": result.content})
-    return {"messages": [*messages, {"role": "assistant", "content": row["answer"]}]}
+    return {"messages": [*messages, {"role": "assistant", "content": answer}]}
 
 
 def _call(name: str, **arguments: Any) -> Row:
@@ -216,7 +227,6 @@ _FINANCE: dict[str, Callable[[random.Random], tuple[str, Row]]] = {
     "retirement_projection": _retirement,
     "tax_lot_gains": _lots,
 }
-_LOANS = ("loan_amortization", "mortgage_refinance")  # the questions of a small model on a CPU
 in_stock = import_file(TOOLS / "handbook_api.py").in_stock
 _FUNCTIONS = {
     tool.spec.name: tool for tool in load_functions(PluginSource(path=str(TOOLS / "financial_tools_complex.py")))

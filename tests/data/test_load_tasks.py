@@ -101,6 +101,7 @@ def test_a_folder_in_an_original_format(tmp_path: Path) -> None:
         ({"prompt": "x", "answer": "1", "user_turns": "y"}, "'user_turns' must be a list of what the user says"),
         ({"prompt": "x", "answer": "1", "user_turns": ["y", " "]}, "entry 2 of the column 'user_turns' must be text"),
         ({"prompt": "x", "answer": "1", "completions": 1}, "'completions' is taken by the trainer"),
+        ({"prompt": "x", "answer": "1", "image": "cat.png"}, "'image', and episodes are text"),
         ('{"prompt": "' + "x" * 10_000_000 + '"}', "the line has 10,000,0.. bytes"),
     ],
 )

@@ -42,6 +42,17 @@ def test_weights_are_shares_and_no_row_comes_twice(tmp_path: Path) -> None:
     assert len(load_tasks(path, limit=7)) == 7
 
 
+def test_a_task_may_hide_the_tools_that_its_prompts_do_not_show(tmp_path: Path) -> None:
+    rows_file(tmp_path / "a.jsonl", 3)
+    rows_file(tmp_path / "b.jsonl", 3)
+    path = mixture(
+        tmp_path,
+        "tasks:\n- {data: DIR/a.jsonl, name: a, tools: [], hidden_tools: [add]}\n- {data: DIR/b.jsonl, name: b}\n",
+    )
+    for row in load_tasks(path):
+        assert (row["tools"], row["hidden_tools"]) == (([], ["add"]) if row["task"] == "a" else (None, None))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -59,9 +59,9 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"num_train_epochs": 3, "tools_script": "tools_funcs/financial_tools_complex.py"},
         **{"reward": ["accuracy"], "eval_questions": 80, "loss_type": "grpo", "beta": 0.04},
     },
-    "financial_smollm2_135m": {
-        **{"model_name_or_path": "smollm2", "tools_script": "tools_funcs/financial_tools_complex.py"},
-        **{"reward": ["accuracy"]},
+    "financial_nano": {
+        **{"model_name_or_path": "outputs/financial_nano_shown", "reward": ["accuracy"], "eval_questions": 80},
+        **{"tools_script": "tools_funcs/financial_tools_complex.py"},
     },
     "handbook": {
         **{"tools_script": "tools_funcs/handbook_tools.py", "reward": ["by_task", "tool_use"], "eval_questions": 48},
@@ -242,10 +242,17 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
         one, many = (int(launch("--config", "f", LAUNCH="cpu", PROCESSES=n).stdout) for n in ("1", "999"))
         assert one >= 1 and many == 1
     (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
-    for given, example in (("cpu", "financial_smollm2_135m"), ("single_gpu", "financial_qwen2.5_0.5b")):
+    for given, example in (("cpu", "financial_nano"), ("single_gpu", "financial_qwen2.5_0.5b")):
         alone = launch(LAUNCH=given).stdout
         assert alone.endswith(f"recipes/train.py\n--config\nrecipes/configs/{example}.yaml\n")
         assert "eight tools, accuracy" in alone and "--tools_script my_tools.py" in alone
+        shown = "recipes/sft.py\n--config\nrecipes/configs/sft/financial_nano.yaml\n"
+        assert (shown in alone) == (given == "cpu"), "nano is shown the form first"
+    sft = flat(ROOT / "recipes" / "configs" / "sft" / "financial_nano.yaml")
+    assert sft["output_dir"] == flat(ROOT / "recipes" / "configs" / "financial_nano.yaml")["model_name_or_path"]
+    (tmp_path / "copy" / sft["output_dir"]).mkdir(parents=True)
+    (tmp_path / "copy" / sft["output_dir"] / "model.safetensors").touch()
+    assert "recipes/sft.py" not in launch(LAUNCH="cpu").stdout, "once is enough"
     for name, does in (
         ("nvidia-smi", 'for gpu in 0 1 2 3; do echo "GPU $gpu: of this test"; done'),
         ("accelerate", 'echo "$CUDA_VISIBLE_DEVICES|$*"'),

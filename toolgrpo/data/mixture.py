@@ -9,6 +9,7 @@
         name: gsm8k                             # column `task`; default: the data
         weight: 2                               # share of the rows; default 1
         tools: [calculator]                     # column `tools`; default: all
+        hidden_tools: [search]                  # column `hidden_tools`: callable, but not in the prompt; default: none
         reward: gsm8k                           # column `reward`: a built-in name or a file, for --reward by_task
 
 Invariants: no row is used twice, so the data set that runs out first (for its weight) bounds the
@@ -44,6 +45,7 @@ class Task(BaseModel):
     name: str | None = None
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     tools: list[str] | None = None
+    hidden_tools: list[str] | None = None
     reward: str | None = None
     system_prompt: str | None = None
     examples: list[dict[str, Any]] = []
@@ -118,6 +120,8 @@ class Mixture:
         columns: dict[str, Any] = {"task": task.name or task.data}
         if any(other.tools is not None for other in self.tasks):
             columns["tools"] = task.tools
+        if any(other.hidden_tools is not None for other in self.tasks):
+            columns["hidden_tools"] = task.hidden_tools
         if any(other.reward is not None for other in self.tasks):
             columns["reward"] = task.reward
         return with_opening(

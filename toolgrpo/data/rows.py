@@ -23,6 +23,7 @@ from toolgrpo.data.measures import measure_of
 from toolgrpo.errors import DataError
 
 __all__ = [
+    "IMAGE_COLUMNS",
     "BadRows",
     "Convert",
     "OnBadRow",
@@ -52,9 +53,8 @@ RESERVED = (
     "log_extra",
     "log_metric",
     "environments",
-    "image",
-    "images",
 )
+IMAGE_COLUMNS = ("image", "images")  # of TRL's jobs with models that see
 
 
 class RowProblem(ValueError):
@@ -133,6 +133,11 @@ def check_row(columns: Mapping[str, Any]) -> Row:
     for name in RESERVED:
         if name in row:
             raise RowProblem(f"the column name {name!r} is taken by the trainer; rename the column")
+    for name in IMAGE_COLUMNS:
+        if name in row:
+            raise RowProblem(
+                f"it has a column {name!r}, and episodes are text: no model would see it. Leave the column out, or rename it"
+            )
     return row
 
 

@@ -97,6 +97,8 @@ def take_parts(
     named_model, model, reward_funcs = model, folder_of(model), named_rewards(reward_funcs)
     train_dataset = as_dataset(train_dataset, "train_dataset")
     eval_dataset = as_dataset(eval_dataset, "eval_dataset")
+    trl_jobs.refuse_images(train_dataset)
+    trl_jobs.refuse_images(eval_dataset)
     tokenizer = tokenizer or load_tokenizer(model, revision=_revision(args), trust_remote_code=args.trust_remote_code)
     raw_text = args.text_prompts == "raw" and trl_jobs.is_text(train_dataset)
     template = with_template_arguments(tokenizer, args.chat_template_kwargs)

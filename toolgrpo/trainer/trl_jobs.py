@@ -20,6 +20,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from toolgrpo.data.rows import IMAGE_COLUMNS
 from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.rewards import Reward
 from toolgrpo.rewards.environment import environment
@@ -32,6 +33,7 @@ __all__ = [
     "is_text",
     "placeholder_rows",
     "point_to_raw_text",
+    "refuse_images",
     "refuse_rollout_func",
     "single_factory",
     "taking_text",
@@ -105,6 +107,30 @@ def is_text(rows: Any) -> bool:
     """Return whether the prompts of these rows are plain text, as the first of them is."""
     first = next(iter(rows), None) if rows is not None else None
     return isinstance(first, Mapping) and isinstance(first.get("prompt"), str)
+
+
+def refuse_images(rows: Any) -> None:
+    """Refuse rows with pictures, as the first of them tells: nothing here would show them to the model."""
+    if isinstance(rows, Mapping):  # several sets to evaluate on
+        for one in rows.values():
+            refuse_images(one)
+        return
+    first = next(iter(rows), None) if rows is not None else None
+    if not isinstance(first, Mapping):
+        return
+    column = next((name for name in IMAGE_COLUMNS if name in first), None)
+    if column is not None or _shows_images(first.get("prompt")):
+        where = "a prompt with an image" if column is None else f"a column {column!r}"
+        raise ConfigError(
+            f"the rows have {where}, and episodes here are text: no model would see it. Keep TRL's GRPOTrainer for models "
+            f"that see; for a job of text leave the images out (a column of that name that holds none: rename it)"
+        )
+
+
+def _shows_images(prompt: Any) -> bool:
+    messages = [one for one in prompt if isinstance(one, Mapping)] if isinstance(prompt, list) else []
+    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
+    return any(isinstance(part, Mapping) and "image" in str(part.get("type")) for part in parts)
 
 
 def as_conversations(prompts: Sequence[Any]) -> list[Any]:
