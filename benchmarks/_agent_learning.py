@@ -1,8 +1,8 @@
 """Whether an agent learns what our own loop learns: nano's arithmetic, three seeds each (a part of `gateway.py`).
 
-The two ways have the same rewards, questions and numbers of steps, those of recipes/configs/nano.yaml; only what plays the
-episodes differs, our own loop or recipes/agents/arithmetic.py behind the gateway. Each training is handed on when it ends, so
-that an interruption costs one, and what was handed on before is not measured again.
+The two ways have the same rewards, questions, steps and settings, those of recipes/configs/nano.yaml but for fewer steps; only
+what plays the episodes differs, our own loop or recipes/agents/arithmetic.py behind the gateway. Each training is handed on when
+it ends, so that an interruption costs one, and what was handed on before is not measured again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = ["compared", "measure", "rows"]
 
 ROOT = Path(__file__).parents[1]
 SEEDS = (1, 2, 3)
+STEPS = 60
 WAYS = {"own loop": "nano.yaml", "agent": "agent.yaml"}
 RATES = ("greedy", "sampled")
 REWARDS = ("--reward", "accuracy", "exact_match", "--reward_weights", "0.5", "0.5")
@@ -48,8 +49,9 @@ def measure(kept: Iterable[Run], hand_on: Callable[[list[Run]], None]) -> list[R
 
 def _trained(way: str, seed: int) -> Run:
     with tempfile.TemporaryDirectory() as folder:
-        where = ["--config", f"recipes/configs/{WAYS[way]}", "--output_dir", folder, "--seed", str(seed), "--quiet"]
-        command = [sys.executable, "-m", "toolgrpo", "train", *where, *REWARDS]
+        what = ["--config", f"recipes/configs/{WAYS[way]}", "--output_dir", folder, "--quiet"]
+        size = ["--seed", str(seed), "--max_steps", str(STEPS)]
+        command = [sys.executable, "-m", "toolgrpo", "train", *what, *size, *REWARDS]
         subprocess.run(command, cwd=ROOT, check=True, timeout=TIME_LIMIT_S)
         summary = json.loads((Path(folder) / "summary.json").read_text())
     return {name: summary[name] for name in ("before", "after", "steps", "seconds_per_step")}
