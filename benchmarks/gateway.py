@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,6 +62,7 @@ async def run(client, row):
 """
 
 
+@cache  # a training proves its chat format once
 def nano() -> tuple[Any, Any]:
     """Return nano's tokenizer and its chat format."""
     from toolgrpo.chat import resolve_format
