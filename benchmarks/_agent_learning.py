@@ -23,7 +23,7 @@ __all__ = ["compared", "measure", "rows"]
 
 ROOT = Path(__file__).parents[1]
 SEEDS = (1, 2, 3)
-STEPS = 60
+STEPS = 30
 WAYS = {"own loop": "nano.yaml", "agent": "agent.yaml"}
 RATES = ("greedy", "sampled")
 REWARDS = ("--reward", "accuracy", "exact_match", "--reward_weights", "0.5", "0.5")
