@@ -1,8 +1,8 @@
 """A client's first requests, made once before the processes of the episodes are forked.
 
 OpenAI's package and what it stands on import much of themselves, and build their models, only when
-a request is made: 15 ms of a processor in each process that was forked without. So some requests are
-made here, over a real connection, to a server that gives the same answer to all.
+a request is made, which each process that was forked before would do again. So some requests are made
+here, over a real connection, to a server that gives the same answer to all.
 """
 
 from __future__ import annotations
