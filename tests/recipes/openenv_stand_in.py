@@ -11,8 +11,10 @@ import sys
 import threading
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
-from websockets.sync.server import serve
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
 
 RECORDED = json.loads(Path(__file__).with_name("openenv_recorded.json").read_text())
 MOST = RECORDED["full"]["data"]["max_sessions"]
@@ -20,12 +22,12 @@ HANGS, DIES = 98, 99
 playing = threading.Semaphore(MOST)
 
 
-def answer(request, seed):
+def answer(request: Any, seed: int | None) -> Any:
     (session,) = (one for one in RECORDED["sessions"] if one["seed"] == seed)
     return next(said for asked, said in session["exchanges"] if asked == request)
 
 
-def play(connection):
+def play(connection: ServerConnection) -> None:
     if not playing.acquire(blocking=False):
         connection.send(json.dumps(RECORDED["full"]))
         return
@@ -47,7 +49,7 @@ def play(connection):
         playing.release()
 
 
-def schema(connection, request):
+def schema(connection: ServerConnection, request: Request) -> Response | None:
     if request.path == "/schema":
         return connection.respond(HTTPStatus.OK, json.dumps({"action": RECORDED["action"]}))
     return None
