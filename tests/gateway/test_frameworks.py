@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -66,19 +67,45 @@ VERIFIERS = _python_with("verifiers")
 INSPECT = _python_with("inspect_ai")
 
 
+needs_verifiers = pytest.mark.skipif(VERIFIERS is None, reason=_missing("verifiers==0.4.0", "verifiers"))
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(VERIFIERS is None, reason=_missing("verifiers==0.4.0", "verifiers"))
-def test_a_rollout_of_verifiers_is_an_episode_with_its_reward() -> None:
-    engine = ScriptedEngine(lambda request, number: ByteChat.say("42" if number else "41"), max_model_len=50_000)
-    player = load_agent(f"{VERIFIERS} {RECIPES / 'with_verifiers.py'}")
-    row = {"prompt": [{"role": "user", "content": "What is 19 plus 23?"}], "answer": "42"}
+@needs_verifiers
+def test_a_rollout_of_verifiers_is_an_episode_with_its_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(request: SampleRequest, number: int) -> list[int]:
+        asked = ByteChat.text(request.ids).partition("user:")[2]
+        if "tool:" not in asked:
+            return ByteChat.say('call add {"a": 19, "b": 23}')
+        return ByteChat.say("It is 42." if "right" in asked else "It is 41.")
+
+    monkeypatch.setenv("VERIFIERS_PYTHON", str(VERIFIERS))
+    engine = ScriptedEngine(script, max_model_len=50_000)
+    player = load_agent(RECIPES / "with_verifiers.py")
+    rows = [{"prompt": [{"role": "user", "content": f"19 plus 23, {how}"}], "answer": 42} for how in ("wrong", "right")]
     try:
-        runner = replace(scripted_runner(engine), player=player)
-        done = run_rollout([Episode((), row=row), Episode((), row=row)], runner, max_concurrent=1).trajectories
+        runner = replace(scripted_runner(engine, max_completion_length=20_000), player=player)
+        done = run_rollout([Episode((), row=row) for row in rows], runner).trajectories
     finally:
         player.close()
-    assert [(one.reward, one.dropped) for one in done] == [(0.0, None), (1.0, None)]
-    assert [ByteChat.text(one.ids) for one in done] == ["41|", "42|"]
+    assert [(one.reward, one.dropped, len(one.segments)) for one in done] == [(0.0, None, 1), (1.0, None, 1)]
+    assert [call.arguments for one in done for call in one.calls] == [{"a": 19, "b": 23}] * 2
+    assert [one.turns[-1].content for one in done] == ["It is 41.", "It is 42."]
+
+
+@pytest.mark.slow
+@needs_verifiers
+def test_nano_is_trained_on_an_environment_of_verifiers(tmp_path: Path) -> None:
+    size = ("--max_steps", "2", "--per_device_train_batch_size", "16", "--eval_questions", "8")
+    what = ("--config", "recipes/configs/agent.yaml", "--agent", str(RECIPES / "with_verifiers.py"))
+    command = [sys.executable, "-m", "toolgrpo", "train", *what, *size, "--output_dir", str(tmp_path)]
+    environment = {**os.environ, "VERIFIERS_PYTHON": str(VERIFIERS)}
+    done = subprocess.run(command, cwd=RECIPES.parents[1], env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["after"]["sampled"]["n"] == 8
+    episodes = [json.loads(line) for line in Path(summary["episodes"]).read_text().splitlines()]
+    assert {episode["stop_reason"] for episode in episodes} == {"finished"}  # none was dropped, none met a limit
 
 
 @pytest.mark.slow

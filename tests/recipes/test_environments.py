@@ -1,15 +1,23 @@
-"""Environments of others play episodes: servers of OpenEnv, started here, and games of TextArena."""
+"""Environments of others play episodes: servers of OpenEnv, started here, and games of TextArena.
+
+OpenEnv's package wants other versions than ours, so that it is rarely there. What the recipe does with a server is tested
+twice, over the real package where it is and over a stand-in that repeats the messages recorded from it (openenv_stand_in.py).
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
 
 from toolgrpo.drops import DropCause
 from toolgrpo.errors import PluginError
@@ -76,17 +84,24 @@ listening = socket.create_server(("127.0.0.1", 0))
 print(listening.getsockname()[1], flush=True)
 uvicorn.Server(uvicorn.Config(app)).run(sockets=[listening])
 """
-Serve = Callable[[str], str]
+OWN_CLIENT = """
+import json, sys
+from openenv.core.generic_client import GenericEnvClient
+with GenericEnvClient(base_url=sys.argv[1]).sync() as client:
+    said = [client.reset(seed=7), client.step({"number": 3}), client.step({"number": 7})]
+    print(json.dumps([[[one.observation["hint"], one.reward, one.done] for one in said], client.state()["number"]]))
+"""
+STAND_IN = Path(__file__).with_name("openenv_stand_in.py")
+Serve = Callable[..., str]
 
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start a server of the installed package and point the environment at it; return its address."""
+    """Start a server by a command that prints its port, point the environment at it and return its address."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(app: str) -> str:
+    def start(*command: str) -> str:
         said = tmp_path / "said"
-        command = [str(PYTHON), "-c", LAUNCH, app]
         with said.open("wb") as out, (tmp_path / "server.log").open("wb") as log:
             server = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=log, start_new_session=True)
         started.append(server)
@@ -104,10 +119,12 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         server.wait(30)
 
 
-@pytest.fixture
-def numbers(serve: Serve, tmp_path: Path) -> str:
+@pytest.fixture(params=["stand-in", pytest.param("openenv", marks=needs_openenv)])
+def numbers(request: pytest.FixtureRequest, serve: Serve, tmp_path: Path) -> str:
+    if request.param == "stand-in":
+        return serve(sys.executable, str(STAND_IN))
     (tmp_path / "guess_server.py").write_text(GUESS)
-    return serve("guess_server:app")
+    return serve(str(PYTHON), "-c", LAUNCH, "guess_server:app")
 
 
 def openenv() -> Toolbox:
@@ -123,7 +140,6 @@ def guess(number: int) -> str:
     return f'call step {{"number": {number}}}'
 
 
-@needs_openenv
 def test_a_server_is_played_until_it_says_that_all_is_done(numbers: str) -> None:
     with openenv() as box:
         (schema,) = box.schemas
@@ -146,7 +162,6 @@ def test_a_server_is_played_until_it_says_that_all_is_done(numbers: str) -> None
             assert session.observation == "\n\nBetween 0 and 15."
 
 
-@needs_openenv
 def test_a_server_that_hangs_or_dies_costs_episodes_and_gives_no_reward(
     numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +184,34 @@ def test_a_server_that_hangs_or_dies_costs_episodes_and_gives_no_reward(
     assert [result.error for result in died.results] == [None, ToolErrorKind.DROPPED]
 
 
+@needs_openenv
+def test_the_client_of_openenv_sees_what_the_recipe_sees(numbers: str) -> None:
+    done = subprocess.run([str(PYTHON), "-c", OWN_CLIENT, numbers], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    steps, number = json.loads(done.stdout)
+    with openenv() as box:
+        played = play(box, guess(3), guess(7))
+    assert [hint for hint, _, _ in steps[1:]] == [result.content for result in played.results] == ["wrong", "right"]
+    assert sum(reward or 0.0 for _, reward, _ in steps) == played.reward == 0.75
+    assert [over for _, _, over in steps] == [False, False, True] and number == 7
+
+
+@needs_openenv
+@pytest.mark.parametrize("numbers", ["openenv"], indirect=True)
+def test_the_stand_in_says_what_openenv_says(numbers: str) -> None:
+    recorded = json.loads(STAND_IN.with_name("openenv_recorded.json").read_text())
+    with urllib.request.urlopen(f"{numbers}/schema", timeout=20) as reply:
+        assert json.load(reply)["action"] == recorded["action"]
+    url = f"ws{numbers.removeprefix('http')}/ws"
+    for session in recorded["sessions"]:
+        with connect(url) as connection:
+            for asked, said in session["exchanges"]:
+                connection.send(json.dumps(asked))
+                assert json.loads(connection.recv(timeout=20)) == said
+    with connect(url), connect(url), connect(url) as one_too_many:
+        assert json.loads(one_too_many.recv(timeout=20)) == recorded["full"]
+
+
 @pytest.mark.slow
 @needs_openenv
 def test_the_server_that_openenv_init_writes_is_played(serve: Serve, tmp_path: Path) -> None:
@@ -176,7 +219,7 @@ def test_the_server_that_openenv_init_writes_is_played(serve: Serve, tmp_path: P
         [str(PYTHON), "-m", "openenv.cli", "init", "echo_env"], cwd=tmp_path, capture_output=True, timeout=120
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    serve("echo_env.server.app:app")
+    serve(str(PYTHON), "-c", LAUNCH, "echo_env.server.app:app")
     with openenv() as box:
         (said,) = run_tool(box, [{"name": "step", "arguments": {"message": "Hello"}}], row={})
         assert said.content == '{"echoed_message": "Hello", "message_length": 5}'

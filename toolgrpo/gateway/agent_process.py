@@ -4,7 +4,8 @@ To the workers an agent is an environment: loaded once by their supervisor, fork
 with the deadlines, the group kill and the output log that environments have. `reset` is given the
 episode, `play` runs the agent.
 
-Light on purpose: of this package the workers import only this module and `toolgrpo.drops`.
+Light on purpose: of this package the workers import only this module, `first_requests` and
+`toolgrpo.drops`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.errors import PluginError
+from toolgrpo.gateway.first_requests import make_first_requests
 from toolgrpo.plugin_files import import_file
 
 __all__ = ["AgentProcess", "CommandAgent", "PythonAgent", "outcome_of"]
@@ -176,11 +178,7 @@ def _check_parameters(run: Callable[..., Any], where: str, names: Sequence[str])
 
 
 def _import_clients(path: str, kind: str) -> None:
-    """Import what every episode will want, once, before the processes are forked.
-
-    OpenAI's package imports most of itself, and builds its models, at the first request: so one is
-    made here, which goes nowhere.
-    """
+    """Import what every episode will want, once, before the processes are forked."""
     try:
         import openai
     except ImportError as error:
@@ -188,33 +186,4 @@ def _import_clients(path: str, kind: str) -> None:
             f"the agent {path} gets a client of the package openai, which is not here: pip install 'toolgrpo[gateway]'"
         ) from error
     with suppress(Exception):  # it only saves time
-        _rehearse(openai, kind)
-
-
-def _rehearse(openai: Any, kind: str) -> None:
-    http = sys.modules[openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]]  # the one it is built on
-    message = {"role": "assistant", "content": "", "tool_calls": [_REHEARSED_CALL]}
-    answer = {
-        "id": "0",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "policy",
-        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-    }
-    _client(kind, "http://rehearsal/v1", "-")
-    transport = http.MockTransport(lambda request: http.Response(200, json=answer))
-    base = http.AsyncClient if kind == "AsyncOpenAI" else http.Client
-    client = getattr(openai, kind)(base_url="http://rehearsal/v1", api_key="-", http_client=base(transport=transport))
-    request = partial(client.chat.completions.create, model="policy", messages=[{"role": "user", "content": ""}])
-    if kind == "AsyncOpenAI":
-
-        async def once() -> None:
-            await request()
-
-        asyncio.run(once())
-    else:
-        request()
-
-
-_REHEARSED_CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        make_first_requests(partial(_client, kind), openai)

@@ -31,43 +31,40 @@ class Found(Generic[P]):
     place: P | None
     following: tuple[Message, ...]
     other_tools: bool  # it would be known further, were other tools offered
+    conversation: bytes  # the key of all its messages
+    offered: bytes  # that of the tools and the thinking switch
 
 
 @dataclass(slots=True)
 class Conversations(Generic[P]):
     """Places by the messages that lead to them."""
 
-    _places: dict[bytes, P] = field(default_factory=dict)
+    _places: dict[tuple[bytes, bytes], P] = field(default_factory=dict)
     _without_tools: set[bytes] = field(default_factory=set)
 
-    def remember(
-        self,
-        messages: Sequence[Message],
-        schemas: Sequence[Mapping[str, Any]],
-        thinking: bool | None,
-        place: P,
-    ) -> None:
-        """Note that a turn, the last of these messages, ended at this place."""
-        self._places[_keys(messages, schemas, thinking)[-1]] = place
-        self._without_tools.add(_keys(messages)[-1])
+    def remember(self, found: Found[P], said: Message, place: P) -> None:
+        """Note that a turn, said to what was found, ended at this place."""
+        key = _digest(found.conversation, _compared(said))
+        self._places[key, found.offered] = place
+        self._without_tools.add(key)
 
     def find(
         self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], thinking: bool | None
     ) -> Found[P]:
         """Return the latest place that these messages lead to."""
-        keys = _keys(messages, schemas, thinking)
+        offered = _digest(b"", [list(schemas), thinking])
+        keys = _keys(messages)
         for length in range(len(messages) - 1, 0, -1):
-            if messages[length - 1]["role"] == "assistant" and keys[length] in self._places:
-                return Found(self._places[keys[length]], tuple(messages[length:]), other_tools=False)
-        bare = _keys(messages)
-        return Found(None, tuple(messages), any(key in self._without_tools for key in bare[1:]))
+            if messages[length - 1]["role"] == "assistant" and (keys[length], offered) in self._places:
+                place = self._places[keys[length], offered]
+                return Found(place, tuple(messages[length:]), other_tools=False, conversation=keys[-1], offered=offered)
+        known = any(key in self._without_tools for key in keys[1:])
+        return Found(None, tuple(messages), other_tools=known, conversation=keys[-1], offered=offered)
 
 
-def _keys(
-    messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] = (), thinking: bool | None = None
-) -> list[bytes]:
+def _keys(messages: Sequence[Message]) -> list[bytes]:
     """Return a key for each beginning of a conversation, the empty one first."""
-    keys = [_digest(b"", [list(schemas), thinking])]
+    keys = [b""]
     for message in messages:
         keys.append(_digest(keys[-1], _compared(message)))
     return keys

@@ -61,6 +61,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     enable_thinking: bool | None = None
     sampling: Mapping[str, Any] | None = None
+    logprobs: bool = False  # those of what was sampled are asked for, with the text of each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class TextRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sampling: Mapping[str, Any] | None = None
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Said:
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    texts: tuple[str, ...]  # of each token
+    texts: tuple[str, ...]  # of each token, if log-probabilities were asked for
     content: str
     reasoning: str | None
     calls: tuple[ToolCall, ...]
@@ -162,6 +164,7 @@ def read_chat(body: Any, number: str) -> tuple[ChatRequest, Form]:
         stop=asked.stops(),
         enable_thinking=None if thinking is None else bool(thinking),
         sampling=asked.sampling(),
+        logprobs=bool(asked.logprobs),
     )
     return request, _form(asked, f"chatcmpl-{number}", logprobs=bool(asked.logprobs))
 
@@ -183,6 +186,7 @@ def read_text(body: Any, number: str) -> tuple[TextRequest, Form]:
         max_tokens=asked.max_tokens,
         stop=asked.stops(),
         sampling=asked.sampling(),
+        logprobs=asked.logprobs is not None,
     )
     return request, _form(asked, f"cmpl-{number}", logprobs=asked.logprobs is not None)
 

@@ -35,7 +35,7 @@ from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import ChatFormatError, WorldError
-from toolgrpo.gateway.conversations import Conversations
+from toolgrpo.gateway.conversations import Conversations, Found
 from toolgrpo.gateway.lines import Line, Place, Start, answer_to, joined, results_of
 from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
 from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, text_of
@@ -88,14 +88,13 @@ class Session:
         """Answer a request of messages."""
         async with self._answering():
             thinking = self.episode.enable_thinking if request.enable_thinking is None else request.enable_thinking
+            found = self._said.find(request.messages, request.tools, thinking)
             try:
-                start = self._start(request, thinking)
+                start = self._start(request, thinking, found)
             except ChatFormatError as error:
                 raise Refused(400, "invalid_value", str(error)) from error
             said, line, attempts = await self._say(start, request)
-            spoken = as_repeated(said)
-            place = Place(line, len(line.ids), attempts)
-            self._said.remember([*request.messages, spoken], request.tools, thinking, place)
+            self._said.remember(found, as_repeated(said), Place(line, len(line.ids), attempts))
             return said
 
     async def text(self, request: TextRequest) -> Said:
@@ -172,9 +171,8 @@ class Session:
         finally:
             self._open.discard(task)
 
-    def _start(self, request: ChatRequest, thinking: bool | None) -> Start:
+    def _start(self, request: ChatRequest, thinking: bool | None, found: Found[Place]) -> Start:
         """Find out what a request goes on from."""
-        found = self._said.find(request.messages, request.tools, thinking)
         if found.place is not None and self._has_bridge(found.place, [message["role"] for message in found.following]):
             return self._after_turn(found.place, found.following)
         ids = self.shared.chat.prompt(request.messages, request.tools, enable_thinking=thinking)
@@ -275,7 +273,7 @@ class Session:
             prompt_ids=tuple(ids),
             ids=sample.ids,
             logprobs=sample.logprobs,
-            texts=tuple(self.shared.tokenizer.decode([token]) for token in sample.ids),
+            texts=tuple(self.shared.tokenizer.decode([token]) for token in sample.ids) if request.logprobs else (),
             content=text_before(content, request.stop),
             reasoning=parsed.reasoning,
             calls=tuple(calls),

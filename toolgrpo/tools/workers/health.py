@@ -15,11 +15,14 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Any
 
-__all__ = ["Health"]
+__all__ = ["Health", "what_is_loaded"]
 
 _SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
 _STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
@@ -40,12 +43,30 @@ _LIMITS = tuple(
 _Limits = dict[int, tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a process has imported."""
+
+    builtins: Mapping[str, Any]
+    modules: Mapping[str, ModuleType]
+
+
+@cache
+def what_is_loaded() -> Loaded:
+    """Return what was imported when this was first asked: before a fork, for what is forked.
+
+    Each worker's own list of it would have it copy the pages of all modules.
+    """
+    return Loaded(dict(vars(builtins)), dict(sys.modules))
+
+
 class Health:
     """What a worker was born with, and what is left of it. `threads`: how many run calls."""
 
     def __init__(self, threads: int) -> None:
-        self._builtins = dict(vars(builtins))
-        self._modules, self._modules_then = sys.modules, dict(sys.modules)
+        loaded = what_is_loaded()
+        self._builtins = loaded.builtins
+        self._modules, self._modules_then = sys.modules, loaded.modules
         self._folder = os.getcwd()
         self._umask = os.umask(0o022)
         os.umask(self._umask)

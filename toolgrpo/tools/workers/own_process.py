@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 _CLONE_FS = 0x200
+_LEAVING_S = 0.2
 _LINUX = sys.platform == "linux"
 
 
@@ -66,10 +68,20 @@ def forkable(descriptors_before: set[int]) -> bool:
 
     It may with one thread, and nothing opened since `descriptors_before`.
     """
-    if not _LINUX or len(_names("/proc/self/task")) != 1:
+    if not _LINUX or not _is_one_thread():
         return False
     opened = open_descriptors() - descriptors_before
     return not any(os.path.lexists(f"/proc/self/fd/{fd}") for fd in opened)  # the listing's own is closed by now
+
+
+def _is_one_thread() -> bool:
+    """Return whether no other thread runs; one that was joined is listed for a moment longer."""
+    give_up = time.monotonic() + _LEAVING_S
+    while len(_names("/proc/self/task")) != 1:
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _names(folder: str) -> list[str]:

@@ -46,6 +46,7 @@ from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import asked_for
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.workers import own_process
+from toolgrpo.tools.workers.health import what_is_loaded
 from toolgrpo.tools.workers.tool_worker import Worker, WorkerLimits
 
 __all__ = ["BOOTSTRAP", "main"]
@@ -116,6 +117,7 @@ class Supervisor:
         self._forkable = own_process.forkable(before)
         self._left_alone = set(children())
         self._listen_for_ended_children()
+        what_is_loaded()
         gc.collect()
         gc.freeze()
         spec = replace(self._plugin.spec, import_s=import_s, heavy_imports=tuple(HEAVY & sys.modules.keys()))
