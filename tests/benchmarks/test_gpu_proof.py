@@ -10,7 +10,8 @@ from pathlib import Path
 
 import gpu_proof
 import pytest
-from gpu_proof import NEEDS, PARTS, ROOT, Figure, Place, main, prove, run_part
+from _gpu_parts import PARTS, Figure, Place
+from gpu_proof import NEEDS, ROOT, main, prove, run_part
 
 HERE = Place("cpu", tiny=True)
 IN_THIS_PROCESS = ("speed", "flex", "steps_full", "steps_lora", "difference_bf16", "difference_fp32")
