@@ -179,6 +179,11 @@ def measured(model: str, folder: Path, n: int) -> dict[str, Any]:
     return {suite.name: found[suite.name] for suite in suites(1)}
 
 
+def figure(share: dict[str, Any]) -> Figure:
+    least, most = share["interval"]
+    return Figure(share["value"], least, most, share["questions"])
+
+
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
     base = results["models"].get("base-0", {})
@@ -192,8 +197,8 @@ def rows(results: dict[str, Any]) -> list[Row]:
                     benchmark="unseen_tools",
                     what=f"{suite} tools, {way}" + ("" if way == "base" else f", seed {seed}"),
                     unit="",
-                    ours=Figure(share["value"], *share["interval"], share["questions"]),
-                    other=None if before is None else Figure(before["value"], *before["interval"], before["questions"]),
+                    ours=figure(share),
+                    other=None if before is None else figure(before),
                     other_name="" if before is None else "base",
                     more_is_better=True,
                 )
