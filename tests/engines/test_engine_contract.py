@@ -43,7 +43,7 @@ def _scripted(request: pytest.FixtureRequest) -> Iterator[Subject]:
 def _transformers(request: pytest.FixtureRequest) -> Iterator[Subject]:
     from toolgrpo.engines.transformers import TransformersEngine
 
-    model = request.getfixturevalue("tiny_qwen3")(0)
+    model = request.getfixturevalue("tiny_qwen3")(0).to("cuda" if torch.cuda.is_available() else "cpu")
     engine = TransformersEngine(lambda: model, max_model_len=MAX_MODEL_LEN)
 
     def open_requests() -> int:
@@ -156,7 +156,7 @@ def trainer_logprobs(model: Any, request: SampleRequest, sample: Sample) -> list
     """What the trainer's own forward pass says of the sampled tokens."""
     ids = [*request.ids, *sample.ids]
     with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0, len(request.ids) - 1 : -1]
+        logits = model(torch.tensor([ids], device=model.device)).logits[0, len(request.ids) - 1 : -1].cpu()
     seen = [ids[: len(request.ids) + n] for n in range(len(sample.ids))]
     logprobs = processed_logprobs(logits.float(), request.options, seen)
     return logprobs.gather(1, torch.tensor(sample.ids).unsqueeze(1))[:, 0].tolist()

@@ -1,0 +1,238 @@
+"""Parts of `gpu_proof.py` about engines and whole steps, on random weights of a 1.5B model's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from _gpu_place import Figure, Place, model_of_shape
+
+from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+from toolgrpo.data import load_tasks
+from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.server_weights import choose_weight_route
+from toolgrpo.engines.transformers import TransformersEngine
+from toolgrpo.engines.vllm_server import VLLMServerEngine
+from toolgrpo.models.nano import ensure_nano
+from toolgrpo.testing.ports import free_port
+from toolgrpo.testing.vllm_process import VLLMServerProcess
+
+__all__ = ["difference", "nccl", "sleep", "steps"]
+
+ROOT = Path(__file__).resolve().parents[1]
+GIB = 2**30
+ROOM_FOR_FP32_GIB = 40  # weights, gradients and Adam of 1.5B in fp32 take 25 GiB, beside vLLM
+SAME = 1e-3  # log-probabilities of the same weights in the same precision, twice through one engine
+ROUNDING_FP32, ROUNDING_BF16 = 1e-3, 0.1  # of two implementations: the most in fp32, the mean in bf16
+
+
+def steps(place: Place, *, lora: bool) -> Iterator[Figure]:
+    """Twenty training steps with tools in the prompt: the way of a whole step, on a model that knows nothing.
+
+    Its reward is the share of even token ids, which every group of episodes has in different measure.
+    """
+    from peft import LoraConfig
+
+    n_steps, batch, length = (2, 4, 12) if place.tiny else (20, 16, 256)
+    on_gpu = place.device == "cuda"
+    dtype = torch.float32 if not on_gpu or (not lora and place.gpu_gib >= ROOM_FOR_FP32_GIB) else torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = ToolGRPOTrainer(
+            model_of_shape(place, dtype),
+            _evenness,
+            ToolGRPOConfig(
+                folder, engine="vllm_colocate" if on_gpu else "transformers", use_cpu=not on_gpu, bf16=on_gpu,
+                max_steps=n_steps, per_device_train_batch_size=batch, num_generations=4, max_completion_length=length,
+                learning_rate=1e-4 if lora else 1e-5, gradient_checkpointing=True, logging_steps=1,
+                save_strategy="no", report_to="none", disable_tqdm=True,
+            ),
+            train_dataset=load_tasks("arithmetic", limit=64),
+            processing_class=_tokenizer(),
+            tools=str(ROOT / "tools_funcs" / "arithmetic_tools.py"),
+            peft_config=LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None,
+        )  # fmt: skip
+        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        before = [parameter.detach().to("cpu", copy=True) for parameter in trained[:8]]
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+    moved = sum(float((now.detach().cpu() - old).abs().sum()) for now, old in zip(trained[:8], before, strict=True))
+    yield Figure("steps", len(logs), at_least=n_steps)
+    yield Figure("loss is a number in all of them", sum(math.isfinite(log["loss"]) for log in logs), at_least=n_steps)
+    yield Figure("weights moved by, in all", moved, at_least=1e-12)
+    yield Figure("parameters trained", sum(parameter.numel() for parameter in trained) / 1e6, "M")
+    yield Figure("bits of their weights", torch.finfo(trained[0].dtype).bits)
+    yield Figure("a step", statistics.median(log["step_time"] for log in logs), "s")
+    if on_gpu:  # the engine of a CPU in small decodes with the trainer's own weights
+        for name, what in (("mean", "at the mean"), ("max", "at most")):
+            values = [log[f"sampling/sampling_logp_difference/{name}"] for log in logs]
+            bound = ROUNDING_BF16 if name == "mean" else None
+            yield Figure(f"log-probabilities of engine and trainer differ {what} by", max(values), at_most=bound)
+        yield Figure("peak of PyTorch's memory", torch.cuda.max_memory_allocated() / GIB, "GiB")
+
+
+def _evenness(trajectories: Sequence[Any], **columns: Any) -> list[float]:
+    return [sum(token % 2 == 0 for token in one.ids) / max(1, len(one.ids)) for one in trajectories]
+
+
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(ensure_nano()))
+
+
+def difference(place: Place, *, bits: int) -> Iterator[Figure]:
+    """How far the engine's log-probabilities are from the model's own, by how far into the sequence they stand."""
+    dtype = torch.bfloat16 if bits == 16 else torch.float32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    ends, rows = ((8, 16, 32), 4) if place.tiny else ((256, 1024, 2048, 4096), 8)
+    model = model_of_shape(place, dtype).eval()
+    engine = _engine(place, model, max_model_len=64 + ends[-1])
+    try:
+        requests = [_request(seed, ends[-1]) for seed in range(rows)]
+        samples = _sampled(engine, requests)
+    finally:
+        engine.shutdown()
+    apart = []
+    for request, sample in zip(requests, samples, strict=True):
+        assert sample.logprobs is not None
+        own = _own_logprobs(model, [*request.ids, *sample.ids], len(request.ids))
+        apart.append((own - torch.tensor(sample.logprobs)).abs())
+    start = 0
+    for end in ends:
+        part = torch.stack(apart)[:, start:end]
+        where = f"tokens {start} to {end}"
+        mean_bound = ROUNDING_BF16 if bits == 16 else None
+        yield Figure(f"{where}: differ at the mean by", float(part.mean()), at_most=mean_bound)
+        yield Figure(f"{where}: at most by", float(part.max()), at_most=ROUNDING_FP32 if bits == 32 else None)
+        start = end
+
+
+def sleep(place: Place) -> Iterator[Figure]:
+    """Memory that colocated vLLM gives back between rollouts, and that it says the same when it woke."""
+    model = model_of_shape(place, torch.bfloat16).eval()
+    engine = _engine(place, model, max_model_len=1024, sleeps=True)
+    request = SampleRequest(tuple(range(11, 75)), 64, (), SamplingOptions(temperature=0.0))
+
+    async def used_while_open() -> tuple[float, Sample]:
+        await engine.open()
+        try:
+            return _used_gib(), await engine.sample(request)
+        finally:
+            await engine.close()
+
+    try:
+        awake, first = asyncio.run(used_while_open())
+        asleep = _used_gib()
+        engine.load_weights(model.named_parameters())
+        again, second = asyncio.run(used_while_open())
+    finally:
+        engine.shutdown()
+    yield Figure("memory in use while it generates", awake, "GiB")
+    yield Figure("given back in its sleep", awake - asleep, "GiB", at_least=1.0)
+    yield Figure("taken again when it woke", again - asleep, "GiB", at_least=1.0)
+    assert first.logprobs is not None and second.logprobs is not None
+    pairs = zip(first.logprobs, second.logprobs, strict=True)
+    yield Figure("tokens that are the same after it slept", _alike(first.ids, second.ids), at_least=len(first.ids))
+    yield Figure("log-probabilities differ by", max(abs(one - other) for one, other in pairs), at_most=SAME)
+
+
+def nccl(place: Place) -> Iterator[Figure]:
+    """Weights of the first GPU to a vLLM server on the second, by NCCL: what it says is then what the model says."""
+    model = model_of_shape(place, torch.bfloat16).eval()
+    served = model_of_shape(place, torch.bfloat16)
+    torch.nn.init.normal_(served.model.embed_tokens.weight, std=0.02)  # other weights, until they are sent
+    with tempfile.TemporaryDirectory() as folder:
+        served.save_pretrained(f"{folder}/served")
+        del served
+        os.environ["CUDA_VISIBLE_DEVICES"] = _second_gpu()  # for the server alone: PyTorch has read it here
+        transfer = ("--weight-transfer-config", '{"backend": "nccl"}')
+        with VLLMServerProcess(
+            Path(folder) / "served", max_model_len=1024, dtype="bfloat16", extra_args=transfer, ready_timeout_s=600
+        ) as server:
+            route = choose_weight_route(
+                [server.url], device=torch.device("cuda:0"), folder=Path(folder), run_id="proof",
+                ready_timeout_s=600, timeout_s=600, group_port=free_port(),
+            )  # fmt: skip
+            engine = VLLMServerEngine([server.url], vocabulary=model.config.vocab_size, weights=route)
+            request = _request(0, 64)
+            (before,) = _sampled(engine, [request])
+            engine.load_weights(model.named_parameters())
+            (after,) = _sampled(engine, [request])
+            engine.shutdown()
+    yield Figure("the route is NCCL's", float(type(route).__name__ == "NcclWeights"), at_least=1)
+    for what, sample, bounds in (
+        ("before, log-probabilities differ at the mean by", before, (None, ROUNDING_BF16)),
+        ("after, at the mean by", after, (ROUNDING_BF16, None)),
+    ):
+        assert sample.logprobs is not None
+        own = _own_logprobs(model, [*request.ids, *sample.ids], len(request.ids))
+        yield Figure(what, float((own - torch.tensor(sample.logprobs)).abs().mean()), "", *bounds)
+
+
+def _second_gpu() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[1] if visible else "1"
+
+
+def _engine(place: Place, model: Any, *, max_model_len: int, sleeps: bool = False) -> Engine:
+    """Return an engine of the model: vLLM in this process on a GPU, transformers on a CPU."""
+    if place.device == "cpu":
+        return TransformersEngine(lambda: model, max_model_len=max_model_len)
+    from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+    from toolgrpo.engines.vllm_options import VLLMOptions
+    from toolgrpo.engines.vllm_seam import start_vllm
+
+    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    options = VLLMOptions(
+        dtype=model.dtype, max_model_len=max_model_len, gpu_memory_utilization=0.4, enable_sleep_mode=sleeps
+    )
+    engine = VLLMColocateEngine(start_vllm(config, options))
+    engine.load_weights(model.named_parameters())
+    return engine
+
+
+def _request(seed: int, max_tokens: int) -> SampleRequest:
+    return SampleRequest(tuple(range(11 + seed, 75 + seed)), max_tokens, (), SamplingOptions(), seed)
+
+
+def _sampled(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample]:
+    async def work() -> list[Sample]:
+        await engine.open()
+        try:
+            return list(await asyncio.gather(*(engine.sample(request) for request in requests)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(work())
+
+
+def _own_logprobs(model: Any, ids: Sequence[int], n_prompt: int) -> torch.Tensor:
+    """Return what the model's own forward pass says of the tokens after the prompt; the head 256 at a time."""
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([ids], device=model.device)).last_hidden_state[0, n_prompt - 1 : -1]
+        said = torch.tensor(ids[n_prompt:], device=model.device)
+        parts = [
+            model.lm_head(part).float().log_softmax(-1).gather(1, token[:, None])[:, 0]
+            for part, token in zip(torch.split(hidden, 256), torch.split(said, 256), strict=True)
+        ]
+    return torch.cat(parts).cpu()
+
+
+def _used_gib() -> float:
+    torch.cuda.empty_cache()
+    free, whole = torch.cuda.mem_get_info()
+    return (whole - free) / GIB
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum(left == right for left, right in zip(one, other, strict=True))

@@ -1,0 +1,127 @@
+"""What the parts of `gpu_proof.py` have in common: where they run, what they measure, a model of a real shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Figure", "Part", "Place", "model_of_shape", "seconds_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number, and between which bounds it must lie, where there is a right answer."""
+
+    what: str
+    value: float
+    unit: str = ""
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it lies outside of its bounds; what is not a number does."""
+        if self.value != self.value:
+            return True
+        too_much = self.at_most is not None and self.value > self.at_most
+        return too_much or (self.at_least is not None and self.value < self.at_least)
+
+    def __str__(self) -> str:
+        shown = f"{self.value:,.0f}" if abs(self.value) >= 1000 else f"{self.value:.3g}"
+        bounds = [f"at most {self.at_most:g}"] if self.at_most is not None else []
+        bounds += [f"at least {self.at_least:g}"] if self.at_least is not None else []
+        asked = f" ({', '.join(bounds)}{': IT IS NOT' if self.is_off else ''})" if bounds else ""
+        return f"{self.what} {shown}{' ' + self.unit if self.unit else ''}{asked}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where parts run, and whether in small."""
+
+    device: str  # cuda or cpu
+    tiny: bool
+
+    @property
+    def n_gpus(self) -> int:
+        """How many GPUs may be used."""
+        if self.device == "cpu":
+            return 0
+        import torch
+
+        return torch.cuda.device_count()
+
+    @property
+    def gpu_gib(self) -> float:
+        """Memory of the first GPU; 0 without one."""
+        import torch
+
+        return torch.cuda.get_device_properties(0).total_memory / 2**30 if self.n_gpus else 0.0
+
+    def wait(self) -> None:
+        """Wait until the GPU has done what it was asked, so that a clock can be read."""
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of the proof. `run` gives each figure as soon as it is measured."""
+
+    about: str
+    limit_s: float
+    run: Callable[[Place], Iterator[Figure]]
+    gpus: int = 0  # that it needs; none: it runs on a CPU as well
+
+    def missing(self, place: Place) -> str | None:
+        """Return what the part needs and the place does not have."""
+        if place.n_gpus >= self.gpus:
+            return None
+        return "needs a GPU" if self.gpus == 1 else f"needs {self.gpus} GPUs; there is {place.n_gpus or 'none'}"
+
+
+def seconds_of(place: Place, work: Callable[[], object], rounds: int) -> float:
+    """Return the median time of some rounds, after one that warms up."""
+    taken = []
+    for _ in range(rounds + 1):
+        place.wait()
+        started = time.perf_counter()
+        work()
+        place.wait()
+        taken.append(time.perf_counter() - started)
+    return sorted(taken[1:])[rounds // 2]
+
+
+def model_of_shape(place: Place, dtype: torch.dtype) -> Any:
+    """Return Qwen2.5-1.5B's shape with random weights; in small, one of two layers.
+
+    The last norm is larger than it begins, so that what the model says is as uneven as a trained one's.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = (
+        {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+        if place.tiny
+        else {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
+    )
+    heads = (2, 1) if place.tiny else (12, 2)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        **shape,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+    )
+    with torch.device(place.device):
+        model = Qwen2ForCausalLM(config)
+    torch.nn.init.constant_(model.model.norm.weight, 4.0)
+    return model.to(dtype)

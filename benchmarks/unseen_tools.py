@@ -1,0 +1,247 @@
+"""Tools that a model was not trained with: held-out tools, not only held-out questions.
+
+    python benchmarks/unseen_tools.py                                  # every way, seed 42: hours on two cores
+    python benchmarks/unseen_tools.py --ways base own --seeds 42 1 2   # some of them
+    python benchmarks/unseen_tools.py --quick                          # two steps each, 16 questions
+
+nano is trained in several ways, and each result is asked 240 questions with tools of each of six kinds (greedy), by
+`toolgrpo evaluate --tools_script FILE`, where each row names the tools that it is offered:
+
+    seen       the four tools of the embedded job          renamed    sets of names that no demonstration showed together
+    reordered  tools and parameters in another order,      unheard    the four operations under words it never read
+               parameters under other names
+    new        other operations (remainder, maximum, ...)    invented   other operations, names that mean nothing
+
+    base       nano as it is built
+    own        `toolgrpo train` with the embedded job's tools
+    names      the same with tools whose names and parameters are drawn for each row, of those in nano's demonstrations
+    warm_8     supervised training first, on 8 invented tools, four of them offered a row
+    warm_400   the same on 400 invented tools
+    wide       `warm_400`, then `toolgrpo train` on questions for the 400
+
+Questions for tools of other operations name their tool ("Find the remainder of 17 and 5."). Models are kept in --work and
+used again. Writes benchmarks/results/unseen_tools.json after each model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from _reporting import STAMP, progress, result_file, save
+from _rows import Figure, Row
+from _tool_families import conversations, in_files, invented, questions, sets_of_names, suites, synonyms, write
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = (sys.executable, "-m", "toolgrpo")
+CONFIG = "recipes/configs/nano.yaml"
+LIMIT_S = 3600
+N_FEW, N_MANY = 8, 400
+N_CONVERSATIONS = 6000
+Sizes = dict[str, int]
+WHOLE: Sizes = {"questions": 240, "steps": 110, "conversations": N_CONVERSATIONS, "batch": 64}
+QUICK: Sizes = {"questions": 16, "steps": 2, "conversations": 64, "batch": 16}
+
+
+def run(*arguments: str | Path) -> None:
+    """Run a command of the package; what it said is in the error."""
+    done = subprocess.run([*COMMAND, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode:
+        raise SystemExit(
+            f"toolgrpo {arguments[0]} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+
+
+def train(model: str, tools: Path, rows: Path, folder: Path, seed: int, sizes: Sizes) -> str:
+    """Train as `make train` does, with other tools and rows."""
+    run(
+        *("train", "--config", CONFIG, "--model_name_or_path", model, "--output_dir", folder, "--seed", str(seed)),
+        *("--tools_script", tools, "--dataset_id_or_path", rows, "--eval_questions", "0"),
+        *("--max_steps", str(sizes["steps"]), "--per_device_train_batch_size", str(sizes["batch"])),
+    )
+    return str(folder)
+
+
+def own(work: Path, seed: int, sizes: Sizes) -> str:
+    return train(
+        "nano", ROOT / "tools_funcs" / "arithmetic_tools.py", Path("arithmetic"), work / f"own-{seed}", seed, sizes
+    )
+
+
+def names(work: Path, seed: int, sizes: Sizes) -> str:
+    """Rows that each bring a name for each operation, in the sets that demonstrations may show."""
+    from toolgrpo.data.arithmetic import arithmetic_rows
+    from toolgrpo.models.nano.toolsets import is_held_out
+
+    asked = arithmetic_rows("train", 2000, seed=seed)
+    drawn = sets_of_names(len(asked), f"training {seed}", lambda names: not is_held_out(names))
+    rows = [{**row, "tools": offered} for row, offered in zip(asked, drawn, strict=True)]
+    return train(
+        "nano", *write(work / "data", f"names-{seed}", synonyms(seed), rows), work / f"names-{seed}", seed, sizes
+    )
+
+
+def warmed(n_tools: int) -> Callable[[Path, int, Sizes], str]:
+    def warm(work: Path, seed: int, sizes: Sizes) -> str:
+        """Two thirds are questions for invented tools, a third are nano's own, without its bad habits."""
+        from toolgrpo.tools import load_tools
+
+        tools = invented(n_tools, seed)
+        rows = questions(tools, sizes["conversations"] * 2 // 3, f"warm {seed}")
+        plugin, _ = write(work / "data", f"invented-{n_tools}-{seed}", tools, rows)
+        with load_tools(str(plugin)) as toolbox:
+            schemas = dict(zip(toolbox.names, toolbox.schemas, strict=True))
+        taught = conversations(tools, rows, schemas) + demonstrations(sizes["conversations"] // 3, seed)
+        random.Random(seed).shuffle(taught)
+        data, folder = work / "data" / f"warm-{n_tools}-{seed}.jsonl", work / f"warm-{n_tools}-{seed}"
+        data.write_text("".join(json.dumps(row) + "\n" for row in taught))
+        run(
+            *("sft", "--model_name_or_path", "nano", "--dataset_id_or_path", data, "--output_dir", folder),
+            *("--batch_size", "16", "--num_train_epochs", "1", "--seed", str(seed), "--save_strategy", "no"),
+            *(
+                "--report_to",
+                "none",
+                "--lr_scheduler_type",
+                "linear",
+                "--warmup_steps",
+                "10",
+                "--learning_rate",
+                "2e-3",
+            ),
+        )
+        return str(folder)
+
+    return warm
+
+
+def demonstrations(n: int, seed: int) -> list[dict[str, Any]]:
+    from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
+    from toolgrpo.models.nano.toolsets import draw_toolset
+
+    rng = random.Random(seed)
+    made = []
+    for _ in range(n):
+        tools = draw_toolset(rng, 0.3)
+        messages = demonstrate(draw_training_problem(rng, rng.randint(1, 3)), tools, rng, None)
+        made.append({"messages": messages, "tools": [tool.schema for tool in tools]})
+    return made
+
+
+def wide(work: Path, seed: int, sizes: Sizes) -> str:
+    tools = invented(N_MANY, seed)
+    rows = questions(tools, 2000, f"reinforced {seed}")
+    files = write(work / "data", f"wide-{seed}", tools, rows)
+    return train(model_of(f"warm_{N_MANY}", work, seed, sizes), *files, work / f"wide-{seed}", seed, sizes)
+
+
+WAYS: dict[str, Callable[[Path, int, Sizes], str]] = {
+    "base": lambda work, seed, sizes: "nano",
+    "own": own,
+    "names": names,
+    f"warm_{N_FEW}": warmed(N_FEW),
+    f"warm_{N_MANY}": warmed(N_MANY),
+    "wide": wide,
+}
+
+
+def model_of(way: str, work: Path, seed: int, sizes: Sizes) -> str:
+    """Return the model of a way; one that is there already is used again."""
+    kept = work / f"{way}-{seed}.made"
+    if not kept.exists():
+        progress(f"{way}, seed {seed}: training")
+        folder = WAYS[way](work, seed, sizes)
+        work.mkdir(parents=True, exist_ok=True)
+        kept.write_text(folder)
+    return kept.read_text()
+
+
+def measured(model: str, folder: Path, n: int) -> dict[str, Any]:
+    """Return the success with each suite's tools, with its interval."""
+    found: dict[str, Any] = {}
+    for name, tools, asked in in_files(suites(n)):
+        plugin, data = write(folder, name, tools, asked)
+        out = folder / name
+        run(
+            *("evaluate", "--config", CONFIG, "--model_name_or_path", model, "--tools_script", plugin),
+            *("--eval_dataset_id_or_path", data, "--eval_questions", str(len(asked)), "--temperature", "0"),
+            *("--samples", "1", "--output_dir", out, "--engine", "transformers"),
+        )
+        for suite, said in json.loads((out / "evaluation.json").read_text())["model"]["by_task"].items():
+            found[suite] = {**said["pass@1"], "questions": said["questions"]}
+            print(f"    {suite:10} {found[suite]['value']:.3f} {found[suite]['interval']}", flush=True)
+    return {suite.name: found[suite.name] for suite in suites(1)}
+
+
+def figure(share: dict[str, Any]) -> Figure:
+    least, most = share["interval"]
+    return Figure(share["value"], least, most, share["questions"])
+
+
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    base = results["models"].get("base-0", {})
+    made = []
+    for key, one in results["models"].items():
+        way, _, seed = key.partition("-")
+        for suite, share in one["success"].items():
+            before = base.get("success", {}).get(suite) if way != "base" else None
+            made.append(
+                Row(
+                    benchmark="unseen_tools",
+                    what=f"{suite} tools, {way}" + ("" if way == "base" else f", seed {seed}"),
+                    unit="",
+                    ours=figure(share),
+                    other=None if before is None else figure(before),
+                    other_name="" if before is None else "base",
+                    more_is_better=True,
+                )
+            )
+    return made
+
+
+def show(models: dict[str, Any]) -> None:
+    """Print the table: a row for each model, a column for each tools file."""
+    columns = next(iter(models.values()))["success"]
+    print(f"\n{'':14}" + "".join(f"{name:>24}" for name in columns))
+    for key, one in models.items():
+        cells = (f"{s['value']:.3f} [{s['interval'][0]:.3f}, {s['interval'][1]:.3f}]" for s in one["success"].values())
+        print(f"{key:14}" + "".join(f"{cell:>24}" for cell in cells))
+
+
+def earlier(quick: bool) -> dict[str, Any]:
+    """Return what is there of the same form, so that ways can be measured one after the other."""
+    kept = result_file("unseen_tools")
+    found = json.loads(kept.read_text()) if kept.exists() else {}
+    return dict(found["models"]) if found and found[STAMP]["quick"] == quick else {}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two steps each, 16 questions")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42])
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "unseen_tools", help="where models are kept")
+    options = parser.parse_args(argv)
+    sizes = QUICK if options.quick else WHOLE
+    work = options.work.absolute() / ("quick" if options.quick else "whole")
+    models = earlier(options.quick)
+    for way in options.ways:
+        for seed in options.seeds if way != "base" else [0]:
+            started = time.monotonic()
+            model = model_of(way, work, seed, sizes)
+            progress(f"{way}, seed {seed}: asking ({time.monotonic() - started:.0f} s)")
+            success = measured(model, work / "asked" / f"{way}-{seed}", sizes["questions"])
+            models[f"{way}-{seed}"] = {"success": success, "seconds": time.monotonic() - started}
+            save("unseen_tools", {"models": models, "sizes": sizes}, quick=options.quick, number_type="float32")
+    show(models)
+
+
+if __name__ == "__main__":
+    main()

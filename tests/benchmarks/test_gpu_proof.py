@@ -1,0 +1,90 @@
+"""The proof for GPUs, as far as a CPU goes: every part that can run does, in small, and the others say what they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import gpu_proof
+import pytest
+from _gpu_parts import PARTS, Figure, Place
+from gpu_proof import NEEDS, ROOT, main, prove, run_part
+
+HERE = Place("cpu", tiny=True)
+IN_THIS_PROCESS = ("speed", "flex", "steps_full", "steps_lora", "difference_bf16", "difference_fp32")
+ALONE = ("contract_transformers", "nano")
+
+
+def test_rows_are_written_as_json_and_as_a_table(tmp_path: Path) -> None:
+    proof = prove(["sleep", "nccl", "exactness"], HERE, tmp_path)
+    found = json.loads((tmp_path / "gpu_proof.json").read_text())
+    assert [row["status"] for row in found["rows"]] == ["needs a GPU", "needs 2 GPUs; there is none", "ok"]
+    assert found["tiny"] and found["device"] == "no GPU" and found["stamp"]["versions"]["torch"]
+    exact = found["rows"][2]["figures"]
+    assert len(exact) == 6 and all(figure["value"] <= figure["at_most"] for figure in exact)
+    assert not any(row.failed for row in proof.rows)
+    table = (tmp_path / "gpu_proof.md").read_text()
+    assert "| Sleep mode | needs a GPU | 0 |  |" in table and "in small" in table
+    assert "| Shared pass: exact | ok | " in table and "(at most 0.0001)" in table
+
+
+@pytest.mark.parametrize("name", IN_THIS_PROCESS)
+def test_a_part_in_small(name: str) -> None:
+    figures = list(PARTS[name].run(HERE))
+    assert figures and not [str(figure) for figure in figures if figure.is_off]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
+def test_a_part_that_starts_others(name: str) -> None:
+    row = run_part(name, HERE)
+    assert row.status == "ok", row.said
+
+
+def test_every_part_is_run_or_needs_a_gpu() -> None:
+    assert {name for name in PARTS if PARTS[name].missing(HERE) is None} == {*IN_THIS_PROCESS, *ALONE, "exactness"}
+
+
+def test_a_part_that_fails_says_so_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PARTS, "sleep", replace(PARTS["sleep"], gpus=0))
+    assert main(["--device", "cpu", "--tiny", "--only", "sleep", "nccl", "--out", str(tmp_path)]) == 1
+    failed, after = json.loads((tmp_path / "gpu_proof.json").read_text())["rows"]
+    assert failed["status"] == "failed" and "Error" in failed["said"]
+    assert after["status"].startswith("needs")
+    assert "not as it should be: sleep" in capsys.readouterr().out
+
+
+def test_a_part_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_proof, "_limit_s", lambda part, place: 0.2)
+    row = run_part("nano", HERE)
+    assert row.status == "over its limit of 0 s" and row.failed and row.figures == ()
+
+
+def test_a_figure_knows_its_bounds() -> None:
+    assert not Figure("x", 1.0).is_off and not Figure("x", 1.0, at_most=1.0, at_least=1.0).is_off
+    assert Figure("x", 1.1, at_most=1.0).is_off and Figure("x", 0.9, at_least=1.0).is_off
+    assert Figure("x", float("nan")).is_off
+    assert "IT IS NOT" in str(Figure("x", 2.0, "s", at_most=1.0))
+
+
+def test_without_a_gpu_make_says_in_one_sentence_what_it_needs(tmp_path: Path) -> None:
+    no_driver = tmp_path / "nvidia-smi"
+    no_driver.write_text("#!/bin/sh\nexit 9\n")
+    no_driver.chmod(0o755)
+    asked = ["make", "--no-print-directory", "gpu-proof"]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(asked, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout.count("\n") == 1
+    assert done.stdout.startswith("make gpu-proof needs an NVIDIA GPU with a driver for CUDA 13")
+
+
+@pytest.mark.skipif(Place("cuda", tiny=True).n_gpus > 0, reason="about a machine without a GPU")
+def test_without_a_gpu_the_script_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert capsys.readouterr().err == f"{NEEDS}\n"
