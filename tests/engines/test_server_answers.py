@@ -92,10 +92,10 @@ def test_bad_answers_that_go_on_end_the_run_in_a_sentence_that_a_checkpoint_outl
 ) -> None:
     honest = server.honest
 
-    def until_the_second_push(method: str, path: str, body: Any, request_id: str) -> Any:
-        if path == "/update_weight_version" and body["new_version"].endswith("-2"):
+    def until_the_second_push(method: str, target: str, body: Any, request_id: str) -> tuple[int, Any]:
+        if target == "/update_weight_version" and body["new_version"].endswith("-2"):
             server.answers[COMPLETIONS] = bad
-        return honest(method, path, body, request_id)
+        return honest(method, target, body, request_id)
 
     server.honest = until_the_second_push  # type: ignore[method-assign]
     with pytest.raises(EngineError) as failure:
@@ -115,10 +115,10 @@ def test_a_server_that_dies_ends_the_run_when_its_time_is_over(
 ) -> None:
     honest = server.honest
 
-    def die_after_ten(method: str, path: str, body: Any, request_id: str) -> Any:
+    def die_after_ten(method: str, target: str, body: Any, request_id: str) -> tuple[int, Any]:
         if len(server.asked) == 10:
             threading.Thread(target=server.stop).start()
-        return honest(method, path, body, request_id)
+        return honest(method, target, body, request_id)
 
     server.honest = die_after_ten  # type: ignore[method-assign]
     with pytest.raises(

@@ -218,8 +218,9 @@ def test_a_record_says_who_where_and_how_long_for_people_first(tmp_path: Path) -
 
 
 def test_a_record_names_the_weights_that_drew_it_and_not_those_of_its_step(tmp_path: Path) -> None:
-    turns = (Turn(start=0, end=1, content="", reasoning=None, weights=(3, 3)),)
-    turns += (Turn(start=1, end=2, content="", reasoning=None, weights=(3, 4)),)
+    turns = tuple(
+        Turn(start=at, end=at + 1, content="", reasoning=None, weights=by) for at, by in enumerate(((3, 3), (3, 4)))
+    )
     recorder = EpisodeRecorder(path := tmp_path / "episodes.jsonl")
     batch = RolloutBatch(episodes=(Scored({"prompt": "q"}, replace(episode(0), turns=turns)),), step=5)
     recorder.batch_done(batch.graded([Grade({}, 1.0)], lambda one: True))

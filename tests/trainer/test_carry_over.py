@@ -109,7 +109,7 @@ def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: P
     assert max(logged(trainer, "overlap/staleness")) <= staleness + 1
     assert logged(trainer, "overlap/carried") == [0, 1, 1, 1]
     assert logged(trainer, "overlap/batches_in_flight")[-1] == 0
-    began_with = {turn.weights[0] for t in kept.batches[1].trajectories[:4] for turn in t.turns}
+    began_with = {turn.weights[0] for t in kept.batches[1].trajectories[:4] for turn in t.turns if turn.weights}
     assert began_with == {0}, "the group went on, and was not begun anew"
 
 
