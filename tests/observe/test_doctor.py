@@ -143,6 +143,11 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"tools/unnamed/calls": 30.0, "tools/unnamed/failures": 30.0},
         (),
     ),
+    "a tool that there is not cannot fail": (
+        "tool_fails",
+        {"tools/unknown/calls": 30.0, "tools/unknown/failures": 30.0},
+        (),
+    ),
     "several causes": ("broken_calls", {"tools/error/unclosed": 18.0, "tools/error/invalid_json": 18.0}, ()),
 }
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from toolgrpo.observe.call_lookalikes import FORMS
 from toolgrpo.observe.log_reading import (
     NO_NAME,
+    NO_TOOL,
     Log,
     calls_in,
     cut_shares,
@@ -173,7 +174,7 @@ def _cut_by_length(logs: Sequence[Log]) -> str | None:
 
 
 def _tool_fails(logs: Sequence[Log]) -> str | None:
-    tools = [name for name in tools_in(logs) if name != NO_NAME]  # calls that cannot be read are another trouble
+    tools = [name for name in tools_in(logs) if name not in (NO_NAME, NO_TOOL)]  # that is `_broken_calls`
     worst = max(tools, key=lambda name: _share_failed(logs, name), default=None)
     if worst is None or _share_failed(logs, worst) < 0.5:
         return None
@@ -298,7 +299,7 @@ RULES: tuple[Rule, ...] = (
     Rule("groups_all_alike", "entropy-collapse", _SHORT, _groups_all_alike),
     Rule("broken_calls", "calls-that-fail", _SHORT, _broken_calls),
     Rule("cut_by_length", "length-and-truncation", _SHORT, _cut_by_length),
-    Rule("tool_fails", "slow-tools", _SHORT, _tool_fails),
+    Rule("tool_fails", "calls-that-fail", _SHORT, _tool_fails),
     Rule("tool_times_out", "slow-tools", _SHORT, _tool_times_out),
     Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
     Rule("episodes_dropped", "vllm-and-the-trainer-disagree", _SHORT, _episodes_dropped),
