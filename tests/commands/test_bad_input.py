@@ -289,6 +289,8 @@ MODELS: list[tuple[str, str]] = [
     ("--model DIR/plain", "is a file; give the folder"),
     ("--model_name_or_path ''", "--model_name_or_path is missing"),
     ("--model_name_or_path ./no_such_model", "there is no such folder"),
+    ("--model_name_or_path outputs/not_made_yet", "there is no such folder (the working folder is"),
+    ("--model_name_or_path tests/not_made_yet", "there is no folder tests/not_made_yet (the working folder is"),
     ("--model_name_or_path DIR/folder", "is a folder without config.json"),
     ("--model_name_or_path DIR/plain", "is a file; give the folder"),
     ("--model_name_or_path DIR/broken_model", "no tokenizer could be loaded from"),
