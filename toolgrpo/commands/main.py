@@ -17,7 +17,7 @@ from pathlib import Path
 from toolgrpo.commands.flag_table import read_names
 from toolgrpo.commands.given_words import check_words
 from toolgrpo.commands.help_page import PAGES, asked_for, help_text
-from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import plain
@@ -146,12 +146,15 @@ def _check(arguments: list[str]) -> int:
 def _sft(arguments: list[str]) -> int:
     from rich.console import Console
 
+    console = Console(stderr=True, soft_wrap=True)
+    if Terminal.is_main_process():
+        console.print(LOADING, markup=False, highlight=False)
     from toolgrpo.commands.sft import parse_sft_arguments, run_sft
     from toolgrpo.errors import ToolGRPOError
 
     try:
         sft, config, model = parse_sft_arguments(arguments)
-        run_sft(sft, config, model, Console(stderr=True, soft_wrap=True))
+        run_sft(sft, config, model, console)
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
