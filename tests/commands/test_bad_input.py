@@ -153,7 +153,7 @@ TABLE: list[tuple[str, str]] = [
     ("--dataset_id_or_path DIR/no_rows.json", "has no rows that can be used"),
     ("--dataset_id_or_path DIR/no_rows.csv", "has no rows that can be used"),
     ("--dataset_id_or_path ''", "--dataset_id_or_path is missing"),
-    ("--dataset_id_or_path DIR/no_prompt.jsonl", "line 1: it has no 'prompt'; its columns are question, answer"),
+    ("--dataset_id_or_path DIR/no_prompt.jsonl", "its columns are question, answer. If no row has one, rename"),
     ("--dataset_id_or_path DIR/no_answer.jsonl", "asks for 'answer', which the data does not have"),
     ("--dataset_id_or_path DIR/list.jsonl", "a row must be an object with named columns"),
     ("--dataset_id_or_path DIR/user_turns.jsonl", "entry 1 of the column 'user_turns' must be text, not dict"),
