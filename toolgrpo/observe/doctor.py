@@ -255,7 +255,7 @@ def _void_turns(logs: Sequence[Log]) -> str | None:
     share = mean_of(logs, "turns/void")
     if share is None or share < 0.1:
         return None
-    return f"{percent(share)} of the turns {span_of(logs)} hold neither a call nor an answer"
+    return f"{percent(share)} of the turns {span_of(logs)} hold no call that can be read and no answer"
 
 
 def _tool_never_used(logs: Sequence[Log]) -> str | None:
