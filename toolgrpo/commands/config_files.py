@@ -236,6 +236,9 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _type_name(hint: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    members = typing.get_args(hint)
+    if len(members) == 2 and members[0] in names and members[1] is type(None):
+        hint = members[0]
     plain = hint if isinstance(hint, type) and not typing.get_args(hint) else None
     return names.get(plain, plain.__name__) if plain else str(hint).replace("typing.", "").replace("NoneType", "None")
 
