@@ -191,7 +191,7 @@ TABLE: list[tuple[str, str]] = [
         "--dataset_id_or_path DIR/rows.jsonl --num_generations 2 --per_device_train_batch_size 32",
         "has 8 rows, but one step takes 16 different prompts",
     ),
-    ("--num_generations 3", "(8) must be divisible by num_generations (3)"),
+    ("--num_generations 3", "must be divisible by num_generations (3); try per_device_train_batch_size 9"),
     ("--num_generations 1", "num_generations must be at least 2"),
     ("--num_generations 0", "num_generations must be at least 2"),
     ("--per_device_train_batch_size 0", "per_device_train_batch_size must be at least 1, got 0"),
