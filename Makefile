@@ -31,9 +31,12 @@ install:
 	@echo "setting up $(VENV) from $(LOCK) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(STAMP)
+	@echo "1 of 3: PyTorch ($(TORCH))"
 	@$(PIP) install --quiet --no-deps "$(TORCH)" 2>$(VENV)/torch.log || \
 		{ case "$(TORCH)" in *+cpu) $(PIP) install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu "$(TORCH)";; *) cat $(VENV)/torch.log; false;; esac; }
+	@echo "2 of 3: the installer ($(UV))"
 	@$(PIP) install --quiet $(UV) 2>$(VENV)/uv.log || true
+	@echo "3 of 3: the other $$(grep -c '==' $(LOCK)) packages of the lock"
 	@DS_BUILD_OPS=0 $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --compile-bytecode -r $(LOCK) 2>>$(VENV)/uv.log || \
 		{ echo "uv could not install the lock ($(VENV)/uv.log says why), so pip does, in several times the time"; \
 		  DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps -r $(LOCK); }

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NAMED_MODELS", "folder_of"]
+__all__ = ["NAMED_MODELS", "folder_of", "missing_folder"]
 
 NAMED_MODELS = {
     "nano": ("toolgrpo.models.nano", "ensure_nano"),
@@ -30,3 +30,18 @@ def folder_of(model: Any, **shown: Any) -> Any:
     module, name = NAMED_MODELS[model]
     build: Callable[..., Path] = getattr(import_module(module), name)
     return str(build(**shown))
+
+
+def missing_folder(model: str) -> str | None:
+    """Return what is said of a model that could not be loaded, if it looks like a folder that is not there.
+
+    OWNER/NAME means the hub, unless there is a folder OWNER.
+    """
+    owner, slash, _ = model.partition("/")
+    like_a_path = model.startswith((".", "/", "~", "outputs/")) or model.count("/") > 1
+    if Path(model).exists() or not (like_a_path or (slash and Path(owner).is_dir())):
+        return None
+    return (
+        f"there is no folder {model} (the working folder is {Path.cwd()}), and no model of that name could be had from "
+        f"the hub"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
     if sys.platform.startswith("linux") and (not os.path.exists(_DRIVER) or _asks_for_cpu(arguments)):
         # oneDNN, which vLLM multiplies with, remembers how for each number of tokens: 250 KiB for
         # each, and 1024 of them. The sizes of decoding fit into fewer, and those of prompts seldom
@@ -36,6 +38,11 @@ def prepare(arguments: Sequence[str] = ()) -> None:
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
         _preload_openmp()
         _keep_memory()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Let through what DeepSpeed logs, but that it found no GPU where it is merely installed."""
+    return "Setting accelerator to CPU" not in record.getMessage()
 
 
 def _asks_for_cpu(arguments: Sequence[str]) -> bool:

@@ -71,6 +71,7 @@ def test_the_traps_of_yaml(tmp_path: Path) -> None:
         ("rows: many", [], "rows must be a whole number, got 'many'"),
         ("rows: 1.5", [], "rows must be a whole number, got 1.5"),
         ("lively: 7", [], "lively must be true or false, got 7"),
+        ("limit: some", [], "limit must be a whole number, got 'some'"),
         ("reward: 7", [], r"reward must be list\[str\] \| None, got 7"),
         ("kind: b", [], "kind must be one of a, no; got 'b'"),
         ("rows: -1", [], "rows must not be negative"),

@@ -7,10 +7,12 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from toolgrpo.commands.flag_table import FLAGS_FILE, table
+from toolgrpo.commands.flag_table import FLAGS_FILE, read_names, table
+from toolgrpo.commands.given_words import check_words
 from toolgrpo.commands.help_page import PAGES, help_text
 from toolgrpo.commands.main import COMMANDS, main
 from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
@@ -39,6 +41,42 @@ def test_help_imports_nothing_heavy_and_names_the_command(command: str) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(f"usage: toolgrpo {command} [--config FILE.yaml]")
     assert {"torch", "trl", "transformers", "datasets", "pydantic"} & set(done.stderr.split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --learning_rat 1", "unknown flag --learning_rat; the nearest known flag is --learning_rate"),
+        ("evaluate --config FILE", "unknown key 'learning_rat'; the nearest known key is 'learning_rate'"),
+        ("sft --batch-sizes=4", "unknown flag --batch-sizes; the nearest known flag is --batch_size"),
+    ],
+)
+def test_a_name_that_is_not_known_is_told_before_anything_heavy_is_imported(
+    words: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("training:\n  learning_rat: 1.0\n")
+    script = "import sys; from toolgrpo.commands.main import main; print(main(sys.argv[1:]), *sys.modules)"
+    argv = words.replace("FILE", str(file)).split()
+    done = subprocess.run(
+        [sys.executable, "-c", script, *argv], capture_output=True, text=True, timeout=240, check=False
+    )
+    code, *modules = done.stdout.split()
+    assert code == "1" and said in done.stderr and done.stderr.startswith("ConfigError: ")
+    assert {"torch", "trl", "transformers", "datasets", "pydantic"} & set(modules) == set()
+
+
+@pytest.mark.parametrize("command", PAGES)
+def test_the_names_that_are_kept_refuse_nothing_that_the_command_takes(command: str) -> None:
+    known = read_names(command)
+    assert known is not None, "flags.json is of other versions: run `python -m toolgrpo.commands.flag_table`"
+    words = ["--learning-rate", "-1", "--model=x", "--no_gradient_checkpointing", "--run_name", "--a b"]
+    check_words([*words, "--", "--anything"], known)
+
+
+def test_the_names_of_other_versions_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "999")
+    assert read_names("train") is None
 
 
 def test_every_flag_of_ours_stands_on_the_short_page_once() -> None:

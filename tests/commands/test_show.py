@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -88,6 +89,12 @@ def test_the_groups_of_the_last_step(folder: Path) -> None:
     assert "step 0: 2 groups" in show(folder, "--step", 0)
 
 
+def test_the_last_step_is_that_of_all_processes(folder: Path, tmp_path: Path) -> None:
+    for name in ("episodes", "episodes.rank1"):
+        shutil.copy(folder / "episodes.jsonl", tmp_path / f"{name}.jsonl")
+    assert "step 1: 2 groups, 8 episodes" in show(tmp_path)
+
+
 def test_an_episode_as_a_conversation(folder: Path) -> None:
     shown = show(folder, 5)
     for text in (
@@ -150,11 +157,10 @@ def test_where_a_segment_begins() -> None:
 
 
 def test_the_worst_the_best_and_those_with_a_cause(folder: Path) -> None:
-    assert [line.split()[0] for line in show(folder, "--worst", 2).splitlines() if "question 1" in line][:2] == [
-        "3",
-        "7",
-    ]
-    assert "episode 0, step 0" in show(folder, "--best", 1)
+    worst = [line.split()[0] for line in show(folder, "--worst", 2).splitlines() if "question" in line]
+    assert worst[:2] == ["7", "5"], "of the last step"
+    assert "episode 4, step 1" in show(folder, "--best", 1)
+    assert "episode 0, step 0" in show(folder, "--best", 1, "--step", 0)
     timeouts = show(folder, "--cause", "timeout")
     assert "episode 1," in timeouts and "episode 5," in timeouts and "episode 0," not in timeouts
     assert "episode 5," not in show(folder, "--cause", "timeout", "--step", 0)

@@ -114,6 +114,16 @@ def test_a_bad_row_is_named_by_file_line_and_fault_or_counted(tmp_path: Path, ro
     assert bad.count == 1 and "1 bad row was skipped:\n" in bad.summary() and "line 3" in bad.summary()
 
 
+def test_a_file_whose_prompts_have_another_name_is_answered_with_that(tmp_path: Path) -> None:
+    asked = {"id": 1, "Question": "1+1?", "answer": "2"}
+    with pytest.raises(DataError, match=r"line 1: it has no 'prompt'; .*rename 'Question' to 'prompt'\.$"):
+        load_tasks(jsonl(tmp_path / "d.jsonl", asked, asked))
+    with pytest.raises(DataError, match=r"line 1: .*rename the column that holds it to 'prompt'\.$"):
+        load_tasks(jsonl(tmp_path / "e.jsonl", {"a": 1}))
+    bad = BadRows()
+    assert len(load_tasks(jsonl(tmp_path / "f.jsonl", asked, GOOD), on_bad_row=bad.add)) == 1 and bad.count == 1
+
+
 def test_files_that_are_no_data(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "blank.jsonl").write_text("\n\n")

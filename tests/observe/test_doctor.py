@@ -78,13 +78,16 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "groups_all_solved": ({**DEAD, "success": 0.98}, ["no group differs", "success 0.98", "solved"]),
     "groups_all_alike": ({"reward/groups_without_spread": 0.95, "success": 0.5}, ["95 % of the groups", "0.50"]),
+    "broken_calls": (
+        {"tools/error/unclosed": 14.0, "tools/error/invalid_json": 30.0, "tools/error/bad_arguments": 20.0},
+        ["67 %", "(invalid_json 31 %, bad_arguments 21 %, unclosed 15 %)", "steps 10 to 12", "`toolgrpo sft`"],
+    ),
     "cut_by_length": (
         {"stop/length": 0.5, "stop/length_of_turn": 0.1, "stop/context_full": 0.2},
         ["70 %", "40 % by max_completion_length", "20 % by the context window", "10 % by max_turn_tokens"],
     ),
     "tool_fails": ({"tools/multiply/failures": 30.0}, ["multiply", "83 %", "raised 5"]),
     "tool_times_out": ({"tools/error/timeout": 12.0}, ["12 % overran their time", "0.1 s"]),
-    "one_parse_error": ({"tools/error/unclosed": 40.0}, ["46 %", "91 %", "never closed", "unclosed"]),
     "engine_differs": ({"sampling/sampling_logp_difference/mean": 0.05}, ["0.050"]),
     "episodes_dropped": ({"sampling/dropped_episodes": 0.25}, ["25 %"]),
     "lengths_weighted_unlike": (
@@ -140,7 +143,12 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"tools/unnamed/calls": 30.0, "tools/unnamed/failures": 30.0},
         (),
     ),
-    "several causes": ("one_parse_error", {"tools/error/unclosed": 20.0, "tools/error/invalid_json": 20.0}, ()),
+    "a tool that there is not cannot fail": (
+        "tool_fails",
+        {"tools/unknown/calls": 30.0, "tools/unknown/failures": 30.0},
+        (),
+    ),
+    "several causes": ("broken_calls", {"tools/error/unclosed": 18.0, "tools/error/invalid_json": 18.0}, ()),
 }
 
 
@@ -154,6 +162,16 @@ def test_what_only_looks_like_trouble_is_passed_over(case: str) -> None:
     if case == "one live step in three":
         logs[-2]["reward/groups_without_spread"] = 0.2
     assert name not in spoken(logs)
+
+
+def test_broken_calls_of_one_cause_are_told_earlier_and_with_what_it_means() -> None:
+    said = spoken(run(**{"tools/error/unclosed": 20.0}))["broken_calls"]
+    assert "25 % of the calls" in said and "(unclosed 21 %, invalid_json 4 %)" in said and "never closed" in said
+
+
+def test_broken_calls_are_told_before_the_episodes_that_they_fill() -> None:
+    told = list(spoken(run(**TROUBLES["broken_calls"][0], **TROUBLES["cut_by_length"][0])))
+    assert told == ["broken_calls", "cut_by_length"]
 
 
 def test_at_the_end_a_run_of_two_steps_is_judged_by_what_there_is() -> None:

@@ -58,6 +58,13 @@ def test_rollout_metrics_count_what_is_in_the_trajectories() -> None:
     assert metrics["tools/latency_p50"] == 0.5 and metrics["tools/latency_p95"] == 2.0
 
 
+def test_names_that_a_model_makes_up_are_one_tool_that_there_is_not() -> None:
+    made_up = [ToolResult("?", name, ToolErrorKind.UNKNOWN_TOOL) for name in ("plus", "sum", "plus")]
+    metrics = tool_metrics([GOOD, *made_up], n_episodes=1)
+    named = {name.split("/")[1] for name in metrics if name.endswith(("/calls", "/failures"))}
+    assert named == {"add", "unknown"} and metrics["tools/unknown/failures"].value == 3
+
+
 def test_no_calls_no_latencies() -> None:
     metrics = tool_metrics([], n_episodes=3)
     assert metrics["tools/failure_frequency"].value == 0 and "tools/latency_p50" not in metrics

@@ -48,7 +48,9 @@ def test_a_chat_model_learns_conversations_and_can_be_loaded(base: Path) -> None
         *("--max_steps", "12", "--batch_size", "8", "--micro_batch_size", "4", "--learning_rate", "0.01"),
     )
     assert done.returncode == 0, done.stderr
-    assert "24 conversations" in done.stderr and "step 12 of 12" in done.stderr
+    assert (
+        "24 conversations" in done.stderr and "to learn, 12 steps on" in done.stderr and "step 12 of 12" in done.stderr
+    )
     assert "building nano" not in done.stderr, "nothing is built where a model and rows are given"
     assert "shards" not in done.stderr, "the bars of a library are not ours"
     rows = [json.loads(line)["messages"] for line in (base / "rows.jsonl").read_text().splitlines()]
@@ -72,6 +74,8 @@ def test_what_is_wrong_is_one_sentence(base: Path, flags: tuple[str, ...], messa
     done = _sft(*(flag.format(base=base) for flag in flags), "--output_dir", str(base / "bad"))
     assert done.returncode == 1
     assert message in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.startswith("toolgrpo: loading PyTorch"), "nobody waits for imports in silence"
+    assert "Setting accelerator" not in done.stdout + done.stderr
 
 
 def test_the_learning_rate_follows_the_size_of_the_model() -> None:

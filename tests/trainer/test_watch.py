@@ -29,6 +29,18 @@ def calls(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say("end" if answered else 'call add {"a": 1, "b": 2}')
 
 
+def test_the_summary_tells_what_still_holds_from_what_is_over() -> None:
+    from toolgrpo.commands.doctor_lines import doctor_summary
+
+    watch = DoctorWatch(lambda said: None, every=1)
+    for step in range(1, 9):
+        dead = 1.0 if step <= 3 else 0.0
+        log = {"reward": 0.0, "success": 0.0, "reward/groups_without_spread": dead, "turns/void": 0.5}
+        watch.on_log(None, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl(), log)
+    held = {one["rule"]: one["still_holds"] for one in doctor_summary(watch)["findings"]}
+    assert held == {"groups_all_failed": False, "void_turns": True}
+
+
 def zero(completions: list[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
 

@@ -22,28 +22,29 @@ from __future__ import annotations
 
 import re
 import typing
-from argparse import SUPPRESS, ArgumentParser
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trl import TrlParser
 
-from toolgrpo.commands.other_names import answer_to, meant_by
+from toolgrpo.commands.given_words import (
+    ALIASES,
+    HEADINGS,
+    Names,
+    key_for,
+    keys_in,
+    split_config,
+    unknown_flag,
+    unknown_keys,
+)
 from toolgrpo.errors import ConfigError, ToolGRPOError
-from toolgrpo.nearest import nearest
 
-__all__ = ["ALIASES", "HEADINGS", "given_names", "given_values", "parse_args", "read_config"]
-
-HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
-
-ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
-
-_MAX_CONFIG_BYTES = 1 << 20
+__all__ = ["ALIASES", "HEADINGS", "given_names", "given_values", "known_names", "parse_args", "read_config"]
 
 # What argparse and Transformers say about a flag, in our words.
 _SAID_PLAINLY = tuple(
@@ -100,7 +101,7 @@ def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> t
     """Return one instance per dataclass, from `--config FILE.yaml` and the flags after it."""
     known = _known_keys(dataclass_types)
     parser = _Parser(dataclass_types, known)
-    path, flags = _take_config([_without_alias(argument) for argument in argv])
+    path, flags = split_config(argv)
     if path is not None:
         parser.use_config(read_config(path, known.values()))
     return parser.instances(flags)
@@ -110,7 +111,7 @@ def given_values(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) ->
     """Return what a config file and the flags say, without any default; `parse_args` reads it."""
     known = _known_keys(dataclass_types)
     parser = _Parser(dataclass_types, known)
-    path, flags = _take_config([_without_alias(argument) for argument in argv])
+    path, flags = split_config(argv)
     for action in parser._actions:
         action.default = SUPPRESS
         action.required = False
@@ -122,33 +123,35 @@ def given_values(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) ->
 def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:
     """Return the checked values of a YAML file, without its headings."""
     by_name = {key.name: key for key in known}
+    content = keys_in(path, by_name)
+    unknown = unknown_keys(content, path, by_name)
+    if unknown is not None:
+        raise ConfigError(unknown)
     values: dict[str, Any] = {}
-    unknown: list[str] = []
-    for heading, name, value in _flatten(_load_yaml(Path(path)), path, by_name):
-        key = by_name.get(meant_by(ALIASES.get(name, name), heading, by_name))
-        if key is None:
-            instead = answer_to(name) or f"the nearest known key is {nearest(name, by_name)[0]!r}"
-            unknown.append(f"unknown key {name!r}; {instead}")
-            continue
+    for given in content:
+        key = by_name[key_for(given, by_name)]
         if key.name in values:
-            raise ConfigError(f"{path}: {key.name!r} is given twice ({name!r}); keep one")
+            raise ConfigError(f"{path}: {key.name!r} is given twice ({given.name!r}); keep one")
         try:
-            values[key.name] = key.check(value)
+            values[key.name] = key.check(given.value)
         except ValueError as error:
-            raise ConfigError(f"{path}: {name} {error}") from error
-    if unknown:
-        raise ConfigError("\n".join(f"{path}: {complaint}" for complaint in unknown))
+            raise ConfigError(f"{path}: {given.name} {error}") from error
     return values
 
 
 def given_names(dataclass_types: Iterable[type[Any]], argv: Sequence[str]) -> frozenset[str]:
     """Return the fields that a command line, or its YAML file, gives a value."""
     known = _known_keys(dataclass_types)
-    path, flags = _take_config([_without_alias(argument) for argument in argv])
+    path, flags = split_config(argv)
     names = {word[2:].partition("=")[0].replace("-", "_") for word in flags if word.startswith("--")}
     if path is not None:
         names |= read_config(path, known.values()).keys()
     return frozenset(names & known.keys())
+
+
+def known_names(dataclass_types: tuple[type[Any], ...]) -> Names:
+    """Return every name that `parse_args` takes for these dataclasses."""
+    return _Parser(dataclass_types, _known_keys(dataclass_types)).names
 
 
 class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
@@ -160,10 +163,17 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         for alias, name in ALIASES.items():
             if name in known:
                 self.add_argument(f"--{alias}", metavar="N", help=f"Another name of --{name}.")
+        self._keys = frozenset(known)
         for action in self._actions:
             key = known.get(action.dest)
             if key is not None and action.type is not None and _takes_none(key.type):
                 action.type = _or_none(action.type)
+
+    @property
+    def names(self) -> Names:
+        """Every name that this parser takes."""
+        options = {option for action in self._actions for option in action.option_strings if option.startswith("--")}
+        return Names(self._keys, frozenset(option[2:].replace("-", "_") for option in options))
 
     def use_config(self, values: Mapping[str, Any]) -> None:
         self.set_defaults_with_config(**values)
@@ -190,17 +200,7 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         flag = next((word for word in rest if word.startswith("--")), None)
         if flag is None:
             return f"{rest[0]!r} belongs to no flag; flags are written --name value (--help lists them)"
-        flag = flag.partition("=")[0]
-        instead = answer_to(flag.removeprefix("--").replace("-", "_"))
-        if instead is not None:
-            return f"unknown flag {flag}; {instead}"
-        flags = [
-            option
-            for action in self._actions
-            for option in action.option_strings
-            if "_" in option[2:] or "-" not in option[2:]
-        ]
-        return f"unknown flag {flag}; the nearest known flag is {nearest(flag, flags)[0]} (--help lists them all)"
+        return unknown_flag(flag.partition("=")[0], self.names)
 
 
 def _known_keys(dataclass_types: Iterable[type[Any]]) -> dict[str, _Known]:
@@ -212,88 +212,6 @@ def _known_keys(dataclass_types: Iterable[type[Any]]) -> dict[str, _Known]:
                 choices = field.metadata.get("choices")
                 known[field.name] = _Known(field.name, hints[field.name], tuple(choices) if choices else None)
     return known
-
-
-def _without_alias(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    target = ALIASES.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") else None
-    return argument if target is None else f"--{target}{equals}{value}"
-
-
-def _take_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split off the path behind `--config` from the other arguments."""
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", action="append", nargs="?", default=[])
-    namespace, rest = parser.parse_known_args(list(argv))
-    paths: list[str | None] = namespace.config
-    if len(paths) > 1:
-        raise ConfigError(f"--config is given {len(paths)} times; give one file, and single values as flags after it")
-    if paths and not paths[0]:
-        raise ConfigError("--config needs a file, e.g. --config recipes/configs/nano.yaml")
-    return (paths[0] if paths else None), rest
-
-
-def _flatten(
-    content: Mapping[str, Any], path: str | Path, known: Mapping[str, _Known]
-) -> Iterable[tuple[str | None, str, Any]]:
-    """Yield (heading, key, value), the heading None for a key that stands under none."""
-    for name, value in content.items():
-        if isinstance(value, Mapping) and name in HEADINGS:
-            yield from ((name, str(key), inner) for key, inner in value.items())
-        elif isinstance(value, Mapping) and name not in known:
-            raise ConfigError(
-                f"{path}: unknown heading {name!r}; the headings are {', '.join(HEADINGS)} "
-                f"(the nearest is {nearest(str(name), HEADINGS)[0]!r})"
-            )
-        elif value is None and name in HEADINGS and name not in known:
-            continue  # a heading with nothing under it
-        else:
-            yield None, str(name), value
-
-
-def _load_yaml(path: Path) -> Mapping[str, Any]:
-    if path.is_dir():
-        raise ConfigError(f"--config {path} is a folder; give a YAML file, e.g. recipes/configs/nano.yaml")
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ConfigError(f"--config {path} has {path.stat().st_size:,} bytes; that is no config file. Is it data?")
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except FileNotFoundError:
-        raise ConfigError(f"--config {path}: there is no such file (the working folder is {Path.cwd()})") from None
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path} is not text (byte {error.start} is no UTF-8); give a YAML file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if content is None:
-        raise ConfigError(f"--config {path} is empty; it should hold lines such as `learning_rate: 1e-5`")
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"--config {path} must hold `key: value` lines, but it is a {type(content).__name__}")
-    return content
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML: only true and false are booleans, 1e-5 is a number, a key stands once."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", node.value[index][0].start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$", re.IGNORECASE), list("tTfF"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
 
 
 def _takes_none(hint: Any) -> bool:
@@ -318,6 +236,9 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _type_name(hint: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    members = typing.get_args(hint)
+    if len(members) == 2 and members[0] in names and members[1] is type(None):
+        hint = members[0]
     plain = hint if isinstance(hint, type) and not typing.get_args(hint) else None
     return names.get(plain, plain.__name__) if plain else str(hint).replace("typing.", "").replace("NoneType", "None")
 

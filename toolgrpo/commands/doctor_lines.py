@@ -11,11 +11,19 @@ __all__ = ["doctor_lines", "doctor_summary"]
 
 def doctor_summary(doctor: DoctorWatch) -> dict[str, Any]:
     """Return what the doctor says of the whole run, as JSON."""
+    at_end = doctor.at_end()
+    rules = {one.rule for one in at_end}
     return {
         "learned_nothing": doctor.learned_nothing,
         "findings": [
-            {"rule": one.rule, "step": one.step, "sentence": one.sentence, "link": one.link}
-            for one in (*doctor.told, *(one for one in doctor.at_end() if one not in doctor.told))
+            {
+                "rule": one.rule,
+                "step": one.step,
+                "sentence": one.sentence,
+                "link": one.link,
+                "still_holds": one.rule in rules,
+            }
+            for one in (*doctor.told, *(one for one in at_end if one not in doctor.told))
         ],
     }
 

@@ -11,6 +11,7 @@ without one.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLAGS_FILE", "Flag", "flags_of_command", "read_flags"]
+from toolgrpo.commands.given_words import Names
+
+__all__ = ["FLAGS_FILE", "Flag", "flags_of_command", "read_flags", "read_names"]
 
 FLAGS_FILE = Path(__file__).with_name("flags.json")
 
+_NAMES = "names of each command"
 _OF_INSTANCE = ("output_dir", "generation_batch_size", "steps_per_generation")  # filled in by TRL and Transformers
 
 
@@ -42,30 +46,27 @@ def read_flags(command: str) -> dict[str, Flag]:
     return {record["name"]: Flag(**record) for record in records}
 
 
+def read_names(command: str) -> Names | None:
+    """Return every name that a command knows, without importing what reads the values.
+
+    None where other versions of TRL and Transformers are installed, which may know other names.
+    """
+    names = json.loads(FLAGS_FILE.read_text(encoding="utf-8"))[_NAMES]
+    if names["of"] != _versions():
+        return None
+    kept = names[command]
+    keys = frozenset(kept["keys"].split())
+    return Names(keys, keys | frozenset(kept["other_flags"].split()))
+
+
 def flags_of_command(command: str) -> dict[str, Flag]:
     """Return every flag that a command takes and does not refuse; imports PyTorch and TRL."""
-    from trl import ModelConfig
-
-    from toolgrpo.commands.arguments import ScriptArguments
-    from toolgrpo.commands.check import CheckArguments
-    from toolgrpo.commands.evaluate import EvaluationArguments, EvaluationConfig
-    from toolgrpo.commands.gateway import GatewayArguments
-    from toolgrpo.commands.replay import ReplayArguments
-    from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
     from toolgrpo.trainer.config import ToolGRPOConfig
     from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
 
-    classes: Mapping[str, Sequence[type[Any]]] = {
-        "train": (ScriptArguments, ToolGRPOConfig, ModelConfig),
-        "check": (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
-        "replay": (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
-        "evaluate": (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig),
-        "gateway": (GatewayArguments, EvaluationConfig, ModelConfig),
-        "sft": (SFTArguments, ToolSFTConfig, ModelConfig),
-    }
     filled_in = vars(ToolGRPOConfig())
     found: dict[str, Flag] = {}
-    for kind in classes[command]:
+    for kind in _classes(command):
         theirs = {field.name for base in kind.__mro__[1:] if _is_theirs(base) for field in dataclasses.fields(base)}
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
@@ -82,6 +83,28 @@ def flags_of_command(command: str) -> dict[str, Flag]:
                 ours=ours,
             )
     return found
+
+
+def _classes(command: str) -> tuple[type[Any], ...]:
+    from trl import ModelConfig
+
+    from toolgrpo.commands.arguments import ScriptArguments
+    from toolgrpo.commands.check import CheckArguments
+    from toolgrpo.commands.evaluate import EvaluationArguments, EvaluationConfig
+    from toolgrpo.commands.gateway import GatewayArguments
+    from toolgrpo.commands.replay import ReplayArguments
+    from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
+    from toolgrpo.trainer.config import ToolGRPOConfig
+
+    classes: Mapping[str, tuple[type[Any], ...]] = {
+        "train": (ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "check": (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "replay": (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
+        "evaluate": (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig),
+        "gateway": (GatewayArguments, EvaluationConfig, ModelConfig),
+        "sft": (SFTArguments, ToolSFTConfig, ModelConfig),
+    }
+    return classes[command]
 
 
 def _is_theirs(kind: type[Any]) -> bool:
@@ -126,11 +149,24 @@ def _kept(command: str) -> list[dict[str, Any]]:
     return [dataclasses.asdict(flag) for flag in flags_of_command(command).values() if flag.ours or flag.name in shown]
 
 
-def table() -> dict[str, list[dict[str, Any]]]:
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("transformers", "trl")}
+
+
+def _names(command: str) -> dict[str, str]:
+    from toolgrpo.commands.config_files import known_names
+
+    known = known_names(_classes(command))
+    return {"keys": " ".join(sorted(known.keys)), "other_flags": " ".join(sorted(known.flags - known.keys))}
+
+
+def table() -> dict[str, Any]:
     """Return what `flags.json` has to hold."""
     from toolgrpo.commands.help_page import PAGES
 
-    return {command: _kept(command) for command in PAGES}
+    return {command: _kept(command) for command in PAGES} | {
+        _NAMES: {"of": _versions(), **{command: _names(command) for command in PAGES}}
+    }
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from toolgrpo.engines.build import choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
+from toolgrpo.named_models import missing_folder
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import load_tokenizer
@@ -56,7 +57,7 @@ def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfi
             if is_adapter
             else f"the model {path} cannot be loaded"
         )
-        raise ModelError(f"{what}: {error}") from error
+        raise ModelError(missing_folder(str(path)) or f"{what}: {error}") from error
     tokenizer = load_tokenizer(
         str(path), revision=init_kwargs.get("revision"), trust_remote_code=config.trust_remote_code
     )

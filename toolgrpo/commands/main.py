@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgrpo.commands.flag_table import read_names
+from toolgrpo.commands.given_words import check_words
 from toolgrpo.commands.help_page import PAGES, asked_for, help_text
-from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
+from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -53,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     theme = asked_for(arguments[1:])
     if theme is not None and name in PAGES:
         return _show_help(name, theme)
+    if name in PAGES and not _words_are_known(name, arguments[1:]):
+        return 1
     prepare(arguments[1:])  # before anything imports PyTorch
     return command.run(arguments[1:])
 
@@ -81,6 +86,18 @@ def _show_help(command: str, theme: str) -> int:
         print(f"toolgrpo: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _words_are_known(command: str, arguments: list[str]) -> bool:
+    """Return whether each flag and key is one that the command has; say which is not, before the imports."""
+    known = read_names(command)
+    try:
+        if known is not None:
+            check_words(arguments, known)
+    except ConfigError as error:
+        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return False
+    return True
 
 
 def _train(arguments: list[str]) -> int:
@@ -129,13 +146,15 @@ def _check(arguments: list[str]) -> int:
 def _sft(arguments: list[str]) -> int:
     from rich.console import Console
 
+    console = Console(stderr=True, soft_wrap=True)
+    if Terminal.is_main_process():
+        console.print(LOADING, markup=False, highlight=False)
     from toolgrpo.commands.sft import parse_sft_arguments, run_sft
     from toolgrpo.errors import ToolGRPOError
-    from toolgrpo.plain_text import plain
 
     try:
         sft, config, model = parse_sft_arguments(arguments)
-        run_sft(sft, config, model, Console(stderr=True, soft_wrap=True))
+        run_sft(sft, config, model, console)
     except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1

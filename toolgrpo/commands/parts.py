@@ -264,7 +264,7 @@ class RunParts:
             raise ModelError(
                 f"--model_name_or_path {name} is a folder without config.json; give a folder that `save_pretrained` wrote"
             )
-        if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        if not path.exists() and (name.startswith((".", "/", "~", "outputs/")) or name.count("/") > 1):
             raise ModelError(
                 f"--model_name_or_path {name}: there is no such folder (the working folder is {Path.cwd()})"
             )

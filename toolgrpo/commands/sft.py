@@ -205,8 +205,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         raise ModelError(f"--model_name_or_path {model.model_name_or_path}: {error}") from error
     trainer.remove_callback(PrinterCallback)
     progress.say(
-        f"{len(examples)} conversations, {n_tokens} tokens to learn, {config.num_train_epochs:g} pass(es) or "
-        f"{config.max_steps} steps on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
+        f"{len(examples)} conversations, {n_tokens} tokens to learn, {_how_long(config)} on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "
         f"precision, {config.world_size} process(es), learning rate {rate:.2g}"
     )
     precision = compute_dtype(trainer.model, trainer.accelerator.mixed_precision)
@@ -222,6 +221,12 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     change = f"loss {losses[0]:.3f} to {losses[-1]:.3f}; " if losses else ""
     progress.say(f"{change}the {'adapter' if model.use_peft else 'model'} is in {folder}")
     return SFTResult(losses, folder)
+
+
+def _how_long(config: ToolSFTConfig) -> str:
+    if config.max_steps > 0:
+        return f"{config.max_steps} steps"
+    return f"{config.num_train_epochs:g} pass{'' if config.num_train_epochs == 1 else 'es'}"
 
 
 def _init_kwargs(model: ModelConfig) -> dict[str, Any]:

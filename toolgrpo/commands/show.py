@@ -2,7 +2,8 @@
 
     toolgrpo show DIR               the groups of the last step (--step N: of another)
     toolgrpo show DIR 17            episode 17 as a conversation (--tokens: as its tokens)
-    toolgrpo show DIR --worst 3     those with the least reward; --best, --cause timeout, --step N
+    toolgrpo show DIR --worst 3     those of the last step with the least reward; --best, --step N
+    toolgrpo show DIR --cause timeout      those of any step that met this
 
 It reads the recording alone, needs no PyTorch, and may look while a run writes.
 """
@@ -38,9 +39,15 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
     parser = _Parser(prog="toolgrpo show", description="Look at the episodes that a run recorded.")
     parser.add_argument("folder", type=Path, help="the run's output folder")
     parser.add_argument("episode", type=int, nargs="?", help="the number of one episode")
-    parser.add_argument("--step", type=int, help="only this step (0: the untrained model)")
-    parser.add_argument("--worst", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N with the least reward")
-    parser.add_argument("--best", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N with the most reward")
+    parser.add_argument(
+        "--step", type=int, help="this step (0: the untrained model); default: the last one, with --cause all"
+    )
+    parser.add_argument(
+        "--worst", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N of the step with the least reward"
+    )
+    parser.add_argument(
+        "--best", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N of the step with the most reward"
+    )
     parser.add_argument("--cause", help="only those that ended so or met this, e.g. timeout, length, invalid_json")
     parser.add_argument("--tokens", action="store_true", help="tokens in colours of their probability")
     asked = parser.parse_args(list(argv))
@@ -96,7 +103,10 @@ def _show_one(record: dict[str, Any], folder: Path, console: Console, *, as_toke
 
 
 def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> None:
-    records = _matching(folder, asked.step, asked.cause)
+    if asked.step is None and asked.cause is None:
+        records = iter(_of_last_step(folder))
+    else:
+        records = _matching(folder, asked.step, asked.cause)
     n = asked.worst or asked.best or _SHOWN
     choose = heapq.nlargest if asked.best else heapq.nsmallest
     chosen = choose(n, records, key=lambda record: float(record.get("reward_given") or 0.0))
@@ -124,15 +134,20 @@ def _matching(folder: Path, step: int | None, cause: str | None) -> Iterator[dic
             yield record
 
 
-def _show_groups(folder: Path, step: int | None, console: Console) -> None:
-    shown: list[dict[str, Any]] = []
-    steps: set[int] = set()
+def _of_last_step(folder: Path) -> list[dict[str, Any]]:
+    """Return the episodes of the last step; each process has recorded its own from the first step on."""
+    last: list[dict[str, Any]] = []
     for record in iter_episodes(folder):
-        steps.add(record["step"])
-        if step is None and shown and shown[0]["step"] < record["step"]:
-            shown = []
-        if step is None or record["step"] == step:
-            shown.append(record)
+        if last and last[0]["step"] < record["step"]:
+            last = []
+        if not last or last[0]["step"] == record["step"]:
+            last.append(record)
+    return last
+
+
+def _show_groups(folder: Path, step: int | None, console: Console) -> None:
+    shown = _of_last_step(folder) if step is None else list(_matching(folder, step, None))
+    steps = {record["step"] for record in iter_episodes(folder)}
     if not shown:
         raise ConfigError(f"no episode in {folder} is of step {step}; there are steps {min(steps)} to {max(steps)}")
     console.print(group_table(shown[0]["step"], shown))

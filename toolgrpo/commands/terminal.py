@@ -33,7 +33,10 @@ from toolgrpo.folder_claim import claim_folder
 from toolgrpo.observe.steady_console import SteadyConsole
 from toolgrpo.plain_text import plain
 
-__all__ = ["Terminal", "describe_error"]
+__all__ = ["LOADING", "Terminal", "describe_error"]
+
+LOADING = "toolgrpo: loading PyTorch, TRL and the engine (about 20 s, longer on a busy machine)"
+"""What is said before the imports."""
 
 
 def describe_error(error: BaseException) -> str:
@@ -74,7 +77,7 @@ class Terminal:
         """
         folder = Path(tempfile.mkdtemp(prefix="toolgrpo-"))
         terminal = cls.open(folder / f"{name}.log", main_process=cls.is_main_process() and not quiet)
-        terminal.say("toolgrpo: loading PyTorch, TRL and the engine (about 20 s)")
+        terminal.say(LOADING)
         return terminal
 
     @property

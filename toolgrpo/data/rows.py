@@ -26,6 +26,7 @@ __all__ = [
     "IMAGE_COLUMNS",
     "BadRows",
     "Convert",
+    "NoPromptColumn",
     "OnBadRow",
     "RawRow",
     "Row",
@@ -55,6 +56,14 @@ RESERVED = (
     "environments",
 )
 IMAGE_COLUMNS = ("image", "images")  # of TRL's jobs with models that see
+
+
+_NO_PROMPT = "it has no 'prompt'"
+_OTHER_NAMES_OF_PROMPT = ("question", "query", "instruction", "problem", "input", "prompts", "messages", "text")
+
+
+class NoPromptColumn(DataError):
+    """The first row has no column `prompt`: a matter of the whole file rather than of a row."""
 
 
 class RowProblem(ValueError):
@@ -94,13 +103,15 @@ class BadRows:
 
 
 def raise_bad_row(error: DataError) -> None:
+    if isinstance(error, NoPromptColumn):
+        raise error
     raise DataError(f"{error}. Mend the row, or skip such rows with --skip_bad_rows.") from error.__cause__
 
 
 def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow) -> Iterator[Row]:
     """Yield the rows in the form that training wants; each bad one goes to `on_bad_row`."""
     with_answer: bool | None = None
-    for raw in raw_rows:
+    for index, raw in enumerate(raw_rows):
         try:
             if raw.columns is None:
                 raise RowProblem(raw.problem)
@@ -110,16 +121,30 @@ def good_rows(raw_rows: Iterable[RawRow], convert: Convert, on_bad_row: OnBadRow
             elif with_answer and "answer" not in row:
                 raise RowProblem("it has no 'answer', although the rows before it have one")
         except RowProblem as problem:
-            on_bad_row(DataError(f"{raw.where}: {problem}"))
+            columns = raw.columns or {}
+            if index == 0 and columns and "prompt" not in columns and str(problem).startswith(_NO_PROMPT):
+                advice = f"If no row has one, rename {_most_like_a_prompt(columns)} to 'prompt'."
+                on_bad_row(NoPromptColumn(f"{raw.where}: {problem}. {advice}"))
+            else:
+                on_bad_row(DataError(f"{raw.where}: {problem}"))
         else:
             yield row
+
+
+def _most_like_a_prompt(columns: Mapping[str, Any]) -> str:
+    """Return the column that is most likely the prompt under another name, quoted."""
+    for name in _OTHER_NAMES_OF_PROMPT:
+        for column in columns:
+            if column.lower() == name:
+                return repr(column)
+    return "the column that holds it"
 
 
 def check_row(columns: Mapping[str, Any]) -> Row:
     """Check a row; return it with its prompt as messages and its answer as text."""
     row = dict(columns)
     if "prompt" not in row:
-        raise RowProblem(f"it has no 'prompt'; its columns are {', '.join(map(str, row)) or '(none)'}")
+        raise RowProblem(f"{_NO_PROMPT}; its columns are {', '.join(map(str, row)) or '(none)'}")
     row["prompt"] = _messages(row["prompt"])
     if "answer" in row:
         row["answer"] = _answer(row["answer"])

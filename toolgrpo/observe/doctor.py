@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from toolgrpo.observe.call_lookalikes import FORMS
 from toolgrpo.observe.log_reading import (
     NO_NAME,
+    NO_TOOL,
     Log,
     calls_in,
     cut_shares,
@@ -149,6 +150,22 @@ def _groups_all_alike(logs: Sequence[Log]) -> str | None:
     )
 
 
+def _broken_calls(logs: Sequence[Log]) -> str | None:
+    calls = calls_in(logs)
+    errors = Counter({cause: total_of(logs, f"tools/error/{cause}") for cause in _PARSE_CAUSES})
+    broken, (cause, count) = errors.total(), errors.most_common(1)[0]
+    if not calls or broken < 10:
+        return None
+    one_cause = broken >= 0.2 * calls and count >= 0.7 * broken
+    if not one_cause and broken < 0.4 * calls:
+        return None
+    by = ", ".join(f"{name} {percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
+    said = f"{percent(broken / calls)} of the calls {span_of(logs)} cannot be run ({by})"
+    if one_cause:
+        return f"{said}, most of them for one cause: {_PARSE_CAUSES[cause]}"
+    return f"{said}: the model does not know the form of calls yet, which `toolgrpo sft` teaches"
+
+
 def _cut_by_length(logs: Sequence[Log]) -> str | None:
     by = cut_shares(logs)
     if by is None or sum(by.values()) <= 0.5:
@@ -157,7 +174,7 @@ def _cut_by_length(logs: Sequence[Log]) -> str | None:
 
 
 def _tool_fails(logs: Sequence[Log]) -> str | None:
-    tools = [name for name in tools_in(logs) if name != NO_NAME]  # calls that cannot be read are another trouble
+    tools = [name for name in tools_in(logs) if name not in (NO_NAME, NO_TOOL)]  # that is `_broken_calls`
     worst = max(tools, key=lambda name: _share_failed(logs, name), default=None)
     if worst is None or _share_failed(logs, worst) < 0.5:
         return None
@@ -177,18 +194,6 @@ def _tool_times_out(logs: Sequence[Log]) -> str | None:
     return (
         f"tools are lost or too slow: of the calls {span_of(logs)}, {parts}"
         f"{'' if slow is None else f'; one call in twenty takes {slow:.1f} s or more'}"
-    )
-
-
-def _one_parse_error(logs: Sequence[Log]) -> str | None:
-    calls = calls_in(logs)
-    errors = Counter({cause: total_of(logs, f"tools/error/{cause}") for cause in _PARSE_CAUSES})
-    cause, count = errors.most_common(1)[0]
-    if not calls or count < 10 or errors.total() < 0.2 * calls or count < 0.7 * errors.total():
-        return None
-    return (
-        f"{percent(errors.total() / calls)} of the calls {span_of(logs)} cannot be run, {percent(count / errors.total())} "
-        f"of those for one cause: {_PARSE_CAUSES[cause]} ({cause})"
     )
 
 
@@ -250,7 +255,7 @@ def _void_turns(logs: Sequence[Log]) -> str | None:
     share = mean_of(logs, "turns/void")
     if share is None or share < 0.1:
         return None
-    return f"{percent(share)} of the turns {span_of(logs)} hold neither a call nor an answer"
+    return f"{percent(share)} of the turns {span_of(logs)} hold no call that can be read and no answer"
 
 
 def _tool_never_used(logs: Sequence[Log]) -> str | None:
@@ -292,10 +297,10 @@ RULES: tuple[Rule, ...] = (
     Rule("groups_all_failed", "low-rewards-throughout", _SHORT, _groups_all_failed),
     Rule("groups_all_solved", "reward-collapse", _SHORT, _groups_all_solved),
     Rule("groups_all_alike", "entropy-collapse", _SHORT, _groups_all_alike),
+    Rule("broken_calls", "calls-that-fail", _SHORT, _broken_calls),
     Rule("cut_by_length", "length-and-truncation", _SHORT, _cut_by_length),
-    Rule("tool_fails", "slow-tools", _SHORT, _tool_fails),
+    Rule("tool_fails", "calls-that-fail", _SHORT, _tool_fails),
     Rule("tool_times_out", "slow-tools", _SHORT, _tool_times_out),
-    Rule("one_parse_error", "the-model-does-not-call-tools", _SHORT, _one_parse_error),
     Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
     Rule("episodes_dropped", "vllm-and-the-trainer-disagree", _SHORT, _episodes_dropped),
     Rule("lengths_weighted_unlike", "vllm-and-the-trainer-disagree", _SHORT, _lengths_weighted_unlike),

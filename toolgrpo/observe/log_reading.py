@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = [
     "NO_NAME",
+    "NO_TOOL",
     "Log",
     "calls_in",
     "cut_shares",
@@ -24,6 +25,9 @@ __all__ = [
 
 NO_NAME = "unnamed"
 """What metrics call the tool of a call whose name could not be read."""
+
+NO_TOOL = "unknown"
+"""What metrics call the tool of a call that names one that there is not: a model makes up any number."""
 
 Log = Mapping[str, float]
 """One log of a training: metrics by name, and `step`, the step after which it was written."""

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from accelerate.utils import gather_object
 
 from toolgrpo.observe.agent_metrics import agent_metrics
-from toolgrpo.observe.log_reading import NO_NAME
+from toolgrpo.observe.log_reading import NO_NAME, NO_TOOL
 from toolgrpo.observe.metric import Metric, Metrics
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.signal.shaping import Member, Shaping, members_of
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolResult, Trajectory
+from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, ToolResult, Trajectory
 
 __all__ = [
     "Metric",
@@ -41,6 +41,7 @@ __all__ = [
     "merged",
     "reward_metrics",
     "rollout_metrics",
+    "tool_called",
     "tool_metrics",
 ]
 
@@ -118,6 +119,11 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
     }
 
 
+def tool_called(result: ToolResult) -> str:
+    """Return the name of the tool in metrics: a call that names none, or none of these, has a common one."""
+    return NO_TOOL if result.error is ToolErrorKind.UNKNOWN_TOOL else result.name or NO_NAME
+
+
 def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> Metrics:
     """Return calls and failures, per tool and by cause, and latency percentiles."""
     calls = len(results)
@@ -128,9 +134,10 @@ def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> Metrics:
         "tools/truncated": Metric(float(sum(r.truncated for r in results)), sum),
         "tools/cached": Metric(float(sum(r.cached for r in results)), sum),
     }
-    for name, count in Counter(r.name or NO_NAME for r in results).items():
+    failed = Counter(map(tool_called, failures))
+    for name, count in Counter(map(tool_called, results)).items():
         metrics[f"tools/{name}/calls"] = Metric(float(count), sum)
-        metrics[f"tools/{name}/failures"] = Metric(float(sum((r.name or NO_NAME) == name for r in failures)), sum)
+        metrics[f"tools/{name}/failures"] = Metric(float(failed[name]), sum)
     for cause, count in Counter(r.error for r in failures if r.error is not None).items():
         metrics[f"tools/error/{cause}"] = Metric(float(count), sum)
     latencies = sorted(r.duration_s for r in results)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
-from toolgrpo.observe.metrics import Metric, Metrics
+from toolgrpo.observe.metrics import Metric, Metrics, tool_called
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
 
@@ -36,7 +36,7 @@ def trouble_metrics(trajectories: Sequence[Trajectory], tools: Sequence[str], li
     results = [result for trajectory in trajectories for result in trajectory.results]
     like_calls = count_lookalikes(trajectories, tools)
     for name in tools:
-        own = [result for result in results if result.name == name]
+        own = [result for result in results if tool_called(result) == name]
         metrics[f"tools/{name}/calls"] = Metric(float(len(own)), sum)
         metrics[f"tools/{name}/failures"] = Metric(float(sum(not result.ok for result in own)), sum)
     for cause in ToolErrorKind:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolgrpo.observe.records import ids_checksum
+from toolgrpo.rollout.void_turns import is_void_record
 
 __all__ = [
     "CUT",
@@ -236,7 +237,7 @@ def flags_of(record: Record) -> int:
                 flags |= REPEATED
             if key is not None:
                 seen.add(key)
-        if not attempts and not str(turn.get("content") or "").strip():
+        if is_void_record(turn):
             flags |= VOID
     if n_calls == 0:
         flags |= NO_CALL

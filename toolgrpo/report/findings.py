@@ -21,10 +21,10 @@ _EXAMPLES = {
     "groups_all_failed": {"success": "no", "ready": "dead"},
     "groups_all_solved": {"success": "yes", "ready": "dead"},
     "groups_all_alike": {"ready": "dead"},
+    "broken_calls": {"ready": "failedcall"},
     "cut_by_length": {"ready": "cut"},
     "tool_fails": {"ready": "failedcall"},
     "tool_times_out": {"cause": "timeout"},
-    "one_parse_error": {"ready": "failedcall"},
     "void_turns": {"ready": "void"},
     "reward_without_success": {"ready": "hack"},
 }

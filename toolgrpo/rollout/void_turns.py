@@ -6,9 +6,12 @@ read says nothing that anybody could go on from.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from toolgrpo.trajectory import AttemptStatus, ToolErrorKind, Trajectory, Turn
 
-__all__ = ["VOID_TURNS", "has_void_turn", "is_void"]
+__all__ = ["VOID_TURNS", "has_void_turn", "is_void", "is_void_record"]
 
 VOID_TURNS = ("keep", "mask_turn", "mask_episode", "end")
 
@@ -23,6 +26,19 @@ def is_void(turn: Turn) -> bool:
     if turn.attempts:
         return not any(attempt.status in _READABLE for attempt in turn.attempts) and not _ran_unmarked(turn)
     return not (turn.closed and turn.content.strip())
+
+
+def is_void_record(turn: Mapping[str, Any]) -> bool:
+    """Return the same of a turn as it is recorded."""
+    attempts, results = turn.get("attempts") or (), turn.get("results") or ()
+    if attempts:
+        unmarked = (
+            result.get("error") != ToolErrorKind.UNMARKED
+            for attempt, result in zip(attempts, results, strict=False)
+            if attempt.get("status") == AttemptStatus.UNMARKED
+        )
+        return not any(attempt.get("status") in _READABLE for attempt in attempts) and not any(unmarked)
+    return not (turn.get("closed", True) and str(turn.get("content") or "").strip())
 
 
 def has_void_turn(trajectory: Trajectory) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
@@ -11,16 +12,18 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 __all__ = ["StepProgress"]
 
 _LINES = 5
+_SILENT_S = 20.0  # at most, as far as the steps allow
 
 
 class StepProgress:
     """Used as a context; `step(index, loss)` after each training step."""
 
-    def __init__(self, console: Console, label: str, steps: int) -> None:
+    def __init__(self, console: Console, label: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._label = label
         self._console = console
         self._steps = steps
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = self._spoken = clock()
         self._bar: Progress | None = None
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -36,8 +39,9 @@ class StepProgress:
         done = index + 1
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=f"{self._label}, loss {loss:.3f}")
-        elif done % max(1, self._steps // _LINES) == 0:
-            seconds = time.monotonic() - self._started
+        elif done % max(1, self._steps // _LINES) == 0 or self._clock() - self._spoken >= _SILENT_S:
+            self._spoken = self._clock()
+            seconds = self._spoken - self._started
             self._console.print(
                 f"{self._label}: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s", highlight=False
             )

@@ -167,7 +167,18 @@ class ToolGRPOConfig(
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
         self.take_trl_arguments()
         self._check_fields_of_trl()
-        super().__post_init__()
+        own_batch = self.generation_batch_size is None and self.steps_per_generation is None
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            group, batch = self.num_generations, self.generation_batch_size
+            if not own_batch or not batch or batch % group == 0:
+                raise
+            raise ConfigError(
+                f"the {batch} episodes of a batch (per_device_train_batch_size x gradient_accumulation_steps x processes) "
+                f"must be divisible by num_generations ({group}); try per_device_train_batch_size "
+                f"{group * max(1, round(self.per_device_train_batch_size / group))}"
+            ) from error
         if self.engine not in ENGINE_NAMES:
             raise ConfigError(f"engine must be one of {', '.join(ENGINE_NAMES)}; got {self.engine!r}")
         self._check_servers()

@@ -23,7 +23,7 @@ from toolgrpo.chat.raw_text import RawText
 from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
-from toolgrpo.named_models import folder_of
+from toolgrpo.named_models import folder_of, missing_folder
 from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards.named import named_rewards
 from toolgrpo.rollout import Player
@@ -187,7 +187,8 @@ def load_tokenizer(
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ModelError(
-            f"no tokenizer could be loaded from {path!r}: {error}. Give a folder that `save_pretrained` wrote, a hub id, "
-            f"or `nano` for the embedded model."
-        ) from error
+        advice = "Give a folder that `save_pretrained` wrote, a hub id, or `nano` for the embedded model"
+        missing = missing_folder(path)
+        if missing is not None:
+            raise ModelError(f"{missing}. {advice}.") from error
+        raise ModelError(f"no tokenizer could be loaded from {path!r}: {str(error).rstrip('. ')}. {advice}.") from error

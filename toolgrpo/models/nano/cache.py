@@ -65,7 +65,10 @@ def _build(recipe: NanoRecipe, path: Path, console: Console) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.build-", dir=path.parent))
     try:
-        console.print("building nano, once: teaching a tiny model to call tools (about a minute)", highlight=False)
+        console.print(
+            "building nano, once: teaching a tiny model to call tools (one to two minutes on two idle cores)",
+            highlight=False,
+        )
         with StepProgress(console, "nano", recipe.steps) as progress:
             build_nano(recipe, folder, progress.step)
         folder.chmod(0o755)
