@@ -35,7 +35,7 @@ from toolgrpo.startup import prepare
 prepare()  # before anything imports PyTorch, as in recipes/train.py
 
 ROOT = Path(__file__).parents[1]
-BUILD = """
+BUILD = r"""
 import json, re, sys, time
 from pathlib import Path
 from toolgrpo.report.build import build_report

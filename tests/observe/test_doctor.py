@@ -165,7 +165,8 @@ def test_what_only_looks_like_trouble_is_passed_over(case: str) -> None:
 
 
 def test_broken_calls_of_one_cause_are_told_earlier_and_with_what_it_means() -> None:
-    said = spoken(run(**{"tools/error/unclosed": 20.0}))["broken_calls"]
+    unclosed: dict[str, Any] = {"tools/error/unclosed": 20.0}
+    said = spoken(run(**unclosed))["broken_calls"]
     assert "25 % of the calls" in said and "(unclosed 21 %, invalid_json 4 %)" in said and "never closed" in said
 
 
