@@ -21,6 +21,7 @@ from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import FinalEngineError
+from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
@@ -45,17 +46,6 @@ def differences(model: Any, request: SampleRequest, sample: Sample) -> list[floa
 def largest_difference(model: Any, turns: list[tuple[SampleRequest, Sample]]) -> float:
     """Over all tokens."""
     return max(max(differences(model, request, sample)) for request, sample in turns)
-
-
-def sample_all(engine: VLLMServerEngine, requests: list[SampleRequest]) -> list[Sample]:
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return [await engine.sample(request) for request in requests]
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
 
 
 def counted(url: str, name: str, label: str = "") -> float:
@@ -250,16 +240,16 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
         requests = [ask([5, 6, 7]), ask(list(range(60)))]
         for seed in (1, 2):
             engine.load_weights(tiny_qwen3(seed).named_parameters())
-            turns = list(zip(requests, sample_all(engine, requests), strict=True))
+            turns = list(zip(requests, sample_in_turn(engine, *requests), strict=True))
             assert largest_difference(tiny_qwen3(seed), turns) < 1e-4
         assert route.holds(ServerControl(server.url))
         server.kill()
         server.start()
         assert not route.holds(ServerControl(server.url)), "it names the version that it was started with"
         with pytest.raises(FinalEngineError, match="was restarted and has lost the trained weights"):
-            sample_all(engine, requests)
+            sample_in_turn(engine, *requests)
         engine.load_weights(tiny_qwen3(3).named_parameters())
         assert "was restarted; the weight transfer is set up anew" in caplog.text
-        turns = list(zip(requests, sample_all(engine, requests), strict=True))
+        turns = list(zip(requests, sample_in_turn(engine, *requests), strict=True))
         assert largest_difference(tiny_qwen3(3), turns) < 1e-4
         engine.shutdown()

@@ -23,6 +23,7 @@ from toolgrpo.engines.server_transfer import TransferWeights
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, choose_weight_route
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
+from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, HANG, Body, StandInVLLM
 
 VOCABULARY = 320
@@ -47,24 +48,13 @@ def ask(ids: tuple[int, ...] = (1, 2, 3)) -> SampleRequest:
     return SampleRequest(ids=ids, max_tokens=8, stop_ids=(9,), options=SamplingOptions())
 
 
-def sample_all(engine: VLLMServerEngine, *requests: SampleRequest) -> list[Sample]:
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return [await engine.sample(request) for request in requests]
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
-
-
 # Retries
 
 
 @pytest.mark.parametrize("failure", [Body(b"out of memory", 500), Body(b"", 503), Body(b"later", 429), DROP])
 def test_a_lost_connection_or_a_server_error_is_tried_again(server: StandInVLLM, failure: Any) -> None:
     server.next_answers[COMPLETIONS] = [failure, failure]
-    (sample,) = sample_all(engine_of(server), ask())
+    (sample,) = sample_in_turn(engine_of(server), ask())
     assert sample.ids == (5, 9)
     assert len(server.asked) == 3
     assert server.asked[0] == server.asked[2]
@@ -73,21 +63,21 @@ def test_a_lost_connection_or_a_server_error_is_tried_again(server: StandInVLLM,
 def test_failures_that_go_on_end_in_an_error_that_names_the_server(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = Body(b"broken for good", 500)
     with pytest.raises(FinalEngineError, match=rf"{server.url} gave no answer within 0.5 s.*broken for good"):
-        sample_all(engine_of(server, timeout_s=0.5), ask())
+        sample_in_turn(engine_of(server, timeout_s=0.5), ask())
     assert 1 < len(server.asked) < 5
 
 
 def test_our_own_mistake_is_not_tried_again(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = Body(b"temperature must be in [0, 2]", 400)
     with pytest.raises(FinalEngineError, match=r"400.*temperature must be in"):
-        sample_all(engine_of(server), ask())
+        sample_in_turn(engine_of(server), ask())
     assert len(server.asked) == 1
 
 
 def test_a_server_that_never_answers_meets_the_deadline_of_the_request(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = HANG
     with pytest.raises(FinalEngineError, match=r"within 0.3 s"):
-        sample_all(engine_of(server, timeout_s=0.3), ask())
+        sample_in_turn(engine_of(server, timeout_s=0.3), ask())
 
 
 def test_another_server_takes_over_from_one_that_fails(
@@ -97,7 +87,7 @@ def test_another_server_takes_over_from_one_that_fails(
     broken, sound = start(), start()
     broken.answers[COMPLETIONS] = Body(b"broken", 500)
     engine = engine_of(broken, sound)
-    samples = sample_all(engine, *(ask(ids=(n,)) for n in range(6)))
+    samples = sample_in_turn(engine, *(ask(ids=(n,)) for n in range(6)))
     assert len(samples) == 6
     assert len(sound.asked) == 6
     assert len(broken.asked) == 1  # avoided for a while after its first failure
@@ -199,7 +189,7 @@ def test_only_the_main_process_pushes_and_all_meet_afterwards(server: StandInVLL
     assert (walked, met, server.posted) == (["a", "b"], [True, True], [])
     main = engine_of(server, weights=DiskWeights(tmp_path, run_id="run"))
     main.load_weights(iter(weights()))
-    assert sample_all(follower, ask())[0].ids == (5, 9)  # knows the version that the main process pushed
+    assert sample_in_turn(follower, ask())[0].ids == (5, 9)  # knows the version that the main process pushed
 
 
 def test_an_engine_without_a_road_for_weights_says_so(server: StandInVLLM) -> None:
@@ -212,11 +202,11 @@ def test_nothing_that_a_restarted_server_drew_from_its_old_weights_is_kept(serve
     engine.load_weights(iter(weights()))
     pushed = server.weight_version
     server.weight_version = "default"  # it was restarted; the next connection is a new one
-    (sample,) = sample_all(engine, ask())
+    (sample,) = sample_in_turn(engine, ask())
     assert sample.ids == (5, 9)
     assert len(server.asked) == 2  # the first answer was thrown away
     assert server.weight_version == pushed
-    assert len(sample_all(engine, ask(), ask(), ask())) == 3
+    assert len(sample_in_turn(engine, ask(), ask(), ask())) == 3
     assert len(server.asked) == 5
 
 
@@ -291,10 +281,10 @@ def test_a_lora_adapter_is_loaded_under_a_new_name_and_again_after_a_restart(
     assert not engine.takes_weights_while_open  # a server holds one adapter at a time
     assert server.adapters == ["run-2"]
     assert [path.name for path in tmp_path.iterdir()] == ["run-2"]
-    sample_all(engine, ask())
+    sample_in_turn(engine, ask())
     assert server.asked[-1]["model"] == "run-2"
     server.adapters = []
-    assert sample_all(engine, ask())[0].ids == (5, 9)
+    assert sample_in_turn(engine, ask())[0].ids == (5, 9)
     assert server.adapters == ["run-2"]
 
 

@@ -24,6 +24,7 @@ LAYERS = (
         "trajectory",
         "ledger",
         "segments",
+        "void_turns",
         "plain_text",
         "regex_budget",
         "nearest",

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from toolgrpo.report.episode_data import VOID, flags_of
-from toolgrpo.rollout.void_turns import is_void, is_void_record
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.void_turns import is_void, is_void_record
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer
+from toolgrpo.testing.meeting import Meeting
 from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -346,25 +347,10 @@ def test_data_that_cannot_be_drawn_by_number_is_refused_at_the_start(tmp_path: P
         )
 
 
-class Exchange:
-    """`gather_object` among threads that stand for processes."""
-
-    def __init__(self, n: int) -> None:
-        self.barrier = threading.Barrier(n, timeout=30)
-        self.given: dict[int, list[Any]] = {}
-
-    def gather(self, process: int, values: list[Any]) -> list[Any]:
-        self.given[process] = values
-        self.barrier.wait()
-        everything = [one for process in sorted(self.given) for one in self.given[process]]
-        self.barrier.wait()
-        return everything
-
-
 @pytest.mark.parametrize(("n_processes", "n_rows"), [(2, 6), (3, 4), (4, 2), (2, 8)])
 def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_rows: int) -> None:
     """Three groups of four for two processes, four for three of them, two for four, and whole ones."""
-    exchange, steps = Exchange(n_processes), 3
+    exchange, steps = Meeting(n_processes), 3
 
     def process(number: int, results: dict[int, list[DrawnBatch]], orders: dict[int, Any]) -> None:
         async def ask(asked: Any, trajectories: Any) -> Asked:

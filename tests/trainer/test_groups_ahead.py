@@ -17,9 +17,10 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply
+from toolgrpo.testing.meeting import Meeting
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatches, RewardRule
 from toolgrpo.trainer.groups_ahead import GroupsAhead, Lookahead
-from toolgrpo.trainer.overlap import Exchange
+from toolgrpo.trainer.overlap import Exchange, RunAhead
 
 PATIENCE_S = 30.0
 ROWS = [{"prompt": f"q{number:02}", "number": number} for number in range(32)]
@@ -34,21 +35,6 @@ def slow_for(rows: set[int]) -> Any:
         return ScriptedReply(ByteChat.say("an answer"), delay_s=0.2 * (int(text[text.index("q") + 1 :][:2]) in rows))
 
     return script
-
-
-class Meeting:
-    """`gather_object` among threads that stand for processes."""
-
-    def __init__(self, n: int) -> None:
-        self.barrier = threading.Barrier(n, timeout=PATIENCE_S)
-        self.given: dict[int, list[Any]] = {}
-
-    def gather(self, process: int, values: list[Any]) -> list[Any]:
-        self.given[process] = values
-        self.barrier.wait()
-        everything = [one for process in sorted(self.given) for one in self.given[process]]
-        self.barrier.wait()
-        return everything
 
 
 @pytest.mark.parametrize("backfill", [False, True])
@@ -69,15 +55,14 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: b
             return Asked(tuple((float(place % 2) if live else 1.0,) for place, _ in enumerate(trajectories)))
 
         def stream() -> GroupsAhead:
-            return GroupsAhead(
-                Rollouts(
+            run = RunAhead(
+                rollouts=Rollouts(
                     engine=ScriptedEngine(slow_for({number, number + 4})),
                     chat=ByteChat(),
                     limits=EpisodeLimits(max_completion_length=50),
                     tokenizer=ByteChat(),
                 ),
-                order,
-                Lookahead(1, 0.5),
+                order=order,
                 row_of=ROWS.__getitem__,
                 handover="keep",
                 sampling=SamplingOptions(),
@@ -90,6 +75,7 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: b
                 exchange=Exchange(lambda: at[0], lambda: None, gather),
                 log=lambda metrics: None,
             )
+            return GroupsAhead(run, Lookahead(1, 0.5))
 
         ahead = stream()
         for step in range(steps):
@@ -123,7 +109,7 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: b
 
 
 def test_a_process_that_fails_stops_the_others_with_a_checkpoint() -> None:
-    meeting = Meeting(2)
+    meeting = Meeting(2, PATIENCE_S)
     saved: list[int] = []
     said: dict[int, Exception] = {}
 

@@ -27,10 +27,10 @@ from toolgrpo.observe.log_reading import NO_NAME, NO_TOOL
 from toolgrpo.observe.metric import Metric, Metrics
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.signal.shaping import Member, Shaping, members_of
 from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.void_turns import is_void
 
 __all__ = [
     "Metric",

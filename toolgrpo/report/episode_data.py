@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolgrpo.observe.records import ids_checksum
-from toolgrpo.rollout.void_turns import is_void_record
+from toolgrpo.void_turns import is_void_record
 
 __all__ = [
     "CUT",

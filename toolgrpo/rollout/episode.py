@@ -50,7 +50,6 @@ from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.rollout.user_turns import User, user_of
-from toolgrpo.rollout.void_turns import is_void
 from toolgrpo.tools.base import ToolSession
 from toolgrpo.trajectory import (
     AttemptStatus,
@@ -63,6 +62,7 @@ from toolgrpo.trajectory import (
     Trajectory,
     Turn,
 )
+from toolgrpo.void_turns import is_void
 
 if TYPE_CHECKING:
     from toolgrpo.rollout.runner import Episode, EpisodeRunner

@@ -14,11 +14,11 @@ from typing import Any
 from toolgrpo.drops import Drop
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import RolloutBatch
-from toolgrpo.rollout.void_turns import VOID_TURNS, has_void_turn, is_void
 from toolgrpo.signal.advantages import ESTIMATORS, grouped_advantages
 from toolgrpo.signal.group_worth import combined_rewards
 from toolgrpo.signal.penalties import SIZES, EpisodeSize, Overlong, overlong_penalty, relative_penalties
 from toolgrpo.trajectory import Trajectory
+from toolgrpo.void_turns import VOID_TURNS, has_void_turn, is_void
 
 __all__ = ["Member", "Shaped", "Shaping", "ShapingOptions", "loss_mask", "members_of"]
 

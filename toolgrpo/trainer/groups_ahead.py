@@ -20,20 +20,18 @@ rows; nothing collective happens between hand over and agree.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.group_line import AsItIs, GroupLine, LineDraw, as_it_is
 from toolgrpo.rollout.observers import RolloutBegan
-from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.sources import Judge, Verdict
 from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.row_order import RowOrder
-from toolgrpo.trainer.overlap import Exchange
+from toolgrpo.trainer.overlap import RunAhead
 
 __all__ = ["GroupsAhead", "Lookahead"]
 
@@ -59,84 +57,56 @@ class Lookahead:
 
 
 class GroupsAhead:
-    """The groups of one run, in one process.
+    """The groups of one run, in one process."""
 
-    `weights` walks the policy's; `step` is that of the training; `left` says how many batches are to
-    come, this one included.
-    """
-
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        order: RowOrder,
-        lookahead: Lookahead,
-        *,
-        row_of: Callable[[int], Row],
-        handover: str,
-        sampling: SamplingOptions,
-        group_size: int,
-        process: int,
-        n_processes: int,
-        weights: Callable[[], Iterable[tuple[str, Any]]],
-        step: Callable[[], int],
-        left: Callable[[], int],
-        exchange: Exchange,
-        log: Callable[[Mapping[str, float]], None],
-    ) -> None:
-        self.order = order
-        self._line: GroupLine[Any] = GroupLine(rollouts, group_size=group_size)
+    def __init__(self, run: RunAhead, lookahead: Lookahead) -> None:
+        self._run = run
+        self._line: GroupLine[Any] = GroupLine(run.rollouts, group_size=run.group_size)
         self._lookahead = lookahead
-        self._row_of = row_of
-        self._drains = handover == "drain"
-        self._sampling = sampling
-        self._group_size = group_size
-        self._process, self._n_processes = process, n_processes
-        self._weights, self._step, self._left = weights, step, left
-        self._exchange, self._log = exchange, log
         self._in_line: list[int] = []  # places of all processes' groups among the rows that are planned next
         self.planned: list[int] = []
 
     @property
+    def order(self) -> RowOrder:
+        return self._run.order
+
+    @property
     def step(self) -> int:
         """The step of the training."""
-        return self._step()
+        return self._run.step()
 
     def take(self, n_rows: int) -> RolloutBatch:
         """Return this process's `n_rows` episodes of the next batch, whatever they are worth; every
         process must ask for as many.
         """
-        target = n_rows // self._group_size
+        target = n_rows // self._run.group_size
         drawn: LineDraw[AsItIs] = self.draw(Admission.of(target, oversample=1, max_groups_drawn=1), as_it_is)
-        self.agree(chain.from_iterable(self._exchange.gather([drawn.places])))
+        self.agree(chain.from_iterable(self._run.exchange.gather([drawn.places])))
         return RolloutBatch(
             episodes=tuple(Scored(group.row, one) for group in drawn.draw.groups for one in group.trajectories),
             step=self.step,
             times=drawn.draw.times,
-            group_size=self._group_size,
-            offset=self._process * n_rows,
+            group_size=self._run.group_size,
+            offset=self._run.process * n_rows,
         )
 
     def draw(self, admission: Admission, judge: Judge[V]) -> LineDraw[V]:
         """Return the groups of this process's share of a step; `agree` must follow in every process."""
-        step = self.step
-        if self._drains:
-            self._line.settle()
-        self._line.hand_over(self._weights(), step)
-        rule = self._lookahead.rule(admission, max(1, self._left()))
-        most = len(self._in_line) + self._n_processes * (rule.most + rule.beyond)
-        self.planned = self.order.plan(most)
+        run, step = self._run, self._run.hand_over(self._line)
+        rule = self._lookahead.rule(admission, max(1, run.left()))
+        self.planned = run.order.plan(len(self._in_line) + run.n_processes * (rule.most + rule.beyond))
         began = time.monotonic()
-        drawn = self._exchange.all_or_none(
+        drawn = run.exchange.all_or_none(
             lambda: self._line.draw(
                 rule,
-                self._sampling,
-                RolloutBegan(admission.target * self._group_size, step, "train", "episodes"),
+                run.sampling,
+                RolloutBegan(admission.target * run.group_size, step, "train", "episodes"),
                 rows=self._coming(),
                 judge=judge,
             ),
             self.stop,
         )
-        self._log(
+        run.log(
             {
                 "overlap/staleness": float(max(drawn.staleness)),
                 "overlap/carried": float(drawn.carried),
@@ -149,9 +119,9 @@ class GroupsAhead:
     def agree(self, used: Iterable[int]) -> None:
         """Say which of the planned rows are gone, in all processes."""
         gone = set(used)
-        self.order.used(gone)
+        self._run.order.used(gone)
         self._line.renumber(gone)
-        self._in_line = list(chain.from_iterable(self._exchange.gather([self._line.places])))
+        self._in_line = list(chain.from_iterable(self._run.exchange.gather([self._line.places])))
 
     def settle(self) -> None:
         """Wait until the engine is free for somebody else; what has ended is kept."""
@@ -166,5 +136,5 @@ class GroupsAhead:
         """The rows that nobody has begun, of which the processes have one in turn."""
         taken = set(self._in_line)
         free = [place for place in range(len(self.planned)) if place not in taken]
-        for place in free[self._process :: self._n_processes]:
-            yield place, self._row_of(self.planned[place])
+        for place in free[self._run.process :: self._run.n_processes]:
+            yield place, self._run.row_of(self.planned[place])

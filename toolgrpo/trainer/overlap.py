@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from accelerate.utils import gather_object
 
@@ -27,7 +27,7 @@ from toolgrpo.rollout.batch import RolloutBatch, Row
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.signal.row_order import RowOrder
 
-__all__ = ["HANDOVERS", "BatchesAhead", "Exchange", "OverlapOptions", "check_engine"]
+__all__ = ["HANDOVERS", "BatchesAhead", "Exchange", "OverlapOptions", "RunAhead", "check_engine"]
 
 HANDOVERS = ("keep", "drain")
 T = TypeVar("T")
@@ -163,56 +163,69 @@ class Exchange:
         raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")
 
 
-class BatchesAhead:
-    """The batches of one run, in one process.
+@dataclass(frozen=True, slots=True)
+class RunAhead:
+    """What whatever runs ahead of a training knows of it, in one process.
 
     `weights` walks the policy's; `step` is that of the training; `left` says how many batches are to
     come, this one included.
     """
 
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        order: RowOrder,
-        *,
-        row_of: Callable[[int], Row],
-        staleness: int,
-        handover: str,
-        sampling: SamplingOptions,
-        group_size: int,
-        process: int,
-        n_processes: int,
-        weights: Callable[[], Iterable[tuple[str, Any]]],
-        step: Callable[[], int],
-        left: Callable[[], int],
-        exchange: Exchange,
-        log: Callable[[Mapping[str, float]], None],
-    ) -> None:
-        self.order = order
-        self._ahead = RolloutsAhead(rollouts)
-        self._row_of = row_of
+    rollouts: Rollouts
+    order: RowOrder
+    row_of: Callable[[int], Row]
+    handover: str
+    sampling: SamplingOptions
+    group_size: int
+    process: int
+    n_processes: int
+    weights: Callable[[], Iterable[tuple[str, Any]]]
+    step: Callable[[], int]
+    left: Callable[[], int]
+    exchange: Exchange
+    log: Callable[[Mapping[str, float]], None]
+
+    def hand_over(self, ahead: TakesWeights) -> int:
+        """Give the engine the weights of now, as `weights_handover` wants it; return their step."""
+        step = self.step()
+        if self.handover == "drain":
+            ahead.settle()
+        ahead.hand_over(self.weights(), step)
+        return step
+
+
+class TakesWeights(Protocol):
+    """Rollouts under way whose engine gets new weights."""
+
+    def settle(self) -> None: ...
+
+    def hand_over(self, weights: Iterable[tuple[str, Any]], step: int) -> None: ...
+
+
+class BatchesAhead:
+    """The batches of one run, in one process."""
+
+    def __init__(self, run: RunAhead, *, staleness: int) -> None:
+        self._run = run
+        self._ahead = RolloutsAhead(run.rollouts)
         self._most = staleness + 1
-        self._drains = handover == "drain"
-        self._sampling = sampling
-        self._group_size = group_size
-        self._process, self._n_processes = process, n_processes
-        self._weights, self._step, self._left, self._exchange, self._log = weights, step, left, exchange, log
         self._began_at: list[int] = []  # the steps of the weights, of the batches in flight
+
+    @property
+    def order(self) -> RowOrder:
+        return self._run.order
 
     def take(self, n_rows: int) -> RolloutBatch:
         """Return this process's `n_rows` episodes of the next batch; every process must ask for as many."""
-        step = self._step()
-        if self._drains:
-            self._ahead.settle()
-        self._ahead.hand_over(self._weights(), step)
-        n_groups = n_rows * self._n_processes // self._group_size
-        planned = self.order.plan(n_groups * self._most)
-        for place in range(len(self._ahead), min(self._most, max(1, self._left()))):
+        run, step = self._run, self._run.hand_over(self._ahead)
+        n_groups = n_rows * run.n_processes // run.group_size
+        planned = run.order.plan(n_groups * self._most)
+        for place in range(len(self._ahead), min(self._most, max(1, run.left()))):
             self._begin(planned[place * n_groups : (place + 1) * n_groups], n_rows, step)
         began = time.monotonic()
-        batch = self._exchange.all_or_none(lambda: self._ahead.take(step), self.stop)
-        self.order.used(range(n_groups))
-        self._log(
+        batch = run.exchange.all_or_none(lambda: self._ahead.take(step), self.stop)
+        run.order.used(range(n_groups))
+        run.log(
             {
                 "overlap/staleness": float(step - self._began_at.pop(0)),
                 "overlap/waited": time.monotonic() - began,
@@ -231,9 +244,10 @@ class BatchesAhead:
         self._began_at = []
 
     def _begin(self, row_numbers: list[int], n_rows: int, step: int) -> None:
-        rows = [self._row_of(number) for number in row_numbers for _ in range(self._group_size)]
-        first = self._process * n_rows
+        run = self._run
+        rows = [run.row_of(number) for number in row_numbers for _ in range(run.group_size)]
+        first = run.process * n_rows
         self._ahead.begin(
-            rows[first : first + n_rows], self._sampling, step=step, group_size=self._group_size, offset=first
+            rows[first : first + n_rows], run.sampling, step=step, group_size=run.group_size, offset=first
         )
         self._began_at.append(step)

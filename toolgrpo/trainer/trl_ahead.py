@@ -14,7 +14,7 @@ from typing import Any
 
 from toolgrpo.trainer.drawn_batches import DrawnBatches, row_order
 from toolgrpo.trainer.groups_ahead import GroupsAhead, Lookahead
-from toolgrpo.trainer.overlap import BatchesAhead, Exchange
+from toolgrpo.trainer.overlap import BatchesAhead, Exchange, RunAhead
 from toolgrpo.trainer.reward_seam import epoch_order
 from toolgrpo.trainer.trl_seam import log_metrics
 
@@ -36,22 +36,24 @@ def open_ahead(trainer: Any) -> BatchesAhead | GroupsAhead:
         if trainer.drawing is None
         else trainer.drawing.order
     )
-    common: dict[str, Any] = {
-        "row_of": lambda number: trainer.train_sampler.data_source[number],
-        "handover": args.weights_handover,
-        "sampling": args.sampling_options(),
-        "group_size": args.num_generations,
-        "process": trainer.accelerator.process_index,
-        "n_processes": trainer.accelerator.num_processes,
-        "weights": trainer.policy.weights,
-        "step": step,
-        "left": partial(_batches_left, trainer),
-        "exchange": Exchange(step, save),
-        "log": partial(log_metrics, trainer),
-    }
+    run = RunAhead(
+        rollouts=trainer.rollouts,
+        order=order,
+        row_of=lambda number: trainer.train_sampler.data_source[number],
+        handover=args.weights_handover,
+        sampling=args.sampling_options(),
+        group_size=args.num_generations,
+        process=trainer.accelerator.process_index,
+        n_processes=trainer.accelerator.num_processes,
+        weights=trainer.policy.weights,
+        step=step,
+        left=partial(_batches_left, trainer),
+        exchange=Exchange(step, save),
+        log=partial(log_metrics, trainer),
+    )
     if args.draws_ahead:
-        return GroupsAhead(trainer.rollouts, order, Lookahead(args.max_staleness, args.carry_over), **common)
-    return BatchesAhead(trainer.rollouts, order, staleness=args.max_staleness, **common)
+        return GroupsAhead(run, Lookahead(args.max_staleness, args.carry_over))
+    return BatchesAhead(run, staleness=args.max_staleness)
 
 
 def drawn_from(drawing: DrawnBatches, ahead: BatchesAhead | GroupsAhead | None) -> DrawnBatches:

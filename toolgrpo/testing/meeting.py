@@ -1,0 +1,24 @@
+"""Threads that stand for processes, and tell each other what processes would."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+__all__ = ["Meeting"]
+
+
+class Meeting:
+    """`gather_object` among `n` threads; one that does not come breaks it after `patience_s`."""
+
+    def __init__(self, n: int, patience_s: float = 30) -> None:
+        self._barrier = threading.Barrier(n, timeout=patience_s)
+        self._given: dict[int, list[Any]] = {}
+
+    def gather(self, process: int, values: list[Any]) -> list[Any]:
+        """Return the values of all, in the order of their processes."""
+        self._given[process] = values
+        self._barrier.wait()
+        everything = [one for process in sorted(self._given) for one in self._given[process]]
+        self._barrier.wait()
+        return everything
