@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _rows import Figure, Row
+from _rows import Row
 from _whole_step_parts import Asked, Part, Run, label
 from _whole_step_runs import GROUP, Job, Phase, measured, model_folder
+from _whole_step_speed import figure
 
 STALENESS = (0, 1)
 MOST = 1.2  # times the longer half
@@ -73,7 +74,7 @@ def summary(runs: list[Run]) -> dict[str, Any]:
     rollouts = [step for one in plain for step in one["rollout_s"]["0.0"]]
     rest = [step - rollout for step, rollout in zip(steps, rollouts, strict=True)]
     overlapped = [step for one in ahead for step in one["seconds"]["0.0"]]
-    longer_s = max(statistics.median(rollouts), statistics.median(rest))
+    longer_s = max(statistics.fmean(rollouts), statistics.fmean(rest))
     return {
         "episodes_a_step": runs[0]["of"]["episodes"],
         "group_size": GROUP,
@@ -81,20 +82,20 @@ def summary(runs: list[Run]) -> dict[str, Any]:
         "rollouts": rollouts,
         "rest": rest,
         "longer_half_s": longer_s,
-        "times_the_longer_half": statistics.median(overlapped) / longer_s,
+        "times_the_longer_half": statistics.fmean(overlapped) / longer_s,
     }
 
 
 def rows(result: dict[str, Any]) -> list[Row]:
     found = result["summary"]
     job = f"a step of {found['episodes_a_step']} episodes, vllm_server on one core, the trainer on another"
-    halves = f"rollouts {statistics.median(found['rollouts']):.3g} s, the rest {statistics.median(found['rest']):.3g} s"
+    halves = f"rollouts {statistics.fmean(found['rollouts']):.3g} s, the rest {statistics.fmean(found['rest']):.3g} s"
     return [
         Row(
             benchmark="whole_step",
             what=f"{job}, max_staleness 1 (one after the other: {halves}){label(result)}",
-            ours=Figure.of(found["steps"]["1"]),
-            other=Figure.of(found["steps"]["0"]),
+            ours=figure(found["steps"]["1"]),
+            other=figure(found["steps"]["0"]),
             other_name="max_staleness 0",
             bound=found["longer_half_s"],
             target=f"at most {MOST * found['longer_half_s']:.3g} s ({MOST} times the longer half)",
@@ -104,11 +105,11 @@ def rows(result: dict[str, Any]) -> list[Row]:
 
 def show(result: dict[str, Any]) -> None:
     found = result["summary"]
-    rollouts, rest = (statistics.median(found[half]) for half in ("rollouts", "rest"))
+    rollouts, rest = (statistics.fmean(found[half]) for half in ("rollouts", "rest"))
     print(
         f"\nserver on one core, trainer on the other{label(result)}: rollouts {rollouts:.2f} s, the rest {rest:.2f} s; a "
-        f"step {statistics.median(found['steps']['0']):.2f} s, with max_staleness 1 "
-        f"{statistics.median(found['steps']['1']):.2f} s: {found['times_the_longer_half']:.2f} times the longer half"
+        f"step {statistics.fmean(found['steps']['0']):.2f} s, with max_staleness 1 "
+        f"{statistics.fmean(found['steps']['1']):.2f} s: {found['times_the_longer_half']:.2f} times the longer half"
     )
 
 

@@ -55,15 +55,19 @@ class Comparison:
         )
 
     def summary(self, runs: list[Run]) -> dict[str, Any]:
-        """Medians over the steps of all rounds; `simulated` has the engine and the pass that were measured."""
+        """Means over the steps of all rounds; `simulated` has the engine and the pass that were measured.
+
+        k + 1 batches that are in flight end one soon after the other, so that short and long steps take turns, of which a
+        median would be one or the other.
+        """
         check_same_job(runs)
         n = runs[0]["of"]["episodes"]
         seconds = {
             kind: {latency: steps_of(runs, kind, "seconds", latency) for latency in self.latencies}
             for kind in self.kinds
         }
-        engine_s = statistics.median(steps_of(runs, "0", "rollout_s", 0.0))
-        train_s = statistics.median(seconds["0"][0.0]) - engine_s
+        engine_s = statistics.fmean(steps_of(runs, "0", "rollout_s", 0.0))
+        train_s = statistics.fmean(seconds["0"][0.0]) - engine_s
         table = []
         for latency in self.latencies:
             ideal = {k: simulated(latency, n, engine_s, train_s, k) for k in self.staleness}
@@ -71,9 +75,9 @@ class Comparison:
                 {
                     "latency_s": latency,
                     "all_seconds": {kind: seconds[kind][latency] for kind in self.kinds},
-                    "seconds": {kind: statistics.median(seconds[kind][latency]) for kind in self.kinds},
+                    "seconds": {kind: statistics.fmean(seconds[kind][latency]) for kind in self.kinds},
                     "processor_s": {
-                        kind: statistics.median(steps_of(runs, kind, "processor_s", latency)) for kind in self.kinds
+                        kind: statistics.fmean(steps_of(runs, kind, "processor_s", latency)) for kind in self.kinds
                     },
                     "simulated_faster_than_0": {str(k): ideal[0] / ideal[k] for k in self.staleness},
                 }
@@ -89,8 +93,8 @@ class Comparison:
             wanted = TIMES_TRL[self.tools].get(latency)
             for k in self.staleness:
                 target = f"{wanted} times better" if wanted is not None and k == 0 else ""
-                ours, what = Figure.of(of[str(k)]), f"{job} {k}{said}"
-                other = Figure.of(of["TRL"])
+                ours, what = figure(of[str(k)]), f"{job} {k}{said}"
+                other = figure(of["TRL"])
                 made.append(
                     Row(benchmark="whole_step", what=what, ours=ours, other=other, other_name="TRL", target=target)
                 )
@@ -102,7 +106,7 @@ class Comparison:
                             benchmark="whole_step",
                             what=what,
                             ours=ours,
-                            other=Figure.of(of["0"]),
+                            other=figure(of["0"]),
                             other_name="max_staleness 0",
                             bound=step["seconds"]["0"] / ideal,
                             target="at least 0.97"
@@ -114,7 +118,7 @@ class Comparison:
 
     def show(self, result: dict[str, Any]) -> None:
         found = result["summary"]
-        print(f"\nseconds a step of {found['episodes_a_step']} episodes (median), nano, {self.tools}{label(result)}")
+        print(f"\nseconds a step of {found['episodes_a_step']} episodes (mean), nano, {self.tools}{label(result)}")
         columns = [f"{f'ours, {k}':>8}" for k in self.staleness]
         ratios = [f"{f'{k}/0':>6} {'could':>6}" for k in self.staleness[1:]]
         print(f"{'tool':>5} {'TRL':>8} {' '.join(columns)} {'0/TRL':>6} {' '.join(ratios)}")
@@ -131,6 +135,10 @@ class Comparison:
             shown = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in step["processor_s"].items())
             print(f"processor seconds a step, tools of {step['latency_s']} s: {shown}")
         print(f"engine {found['engine_s']:.2f} s and the rest {found['train_s']:.2f} s a step, at staleness 0")
+
+
+def figure(steps: list[float]) -> Figure:
+    return Figure(statistics.fmean(steps), min(steps), max(steps), len(steps))
 
 
 def check_same_job(runs: list[Run]) -> None:

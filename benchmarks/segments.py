@@ -238,7 +238,9 @@ def _shown_model(folder: Path, quick: bool) -> Path:
         _run(
             *("sft", "--model_name_or_path", str(base), "--dataset_id_or_path", str(data), "--max_length", "8192"),
             *("--tools_script", str(schema), "--output_dir", str(shown), "--bf16", "false", "--report_to", "none"),
-            *("--max_steps", "2" if quick else "300", "--per_device_train_batch_size", "8"),
+            # one conversation at a time: beside a whole book all others would be padded to its length
+            *("--max_steps", "2" if quick else "100", "--per_device_train_batch_size", "1"),
+            *("--gradient_accumulation_steps", "8"),
         )
     return shown
 

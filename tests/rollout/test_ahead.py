@@ -175,3 +175,29 @@ def test_all_batches_together_keep_to_the_most_episodes_at_a_time() -> None:
     assert [len(world.ahead.take(0)) for _ in range(3)] == [4, 4, 4]
     assert world.engine.most_open_requests <= 2
     world.ahead.stop()
+
+
+def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+
+    class Cores:
+        def __init__(self, loop: asyncio.AbstractEventLoop, busy_s: Any) -> None:
+            assert busy_s() == 0.0
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda: told.append(name)
+
+    monkeypatch.setattr("toolgrpo.engines.shared_cores.SharedCores", Cores)
+    world = World()
+    world.engine.shares_cores = True  # type: ignore[attr-defined]
+    world.gate.set()
+    world.begin("one")
+    world.begin("two")
+    world.ahead.take(0)
+    assert told == ["engine_alone", "both"]
+    world.ahead.take(1)
+    assert told[2:] == ["engine_alone", "training_alone"]
+    world.ahead.stop()
+    assert told[4:] == ["give_back"]

@@ -49,8 +49,6 @@ from toolgrpo.trainer.trainer import load_tokenizer
 
 __all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "parse_sft_arguments", "run_sft"]
 
-_LINES = 20  # of a whole run, where there is no terminal
-
 
 @dataclass
 class SFTArguments:
@@ -215,7 +213,10 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         resumed = _checkpoint(config)
         if resumed is not None:
             progress.say(f"resuming from {resumed}")
-        trainer.train(resume_from_checkpoint=resumed)
+        try:
+            trainer.train(resume_from_checkpoint=resumed)
+        finally:
+            progress.end()
         trainer.save_model(str(folder))
     losses = tuple(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
     change = f"loss {losses[0]:.3f} to {losses[-1]:.3f}; " if losses else ""
@@ -279,13 +280,20 @@ def _checkpoint(config: ToolSFTConfig) -> str | None:
 
 
 class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """A line for about every twentieth of the steps."""
+    """What a person sees of a training by TRL's trainer."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._shown: StepProgress | None = None
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._shown = StepProgress(self._console, "sft", state.max_steps)
+        self._shown.__enter__()
 
     def on_log(
         self,
@@ -295,9 +303,12 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no
         logs: Mapping[str, float] | None = None,
         **kwargs: object,
     ) -> None:
-        step, steps = state.global_step, state.max_steps
-        if logs and "loss" in logs and (step % max(1, steps // _LINES) == 0 or step == steps):
-            self.say(f"sft: step {step} of {steps}, loss {logs['loss']:.3f}")
+        if self._shown is not None and logs and "loss" in logs:
+            self._shown.step(state.global_step - 1, logs["loss"])
+
+    def end(self) -> None:
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
 
 
 def _build_nano(config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:

@@ -181,6 +181,10 @@ class StepEngine:
         return FinalEngineError("this engine was given back (`trainer.close()`); make a new trainer to generate")
 
     @property
+    def on_cpu(self) -> bool:
+        return str(self._engine.vllm_config.device_config.device_type) == "cpu"
+
+    @property
     def max_model_len(self) -> int:
         return int(self._engine.model_config.max_model_len)
 

@@ -13,7 +13,8 @@ Whoever takes them in another order (`group_line.py`) watches what `begin` retur
 Invariants: `take` gives batches in the order in which they began; observers hear of a batch in the
 caller's thread, when it is taken; a rollout that fails raises its own error there; after `stop` there
 is no thread, episode, request or tool call. Nothing collective happens on the thread but what the
-caller hands over, and it waits for that.
+caller hands over, and it waits for that. An engine that computes on the caller's cores gets a part of
+them while the caller goes on, and all while it waits (`engines/shared_cores.py`).
 
 Not covered: what observers would hear while episodes run; they hear it afterwards, in one go.
 """
@@ -38,6 +39,8 @@ from toolgrpo.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
+
+    from toolgrpo.engines.shared_cores import SharedCores
 
 __all__ = ["Begun", "RolloutsAhead", "tell"]
 
@@ -64,6 +67,7 @@ class RolloutsAhead:
         self._engine: SharedEngine | None = None
         self._quiet: Rollouts | None = None  # the same, without observers, over the shared engine
         self._gate: asyncio.Semaphore | None = None
+        self._cores: SharedCores | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
@@ -99,6 +103,7 @@ class RolloutsAhead:
         begun = self._begun.popleft()
         began = RolloutBegan(len(begun.rows), step, "train", "episodes")
         observers = self._rollouts.observers
+        self.caller_waits()
         with self._rollouts.telling(began):
             try:
                 result = begun.result.result()
@@ -106,6 +111,7 @@ class RolloutsAhead:
                 self._begun.appendleft(begun)  # to be cancelled with the others
                 raise
             tell(observers, began, begun.rows, result.trajectories)
+        self.caller_goes_on()
         return RolloutBatch(
             episodes=tuple(Scored(row, t) for row, t in zip(begun.rows, result.trajectories, strict=True)),
             step=step,
@@ -117,6 +123,7 @@ class RolloutsAhead:
     def hand_over(self, weights: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
         """Go on with these weights, of a step; what is being drawn goes on with them, too."""
         loop, _ = self._started()
+        self.caller_waits()
         engine = self._engine
         assert engine is not None
 
@@ -127,12 +134,27 @@ class RolloutsAhead:
 
     def settle(self) -> None:
         """Wait until every rollout that was begun has ended, so that the engine is free."""
+        self.caller_waits()
         wait([one.result for one in self._begun])
+        if self._cores is not None:
+            self._cores.training_alone()
+
+    def caller_waits(self) -> None:
+        """Say that the caller computes nothing from here on."""
+        if self._cores is not None:
+            self._cores.engine_alone()
+
+    def caller_goes_on(self) -> None:
+        """Say that the caller computes from here on."""
+        if self._cores is not None:
+            self._cores.both() if self._begun else self._cores.training_alone()
 
     def stop(self) -> None:
         """Cancel what runs, see it end, and end the thread. Safe to call twice."""
         loop, thread = self._loop, self._thread
-        self._loop = self._thread = self._engine = self._quiet = self._gate = None
+        if self._cores is not None:
+            self._cores.give_back()
+        self._loop = self._thread = self._engine = self._quiet = self._gate = self._cores = None
         if loop is None or thread is None:
             self._begun.clear()
             return
@@ -145,10 +167,14 @@ class RolloutsAhead:
     def _started(self) -> tuple[asyncio.AbstractEventLoop, Rollouts]:
         if self._loop is None or self._quiet is None:
             self._loop = asyncio.new_event_loop()
-            self._engine = SharedEngine(self._rollouts.engine)
-            self._quiet = replace(self._rollouts, engine=self._engine, observers=Observers())
+            self._engine = engine = SharedEngine(self._rollouts.engine)
+            self._quiet = replace(self._rollouts, engine=engine, observers=Observers())
             most = self._rollouts.max_concurrent
             self._gate = None if most is None else asyncio.Semaphore(most)
+            if getattr(self._rollouts.engine, "shares_cores", False):
+                from toolgrpo.engines.shared_cores import SharedCores
+
+                self._cores = SharedCores(self._loop, lambda: engine.busy_s)
             self._thread = threading.Thread(target=_run(self._loop), name="toolgrpo-rollouts-ahead", daemon=True)
             self._thread.start()
         return self._loop, self._quiet

@@ -14,7 +14,11 @@ class BusyTime:
         self._clock = clock
         self._open = 0
         self._since_s = 0.0
-        self.total_s = 0.0
+        self._total_s = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self._total_s + (self._clock() - self._since_s if self._open else 0.0)
 
     def __enter__(self) -> None:
         if self._open == 0:
@@ -24,4 +28,4 @@ class BusyTime:
     def __exit__(self, *failure: object) -> None:
         self._open -= 1
         if self._open == 0:
-            self.total_s += self._clock() - self._since_s
+            self._total_s += self._clock() - self._since_s

@@ -123,6 +123,7 @@ class GroupLine(Generic[V]):
     ) -> LineDraw[V]:
         """Return what this step takes; `rows` are those to be begun next, with their places."""
         coming = iter(rows)
+        self._ahead.caller_waits()
         with self._rollouts.telling(began):
             while (decision := self._decision(rule)).admitted is None:
                 for _ in range(decision.draw):
@@ -137,6 +138,7 @@ class GroupLine(Generic[V]):
                 [group.row for group in groups for _ in group.trajectories],
                 [trajectory for group in groups for trajectory in group.trajectories],
             )
+        self._ahead.caller_goes_on()
         return drawn
 
     def renumber(self, used: Collection[int]) -> None:

@@ -8,11 +8,13 @@ event loop, so weights change between two steps of the engine.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from toolgrpo.engines.base import Engine, Sample, SampleRequest
+from toolgrpo.rollout.busy_time import BusyTime
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +30,7 @@ class SharedEngine:
         self._users = 0
         self._opening = asyncio.Lock()
         self._step = 0  # of the weights
+        self._busy = BusyTime(time.monotonic)
 
     @property
     def name(self) -> str:
@@ -45,6 +48,11 @@ class SharedEngine:
     def same_numbers_as_trainer(self) -> bool:
         return self._engine.same_numbers_as_trainer
 
+    @property
+    def busy_s(self) -> float:
+        """For how long it has had work so far."""
+        return self._busy.total_s
+
     async def open(self) -> None:
         async with self._opening:
             if self._users == 0:
@@ -53,7 +61,8 @@ class SharedEngine:
 
     async def sample(self, request: SampleRequest) -> Sample:
         first = self._step
-        sample = await self._engine.sample(request)
+        with self._busy:
+            sample = await self._engine.sample(request)
         return replace(sample, weights=(first, self._step))
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 __all__ = ["StepProgress"]
 
-_LINES = 5
+_LINES = 5  # of a whole run, where there is no terminal
 _SILENT_S = 20.0  # at most, as far as the steps allow
 
 
