@@ -14,6 +14,8 @@ from typing import Any
 
 PAGES = 20
 PAGE_TOKENS = 300
+N_PAGES = 97  # that there are: numbers of two digits
+HELD_OUT = 20  # of them are the first pages of held-out questions
 _LINE = "Nothing of note is told here. "
 _REPEATS = 11  # of the line: about PAGE_TOKENS of nano's tokens, said by `segments.py`
 
@@ -35,7 +37,7 @@ class Book:
         self.left -= 1
         if self.left == 0:
             return f"{_LINE * _REPEATS}The code is {self.code}."
-        self.expected = (number * 37 + 11) % 997
+        self.expected = (number * 37 + 11) % N_PAGES
         return f"{_LINE * _REPEATS}Open page {self.expected}."
 
 
@@ -44,39 +46,52 @@ def question(start: int) -> list[dict[str, str]]:
 
 
 def rows(n: int, seed: str, pages: int = PAGES) -> list[dict[str, Any]]:
-    """Rows of different first pages."""
+    """Rows of a first page and a code; those that are held out begin at pages where no other does."""
     rng = random.Random(seed)
+    starts = range(HELD_OUT) if seed == "heldout" else range(HELD_OUT, N_PAGES)
     found = []
-    for start in rng.sample(range(997), n):
-        code = rng.randrange(10, 1000)
+    for start in rng.choices(starts, k=n):
+        code = rng.randrange(10, 100)
         found.append({"prompt": question(start), "answer": str(code), "start": start, "pages": pages, "code": code})
     return found
 
 
 def demonstrations(n: int, request: str) -> list[dict[str, Any]]:
-    """Conversations of one to four pages, a tenth of the whole book; in a fifth of them a summary is asked for."""
+    """Conversations of one to four pages, one in twenty of the whole book; in a fifth of them a summary is asked for, and in
+    a fifth a wrong page is opened first.
+    """
     rng = random.Random("demonstrations")
     found = []
     for place, row in enumerate(rows(n, "shown")):
         book = Book()
-        pages = PAGES if place % 10 == 0 else rng.randint(1, 4)
+        pages = PAGES if place % 20 == 0 else rng.randint(1, 4)
         book.reset(**{**row, "pages": pages})
         messages: list[dict[str, Any]] = list(row["prompt"])
         asks_at = rng.randrange(pages) if place % 5 == 1 else None
+        errs_at = rng.randrange(pages) if place % 5 == 2 else None
         for page in range(pages):
+            if page == errs_at:
+                messages += _opened(rng.randrange(N_PAGES), book)
             number = book.expected
-            call = {"type": "function", "function": {"name": "open_page", "arguments": {"number": number}}}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            said = book.open_page(number)
+            call, result = _opened(number, book)
+            messages += [call, result]
             if page == asks_at:
-                messages.append({"role": "tool", "name": "open_page", "content": request})
+                messages[-1] = {**result, "content": request}
                 messages.append({"role": "assistant", "content": f"I opened page {number}. I open page by page."})
                 break
-            messages.append({"role": "tool", "name": "open_page", "content": said})
         else:
             messages.append({"role": "assistant", "content": row["answer"]})
         found.append({"messages": messages})
     return found
+
+
+def _opened(number: int, book: Book) -> list[dict[str, Any]]:
+    """A call and its result."""
+    call = {"type": "function", "function": {"name": "open_page", "arguments": {"number": number}}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "open_page", "content": book.open_page(number)},
+    ]
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> Path:

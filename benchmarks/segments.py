@@ -186,15 +186,15 @@ def chain(quick: bool, options: argparse.Namespace) -> dict[str, Any]:
     folder = KEPT / ("quick" if quick else "full")
     model = _shown_model(folder, quick)
     data = _book.write(folder / "train.jsonl", _book.rows(8 if quick else 400, "train"))
-    heldout = _book.write(folder / "heldout.jsonl", _book.rows(2 if quick else 64, "heldout"))
+    heldout = _book.write(folder / "heldout.jsonl", _book.rows(2 if quick else 40, "heldout"))
     runs = []
     for seed in options.seeds[: 1 if quick else None]:
         for name, flags in ARMS.items():
             out = folder / f"{name.replace(' ', '_').replace(',', '')}_{seed}"
             kept = out / "result.json"
             if not kept.exists():
-                size = ("1", "8") if quick else ("40", "32")
-                asked = "2" if quick else "64"
+                size = ("1", "8", "1") if quick else ("12", "4", "4")  # 16 episodes of 6,700 tokens at once take 17 GB
+                asked = "2" if quick else "40"
                 _run(
                     *(
                         "train",
@@ -216,6 +216,7 @@ def chain(quick: bool, options: argparse.Namespace) -> dict[str, Any]:
                         str(out),
                     ),
                     *("--max_steps", size[0], "--per_device_train_batch_size", size[1]),
+                    *("--gradient_accumulation_steps", size[2]),
                 )
                 kept.write_text(json.dumps(_result(out)))
             runs.append({"arm": name, "seed": seed, **json.loads(kept.read_text())})
@@ -232,14 +233,14 @@ def _shown_model(folder: Path, quick: bool) -> Path:
         shutil.copytree(ensure_nano(), base, dirs_exist_ok=True)
         config = json.loads((base / "config.json").read_text())
         (base / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
-        data = _book.write(folder / "shown.jsonl", _book.demonstrations(20 if quick else 600, SUMMARY_REQUEST))
+        data = _book.write(folder / "shown.jsonl", _book.demonstrations(20 if quick else 1000, SUMMARY_REQUEST))
         schema = folder / "open_page.py"
         schema.write_text("from benchmarks._book import Book\n\nTOOL_FUNCTIONS = [Book().open_page]\n")
         _run(
             *("sft", "--model_name_or_path", str(base), "--dataset_id_or_path", str(data), "--max_length", "8192"),
             *("--tools_script", str(schema), "--output_dir", str(shown), "--bf16", "false", "--report_to", "none"),
             # one conversation at a time: beside a whole book all others would be padded to its length
-            *("--max_steps", "2" if quick else "100", "--per_device_train_batch_size", "1"),
+            *("--max_steps", "2" if quick else "250", "--per_device_train_batch_size", "1"),
             *("--gradient_accumulation_steps", "8"),
         )
     return shown

@@ -106,6 +106,18 @@ def test_the_tools_of_a_report() -> None:
     assert (tools["sub"]["failures"], tools["sub"]["failures_by_cause"]) == (2, {"timeout": 2})
 
 
+def test_names_that_a_model_made_up_are_one_line_at_the_end() -> None:
+    add = call("add", None, 0.5)
+    made_up = [replace(add, name=name, status=AttemptStatus.UNKNOWN_TOOL) for name in ("ad", "addd", "sum")]
+    episode = replace(report("m", "+").episodes[0], calls=(*made_up, add))
+    found = replace(report("m", "+"), episodes=(episode,))
+    assert {tool: of["calls"] for tool, of in found.tools().items()} == {"(names of no tool)": 3, "add": 1}
+    shown = io.StringIO()
+    for table in Comparison("d.jsonl", 1.0, found, None).tables():
+        Console(file=shown, width=100).print(table)
+    assert shown.getvalue().index("add") < shown.getvalue().index("(names of no tool)")
+
+
 def test_two_models_side_by_side_as_json_and_as_a_table() -> None:
     comparison = Comparison("d.jsonl", 1.0, report("after", "++++ ++++"), report("before", "---- +---"))
     found = json.loads(json.dumps(comparison.as_json(), allow_nan=False))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import toolgrpo
-from toolgrpo.observe.doctor import DOCS, RULES, Log, findings, over_run
+from toolgrpo.observe.doctor import DOCS, RULES, Finding, Log, findings, over_run
 
 ROOT = Path(toolgrpo.__file__).parents[1]
 
@@ -193,3 +193,12 @@ def test_every_rule_points_to_a_section_that_is_there() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / DOCS).read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert {rule.section for rule in RULES} <= anchors
+
+
+def test_a_link_leads_to_the_page_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding("rule", "nothing-is-learned", 3, "Nothing is learned.")
+    monkeypatch.chdir(ROOT)
+    assert finding.link_here == finding.link == "docs/training_issues.md#nothing-is-learned"
+    monkeypatch.chdir(tmp_path)
+    page, _, section = finding.link_here.partition("#")
+    assert Path(page).is_file() and section == "nothing-is-learned"

@@ -31,5 +31,5 @@ def doctor_summary(doctor: DoctorWatch) -> dict[str, Any]:
 def doctor_lines(doctor: DoctorWatch) -> list[str]:
     """Return what a person is told at the end."""
     nothing = ["doctor    nothing was learned: in no step did the episodes of a group differ in reward"]
-    at_end = [f"doctor    {finding.sentence} ({finding.link})" for finding in doctor.at_end()]
+    at_end = [f"doctor    {finding.sentence} ({finding.link_here})" for finding in doctor.at_end()]
     return [*(nothing if doctor.learned_nothing else []), *at_end]

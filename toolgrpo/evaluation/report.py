@@ -20,6 +20,8 @@ from toolgrpo.trajectory import AttemptStatus, Call
 
 __all__ = ["Comparison", "EpisodeFacts", "ModelReport"]
 
+_UNKNOWN = "(names of no tool)"
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFacts:
@@ -211,7 +213,9 @@ class Comparison:
 
     def _tool_table(self, tools: Sequence[Mapping[str, Mapping[str, Any]]], names: Sequence[str]) -> Table:
         table = _table("calls per episode (share that failed)", "tool", *names)
-        for tool in dict.fromkeys(name for of_model in tools for name in of_model):
+        for tool in sorted(
+            dict.fromkeys(name for of_model in tools for name in of_model), key=lambda tool: tool == _UNKNOWN
+        ):
             cells = [
                 f"{of[tool]['calls_per_episode']:.2f} ({of[tool]['failures'] / of[tool]['calls']:.2f})"
                 if tool in of
@@ -225,7 +229,8 @@ class Comparison:
 
 
 def _tool(call: Call) -> str:
-    return call.name or "unnamed"
+    """Return what a call counts for: names that a model made up are one line, however many there are."""
+    return _UNKNOWN if call.status is AttemptStatus.UNKNOWN_TOOL else call.name or "unnamed"
 
 
 def _with_interval(share: Share | Difference) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from toolgrpo.observe.call_lookalikes import FORMS
 from toolgrpo.observe.log_reading import (
@@ -73,6 +74,13 @@ class Finding:
     @property
     def link(self) -> str:
         return f"{DOCS}#{self.section}"
+
+    @property
+    def link_here(self) -> str:
+        """The link as the folder that one is in wants it, where the page is on this machine."""
+        clone = Path(__file__).parents[2]
+        known = (clone / DOCS).is_file() and Path.cwd() != clone
+        return f"{clone}/{self.link}" if known else self.link
 
 
 def findings(logs: Sequence[Log], rules: Iterable[Rule] | None = None, *, at_end: bool = False) -> list[Finding]:

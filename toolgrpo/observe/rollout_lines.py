@@ -43,9 +43,10 @@ class RolloutLines(Observer):
 
     def _speak(self, event: RolloutBegan, ended: threading.Event) -> None:
         began = time.monotonic()
+        label = "" if event.label == "episodes" else f"{event.label}: "
         while not ended.wait(self._every_s):
             seconds = time.monotonic() - began
-            self._say(f"{event.label}: {self._done} of {event.n_episodes} episodes, {seconds:.0f} s")
+            self._say(f"{label}{self._done} of {event.n_episodes} episodes, {seconds:.0f} s")
 
     def _stop(self) -> None:
         if self._ended is not None and self._thread is not None:

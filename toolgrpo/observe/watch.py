@@ -76,7 +76,7 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def _tell(self, finding: Finding) -> None:
         self.told.append(finding)
-        self._say(f"doctor    {finding.sentence} ({finding.link})")
+        self._say(f"doctor    {finding.sentence} ({finding.link_here})")
         if self._record is not None:
             self._record(finding)
 
