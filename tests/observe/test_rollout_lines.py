@@ -38,8 +38,14 @@ def test_a_long_rollout_says_how_far_it_is_also_before_anything_ends() -> None:
 
 
 def test_episodes_of_a_training_need_no_label() -> None:
-    spoke, said = threading.Event(), list[str]()
-    lines = RolloutLines(lambda text: (said.append(text), spoke.set()), every_s=0.01)
+    said: list[str] = []
+    spoke = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        spoke.set()
+
+    lines = RolloutLines(say, every_s=0.01)
     lines.rollout_began(RolloutBegan(64, 0, "train", "episodes"))
     assert spoke.wait(30) and said[0].startswith("0 of 64 episodes, ")
     lines.close()
