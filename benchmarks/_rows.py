@@ -28,6 +28,13 @@ class Figure:
         return cls(statistics.median(repetitions), min(repetitions), max(repetitions), len(repetitions))
 
     @classmethod
+    def of_steps(cls, repetitions: Sequence[float]) -> Figure:
+        """Steps of trainings of which several batches are in flight: short and long ones take turns, so that their mean
+        counts, and a median would be one or the other.
+        """
+        return cls(statistics.fmean(repetitions), min(repetitions), max(repetitions), len(repetitions))
+
+    @classmethod
     def kept(cls, value: float, repetitions: Sequence[float] | None, n: int | None = None) -> Figure:
         """The number with its repetitions if the JSON has kept them, else alone."""
         return cls.of(repetitions) if repetitions else cls(value, n=n)

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _rows import Row
+from _rows import Figure, Row
 from _whole_step_parts import Asked, Part, Run, label
 from _whole_step_runs import GROUP, Job, Phase, measured, model_folder
-from _whole_step_speed import figure
 
 STALENESS = (0, 1)
 MOST = 1.2  # times the longer half
@@ -94,8 +93,8 @@ def rows(result: dict[str, Any]) -> list[Row]:
         Row(
             benchmark="whole_step",
             what=f"{job}, max_staleness 1 (one after the other: {halves}){label(result)}",
-            ours=figure(found["steps"]["1"]),
-            other=figure(found["steps"]["0"]),
+            ours=Figure.of_steps(found["steps"]["1"]),
+            other=Figure.of_steps(found["steps"]["0"]),
             other_name="max_staleness 0",
             bound=found["longer_half_s"],
             target=f"at most {MOST * found['longer_half_s']:.3g} s ({MOST} times the longer half)",

@@ -55,11 +55,7 @@ class Comparison:
         )
 
     def summary(self, runs: list[Run]) -> dict[str, Any]:
-        """Means over the steps of all rounds; `simulated` has the engine and the pass that were measured.
-
-        k + 1 batches that are in flight end one soon after the other, so that short and long steps take turns, of which a
-        median would be one or the other.
-        """
+        """Means over the steps of all rounds; `simulated` has the engine and the pass that were measured."""
         check_same_job(runs)
         n = runs[0]["of"]["episodes"]
         seconds = {
@@ -93,8 +89,8 @@ class Comparison:
             wanted = TIMES_TRL[self.tools].get(latency)
             for k in self.staleness:
                 target = f"{wanted} times better" if wanted is not None and k == 0 else ""
-                ours, what = figure(of[str(k)]), f"{job} {k}{said}"
-                other = figure(of["TRL"])
+                ours, what = Figure.of_steps(of[str(k)]), f"{job} {k}{said}"
+                other = Figure.of_steps(of["TRL"])
                 made.append(
                     Row(benchmark="whole_step", what=what, ours=ours, other=other, other_name="TRL", target=target)
                 )
@@ -106,7 +102,7 @@ class Comparison:
                             benchmark="whole_step",
                             what=what,
                             ours=ours,
-                            other=figure(of["0"]),
+                            other=Figure.of_steps(of["0"]),
                             other_name="max_staleness 0",
                             bound=step["seconds"]["0"] / ideal,
                             target="at least 0.97"
@@ -135,10 +131,6 @@ class Comparison:
             shown = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in step["processor_s"].items())
             print(f"processor seconds a step, tools of {step['latency_s']} s: {shown}")
         print(f"engine {found['engine_s']:.2f} s and the rest {found['train_s']:.2f} s a step, at staleness 0")
-
-
-def figure(steps: list[float]) -> Figure:
-    return Figure(statistics.fmean(steps), min(steps), max(steps), len(steps))
 
 
 def check_same_job(runs: list[Run]) -> None:

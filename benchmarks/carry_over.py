@@ -231,8 +231,8 @@ def rows(results: dict[str, Any]) -> list[Row]:
         Row(
             benchmark="carry_over",
             what=f"a step of {GROUPS} groups, {phase} tools, max_staleness {WAYS[way][0]}, carry_over {WAYS[way][1]:g}",
-            ours=Figure.of(results["seconds"][way][phase]),
-            other=Figure.of(results["seconds"][str(WAYS[way][0])][phase]),
+            ours=Figure.of_steps(results["seconds"][way][phase]),
+            other=Figure.of_steps(results["seconds"][str(WAYS[way][0])][phase]),
             other_name="carry_over 0",
         )
         for way in WAYS
@@ -242,14 +242,14 @@ def rows(results: dict[str, Any]) -> list[Row]:
 
 
 def show(results: dict[str, Any]) -> None:
-    print("\nseconds a step (median), and times faster than staleness 0; in brackets by the simulation")
+    print("\nseconds a step (mean), and times faster than staleness 0; in brackets by the simulation")
     print(f"{'staleness + carried':>20} " + " ".join(f"{phase:>28}" for phase in PHASES))
     for way in WAYS:
         cells = []
         for phase in PHASES:
-            median = statistics.median(results["seconds"][way][phase])
-            faster = statistics.median(results["seconds"]["0"][phase]) / median
-            cells.append(f"{median:>9.2f} s {faster:>6.2f}x [{results['simulated'][phase][way]:.2f}x]")
+            mean = statistics.fmean(results["seconds"][way][phase])
+            faster = statistics.fmean(results["seconds"]["0"][phase]) / mean
+            cells.append(f"{mean:>9.2f} s {faster:>6.2f}x [{results['simulated'][phase][way]:.2f}x]")
         print(f"{way:>20} " + " ".join(f"{cell:>28}" for cell in cells))
 
 
