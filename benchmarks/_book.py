@@ -56,15 +56,16 @@ def rows(n: int, seed: str, pages: int = PAGES) -> list[dict[str, Any]]:
     return found
 
 
-def demonstrations(n: int, request: str) -> list[dict[str, Any]]:
-    """Conversations of one to four pages, one in twenty of the whole book; in a fifth of them a summary is asked for, and in
-    a fifth a wrong page is opened first.
+def demonstrations(n: int, request: str, stub: str) -> list[dict[str, Any]]:
+    """Conversations of one to four pages, one in twenty of the whole book. In a fifth of them a summary is asked for, in a
+    fifth a wrong page is opened first, and in a fifth, of up to the whole book, only the last results are left.
     """
     rng = random.Random("demonstrations")
     found = []
     for place, row in enumerate(rows(n, "shown")):
         book = Book()
-        pages = PAGES if place % 20 == 0 else rng.randint(1, 4)
+        drops = place % 5 == 3
+        pages = PAGES if place % 20 == 0 else rng.randint(1, PAGES if drops else 4)
         book.reset(**{**row, "pages": pages})
         messages: list[dict[str, Any]] = list(row["prompt"])
         asks_at = rng.randrange(pages) if place % 5 == 1 else None
@@ -81,8 +82,13 @@ def demonstrations(n: int, request: str) -> list[dict[str, Any]]:
                 break
         else:
             messages.append({"role": "assistant", "content": row["answer"]})
-        found.append({"messages": messages})
+        found.append({"messages": _without_old_results(messages, stub, rng.randint(1, 3)) if drops else messages})
     return found
+
+
+def _without_old_results(messages: list[dict[str, Any]], stub: str, kept: int) -> list[dict[str, Any]]:
+    results = [place for place, message in enumerate(messages) if message["role"] == "tool"]
+    return [{**one, "content": stub} if place in results[:-kept] else one for place, one in enumerate(messages)]
 
 
 def _opened(number: int, book: Book) -> list[dict[str, Any]]:

@@ -138,6 +138,11 @@ _uid: contextvars.ContextVar[int] = contextvars.ContextVar("uid")
 _turn: contextvars.ContextVar[int] = contextvars.ContextVar("turn")
 
 
+def uid_of(messages: Sequence[Any]) -> int:
+    """The number of a question; the lengths of other conversations are measured before the first step."""
+    return int((re.findall(r"\d+", str(messages[0]["content"])) or ["0"])[0])
+
+
 class ScriptedDecisions:
     """Our chat format with its parse replaced: the prompt says which rollout this task is."""
 
@@ -147,7 +152,7 @@ class ScriptedDecisions:
         self.name, self.stop_ids, self.call_text = chat.name, (), chat.call_text
 
     def prompt(self, messages: Sequence[Any], schemas: Any, **kwargs: Any) -> list[int]:
-        _uid.set(int(re.findall(r"\d+", messages[0]["content"])[0]))
+        _uid.set(uid_of(messages))
         _turn.set(0)
         ids: list[int] = self._chat.prompt(messages, schemas, **kwargs)
         return ids

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _rollout_loops import MAX_TURNS, TOOLS, TURN_TOKENS, ScriptedDecisions, _turn, _uid, decision, question, wait
+from _rollout_loops import (
+    MAX_TURNS,
+    TOOLS,
+    TURN_TOKENS,
+    ScriptedDecisions,
+    _turn,
+    _uid,
+    decision,
+    question,
+    uid_of,
+    wait,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 FINANCIAL = ROOT / "tools_funcs" / "financial_tools_complex.py"
@@ -175,11 +185,6 @@ def timing(clock: Clock, rollout_s: Callable[[], float | None] = lambda: None) -
             clock.end(state.global_step - 1, None if now is None else now - self.before)
 
     return Timing()
-
-
-def uid_of(messages: Sequence[Any]) -> int:
-    """The number of a question; the lengths of other conversations are measured before the first step."""
-    return int((re.findall(r"\d+", str(messages[0]["content"])) or ["0"])[0])
 
 
 def counted(history: Sequence[dict[str, Any]], episodes_a_step: int) -> dict[str, Any]:

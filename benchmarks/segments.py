@@ -165,7 +165,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "whole, large window": ("--vllm_max_model_length", "8000"),
     "drop_results": (
         *("--vllm_max_model_length", str(WINDOW)),
-        *("--context", json.dumps({"max_tokens": WINDOW - 200, "keep_last_turns": 2})),
+        *("--context", json.dumps({"max_tokens": WINDOW - 60, "keep_last_turns": 1})),
     ),
     "summarize": (
         *("--vllm_max_model_length", str(WINDOW)),
@@ -226,14 +226,14 @@ def chain(quick: bool, options: argparse.Namespace) -> dict[str, Any]:
 def _shown_model(folder: Path, quick: bool) -> Path:
     """nano with room for long contexts, that was shown how a book is read."""
     from toolgrpo.models.nano import ensure_nano
-    from toolgrpo.rollout.compaction import SUMMARY_REQUEST
+    from toolgrpo.rollout.compaction import STUB, SUMMARY_REQUEST
 
     base, shown = folder / "nano", folder / "shown"
     if not (shown / "config.json").exists():
         shutil.copytree(ensure_nano(), base, dirs_exist_ok=True)
         config = json.loads((base / "config.json").read_text())
         (base / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
-        data = _book.write(folder / "shown.jsonl", _book.demonstrations(20 if quick else 1000, SUMMARY_REQUEST))
+        data = _book.write(folder / "shown.jsonl", _book.demonstrations(20 if quick else 1000, SUMMARY_REQUEST, STUB))
         schema = folder / "open_page.py"
         schema.write_text("from benchmarks._book import Book\n\nTOOL_FUNCTIONS = [Book().open_page]\n")
         _run(
