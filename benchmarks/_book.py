@@ -37,7 +37,7 @@ class Book:
         self.left -= 1
         if self.left == 0:
             return f"{_LINE * _REPEATS}The code is {self.code}."
-        self.expected = (number * 37 + 11) % N_PAGES
+        self.expected = (number * 37 + self.code) % N_PAGES  # of each book another one
         return f"{_LINE * _REPEATS}Open page {self.expected}."
 
 
