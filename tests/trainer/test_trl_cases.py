@@ -95,7 +95,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "structured outputs": ({"vllm_structured_outputs_regex": "x"}, {}, "malformed calls are answered"),
 }
 
-CASES: dict[str, str] = import_file(Path(__file__).with_name("trl_case_table.py")).CASES
+TABLE = import_file(Path(__file__).with_name("trl_case_table.py"))
+CASES: dict[str, str] = TABLE.CASES
 
 
 def by_length(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -155,6 +156,7 @@ def test_every_case_leads_somewhere() -> None:
         kind, _, name = becomes.partition(" ")
         known: Any = {"run": RUNS, "test": names, "refused": REFUSED}.get(kind)
         assert becomes.startswith("TRL's: ") or name in known, case
+    assert CASES.keys() >= TABLE.ASKED_WHAT_TEXT_IS
 
 
 @pytest.mark.parametrize("name", RUNS)
