@@ -212,7 +212,7 @@ TABLE: list[tuple[str, str]] = [
     ("--engine transformers --vllm_server_urls http://x", "vllm_server_urls is given, but engine is 'transformers'"),
     ("--max_tool_calling_iterations 5", "has no effect here; use max_turns"),
     ("--chat_template_kwargs thinking", "must be a dictionary (on the command line in JSON), got 'thinking'"),
-    ("--text_prompts raw_text", "must be one of 'chat', 'raw'"),
+    ("--text_prompts raw_text", "must be one of 'auto', 'chat', 'raw'"),
     ("--long_prompts cut", "must be one of 'refuse', 'skip'"),
     ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
     ("--quiet perhaps", "must be true or false, got 'perhaps'"),

@@ -20,6 +20,7 @@ from peft import LoraConfig
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.plugin_files import import_file
+from toolgrpo.rewards import get_reward
 from toolgrpo.testing import ScriptedEngine, tiny_config, tiny_qwen3
 from toolgrpo.testing.chat_families import trl_tokenizer
 from toolgrpo.testing.engine import Script
@@ -75,6 +76,15 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"environment_factory": {"a": dict, "b": dict}},
         r"here all rows have one\. Write a class whose reset",
     ),
+    "an unknown environment": (
+        {},
+        {
+            "environment_factory": {"counter": Counter},
+            "train_dataset": Dataset.from_list([{**row, "environment": "unknown"} for row in QUESTIONS]),
+        },
+        "'unknown', not among the environments",
+    ),
+    "a reward for plain text": ({"text_prompts": "auto"}, {}, "text_prompts='raw'"),
     "no questions": ({"max_steps": -1}, {"environment_factory": "Counter", "train_dataset": None}, "set max_steps"),
     "a method": ({}, {"environment_factory": "Silent"}, "has no public methods besides reset"),
     "continuous batching": (
@@ -85,7 +95,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "structured outputs": ({"vllm_structured_outputs_regex": "x"}, {}, "malformed calls are answered"),
 }
 
-CASES: dict[str, str] = import_file(Path(__file__).with_name("trl_case_table.py")).CASES
+TABLE = import_file(Path(__file__).with_name("trl_case_table.py"))
+CASES: dict[str, str] = TABLE.CASES
 
 
 def by_length(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -145,6 +156,7 @@ def test_every_case_leads_somewhere() -> None:
         kind, _, name = becomes.partition(" ")
         known: Any = {"run": RUNS, "test": names, "refused": REFUSED}.get(kind)
         assert becomes.startswith("TRL's: ") or name in known, case
+    assert CASES.keys() >= TABLE.ASKED_WHAT_TEXT_IS
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -227,6 +239,30 @@ def test_raw_text_has_no_tools(tmp_path: Path) -> None:
 def add(a: int, b: int) -> int:
     """Add."""
     return a + b
+
+
+@pytest.mark.parametrize("rewards", ["one", "with a model", "async"])
+def test_a_function_for_plain_text_has_to_say_what_it_takes(tmp_path: Path, rewards: str) -> None:
+    async def later(completions: list[Any], **_: Any) -> list[float]:
+        return [float(len(completion)) for completion in completions]
+
+    given: Any = {"one": by_length, "with a model": [reward_model(), by_length], "async": [later]}[rewards]
+    with pytest.raises(ConfigError, match=r"text_prompts='raw' .* as in TRL, or text_prompts='chat'"):
+        job(tmp_path, given, text_prompts="auto").close()
+
+
+@pytest.mark.parametrize("known", ["a model", "conversations", "tools", "a loaded reward", "more turns", "new groups"])
+def test_where_only_one_meaning_is_left_nobody_is_asked(tmp_path: Path, known: str) -> None:
+    rewards: Any = {"a model": reward_model(), "a loaded reward": get_reward("accuracy")}.get(known, by_length)
+    rows: Any = QUESTIONS if known == "conversations" else [{**row, "answer": "x"} for row in TEXTS]
+    if known == "more turns":
+        rows = [{**row, "user_turns": ["Go on."]} for row in rows]
+    more: dict[str, Any] = {"parts": {"tools": [add]}} if known == "tools" else {}
+    if known == "a model":
+        more["parts"] = {"reward_processing_classes": TOKENIZER}
+    if known == "new groups":
+        more["dynamic_sampling"] = "backfill"
+    job(tmp_path, rewards, rows, text_prompts="auto", **more).close()
 
 
 def test_a_reward_that_wants_strings_is_told_of_raw_text(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ CASES: dict[str, str] = {
     "test_generate_rollout_func_raises_when_required_keys_are_missing": "refused rollout_func",
     "test_init_minimal": "test text_with_a_reward_model",
     "test_train": "test text_with_a_reward_model",
+    "test_train[tiny-NemotronHForCausalLM-nano]": "TRL's: a recurrent state, for which the engine without vLLM names "
+    "those with it; tests/engines/test_transformers_engine.py has the sentence",
     "test_train_dataset_format[standard]": "test text_with_a_reward_model",
     "test_train_dataset_format[conversational]": "test conversations_with_a_reward_model",
     **{
@@ -99,7 +101,7 @@ CASES: dict[str, str] = {
     "test_train_normalize_then_sum_aggregation": "run kl",
     **{f"test_train_scale_rewards[{name}]": f"run {run}" for name, run in (("False", "dr_grpo"), ("group", "dapo"))},
     "test_train_scale_rewards[batch]": "run bnpo",
-    "test_train_with_mask_truncated_completions": "run bnpo",
+    "test_train_with_mask_truncated_completions": "TRL's: it replaces model.generate; run bnpo has the setting",
     "test_train_num_generations_larger_than_batch_size": "run grpo",
     "test_train_delta_clipping": "run grpo",
     "test_train_multiple_dataloader_workers": "run adaptive",
@@ -111,13 +113,16 @@ CASES: dict[str, str] = {
     "test_train_with_chat_template_kwargs": "test template_arguments_reach_the_template",
     "test_train_with_tools": "TRL's: it replaces model.generate; tests/trainer/test_trainer.py has ours",
     "test_train_with_malformed_tool_calls": "TRL's: it replaces model.generate; tests/rollout has ours",
-    "test_train_with_environment_factory": "test an_environment_factory_is_an_environment",
-    "test_train_with_environment_owned_reward": "test an_environment_factory_is_an_environment",
-    "test_environment_owned_reward_coexists_with_reward_funcs": "test an_environment_factory_is_an_environment",
-    "test_train_with_environment_owned_data": "test an_environment_factory_is_an_environment",
-    "test_environment_owned_data_requires_max_steps": "refused no questions",
+    "test_train_with_environment_factory": "TRL's: it replaces model.generate; "
+    "test an_environment_factory_is_an_environment has ours",
+    "test_train_with_environment_owned_reward": "TRL's: it replaces model.generate; "
+    "test an_environment_factory_is_an_environment has ours",
+    "test_environment_owned_reward_coexists_with_reward_funcs": "TRL's: it reads trainer.tools, here trainer.toolbox; "
+    "test an_environment_factory_is_an_environment has ours",
+    "test_train_with_environment_owned_data": "refused a method",
+    "test_environment_owned_data_requires_max_steps": "refused a method",
     "test_train_with_multiple_environments": "refused several environments",
-    "test_train_with_unknown_environment_raises": "refused several environments",
+    "test_train_with_unknown_environment_raises": "refused an unknown environment",
     "test_environment_owned_reward_mixed_environments": "refused several environments",
     "test_multiple_environments_without_dataset_raises": "refused several environments",
     "test_no_reward_source_raises": "test no_reward_is_refused",
@@ -142,3 +147,26 @@ CASES: dict[str, str] = {
         for name in ("vlm_training", "vlm_processor_vllm_colocate_mode", "train_vllm")
     },
 }
+
+# Refused as `a reward for plain text` where only the two names are changed; with text_prompts="raw", too, they run as
+# the table says.
+ASKED_WHAT_TEXT_IS = frozenset(
+    (
+        "test_trust_remote_code",
+        "test_warning_raised_all_rewards_none",
+        *(f"test_warning_raised_sequence_level_with_token_summed_loss[{name}]" for name in ("grpo", "bnpo", "dr_grpo")),
+        *(f"test_warning_raised_sequence_level_with_token_summed_loss[{name}]" for name in ("dapo", "cispo")),
+        "test_train_reward_func_standard",
+        "test_train_multiple_reward_funcs",
+        "test_train_sync_and_async_reward_funcs",
+        "test_train_multiple_reward_funcs_with_None_output",
+        "test_train_multiple_reward_funcs_with_weights",
+        "test_reward_metric_reflects_reward_weights",
+        "test_train_multiple_mixed_reward_funcs",
+        "test_train_reward_func_additional_column",
+        "test_train_normalize_then_sum_aggregation",
+        "test_train_with_reward_func_accessing_trainer_state",
+        "test_train_reward_func_with_log_extra",
+        "test_train_reward_func_with_log_metric",
+    )
+)

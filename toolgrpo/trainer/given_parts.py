@@ -102,6 +102,7 @@ def take_parts(
     tokenizer = tokenizer or load_tokenizer(model, revision=_revision(args), trust_remote_code=args.trust_remote_code)
     raw_text = args.text_prompts == "raw" and trl_jobs.is_text(train_dataset)
     template = with_template_arguments(tokenizer, args.chat_template_kwargs)
+    is_undecided = args.text_prompts == "auto" and chat is None and trl_jobs.is_text(train_dataset)
     chat = chat or (RawText(tokenizer) if raw_text else resolve_format(template))
     toolbox = _as_toolbox(tools, args, factory)
     if toolbox is not None and toolbox is not tools:
@@ -109,6 +110,9 @@ def take_parts(
     player = _as_player(agent, toolbox, args)
     if player is not None:
         opened.callback(player.close)
+    speaks = toolbox is not None or player is not None or users_speak(None, train_dataset)
+    if is_undecided and not (speaks or args.draws_groups):  # else only chat can be meant
+        trl_jobs.refuse_undecided_text(reward_funcs)
     reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
     if raw_text and toolbox is not None:
         raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")

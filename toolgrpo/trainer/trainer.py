@@ -105,7 +105,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         **kwargs: Any,
     ) -> None:
         trl_jobs.refuse_rollout_func(kwargs.pop("rollout_func", None))
-        factory = trl_jobs.single_factory(kwargs.pop("environment_factory", None))
+        factory = trl_jobs.single_factory(kwargs.pop("environment_factory", None), train_dataset)
         trl_jobs.check_reward_arguments(reward_funcs)
         trl_seam.warn_if_untested()
         Observers(observers)  # refused before anything is loaded

@@ -35,13 +35,14 @@ __all__ = [
     "point_to_raw_text",
     "refuse_images",
     "refuse_rollout_func",
+    "refuse_undecided_text",
     "single_factory",
     "taking_text",
     "texts_of",
     "with_environment",
 ]
 
-TEXT_PROMPTS = ("chat", "raw")
+TEXT_PROMPTS = ("auto", "chat", "raw")
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAID_ELSEWHERE = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
@@ -52,10 +53,11 @@ class TRLJobOptions:
     """Fields of jobs that were written for TRL."""
 
     text_prompts: str = field(
-        default="chat",
+        default="auto",
         metadata={
             "help": "A prompt that is plain text is a user's message (chat), or is continued as it is, without tools and "
-            "with strings for rewards, as in TRL (raw).",
+            "with strings for rewards, as in TRL (raw). auto: chat, but a job in Python without tools whose reward is a "
+            "function has to say which.",
             "choices": TEXT_PROMPTS,
         },
     )
@@ -103,6 +105,21 @@ class TRLJobOptions:
         vars(self)["enable_thinking"] = thinking
 
 
+def refuse_undecided_text(rewards: Any) -> None:
+    """Refuse a function as a reward of plain text, which is written for strings or for messages.
+
+    Many a function runs with both: the length of a completion would be 1, the number of its messages, and nothing
+    would ever be learned.
+    """
+    for reward in rewards if isinstance(rewards, list | tuple) else [rewards]:
+        if inspect.isroutine(reward):
+            raise ConfigError(
+                f"the prompts are plain text and there are no tools, so reward {reward.__name__} may be written for "
+                f"strings or for messages: set text_prompts='raw' and the text is continued as it is and the reward gets "
+                f"strings, as in TRL, or text_prompts='chat' and it is a user's message and the reward gets messages"
+            )
+
+
 def is_text(rows: Any) -> bool:
     """Return whether the prompts of these rows are plain text, as the first of them is."""
     first = next(iter(rows), None) if rows is not None else None
@@ -147,8 +164,8 @@ def refuse_rollout_func(rollout_func: Any) -> None:
         )
 
 
-def single_factory(factory: Any) -> Callable[[], Any] | None:
-    """Return the one environment class of an `environment_factory`."""
+def single_factory(factory: Any, rows: Any = None) -> Callable[[], Any] | None:
+    """Return the one environment class of an `environment_factory`, which is that of all rows."""
     if isinstance(factory, Mapping):
         if len(factory) != 1:
             raise ConfigError(
@@ -156,7 +173,14 @@ def single_factory(factory: Any) -> Callable[[], Any] | None:
                 f"one. Write a class whose reset(**row) chooses by the row, and let the column `tools` name what each row "
                 f"is offered"
             )
-        (factory,) = factory.values()
+        ((known, factory),) = factory.items()
+        named = rows["environment"] if isinstance(rows, Dataset) and "environment" in rows.column_names else ()
+        others = ", ".join(sorted(repr(name) for name in set(named) - {known}))
+        if others:
+            raise ConfigError(
+                f"the column `environment` has {others}, not among the environments of environment_factory ({known!r}); "
+                f"correct the rows, or give the class alone instead of a dictionary: then all rows have it"
+            )
     if factory is not None and not callable(factory):
         raise ConfigError(f"environment_factory must be a class or a function that makes environments, got {factory!r}")
     made: Callable[[], Any] | None = factory
