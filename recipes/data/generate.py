@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ _SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "all": (5, 1760, ()),
 }
 _FAVOURED = 0.75
-_WHOLE = 8  # every eighth goes on to the answer, the others end with the call
+_WHOLE = 8  # every eighth goes on to the last word, the others end with the call
+_LAST_WORD = "done"  # one token of nano's: what it samples after the tool's response would only be noise for a reward on that
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
     shown = [row for split in _SHOWN for row in finance[split]]
     with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
-        worked = [_worked([], row, [json.loads(row["call"])], box, _first_figure(row)) for row in shown]
+        worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
     _write(
         HERE / "financial_examples.jsonl",
         [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)],
@@ -80,11 +80,6 @@ def _without(row: Row, name: str) -> Row:
 
 def _system_prompt(mixture: Path) -> str:
     return str(yaml.safe_load(mixture.read_text())["system_prompt"]).strip()
-
-
-def _first_figure(row: Row) -> str:
-    """What the tool says first, as in "payment 395.21"."""
-    return re.split("[,;:] ", row["answer"])[0]
 
 
 def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer: str) -> Row:
