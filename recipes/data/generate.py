@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,38 @@ from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE.parents[1] / "tools_funcs"
-TRAINING_SEED, HELD_OUT_SEED, SHOWN_SEED = 1, 2, 3
+TRAINING_SEED, HELD_OUT_SEED = 1, 2
 Row = dict[str, Any]
+
+# What nano is shown, in this order: a seed, how many, and the tools that three of four ask for. Short calls come first,
+# because copying numbers is learnt there in a hundred steps, and among long ones in thousands.
+_SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "short": (3, 640, ("loan_amortization",)),
+    "longer": (4, 800, ("loan_amortization", "bond_price_yield", "option_price")),
+    "all": (5, 1760, ()),
+}
+_FAVOURED = 0.75
+_WHOLE = 8  # every eighth goes on to the last word, the others end with the call
+_LAST_WORD = "done"  # one token of nano's: what it samples after the tool's response would only be noise for a reward on that
 
 
 def main() -> None:
     finance = _unlike(
-        lambda rng: _finance(rng),
-        {"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 80), "shown": (SHOWN_SEED, 2000)},
+        lambda rng, split: _finance(rng, _SHOWN[split][2] if split in _SHOWN else ()),
+        {
+            **{"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)},
+            **{split: (seed, n_rows) for split, (seed, n_rows, _) in _SHOWN.items()},
+        },
     )
     for split in ("train", "heldout"):
         _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
+    shown = [row for split in _SHOWN for row in finance[split]]
     with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
-        worked = [
-            _worked([], row, [json.loads(row["call"])], box, _first_figure(row))
-            for row in finance["train"] + finance["shown"]
-        ]
-    _write(HERE / "financial_examples.jsonl", worked)
+        worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
+    _write(
+        HERE / "financial_examples.jsonl",
+        [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)],
+    )
     products = _products(random.Random(TRAINING_SEED))
     system = {"role": "system", "content": _system_prompt(HERE / "handbook_train.yaml")}
     for product in products:
@@ -50,7 +64,7 @@ def main() -> None:
     with load_tools(TOOLS / "handbook_tools.py", workers=1) as box:
         for kind, ask in _HANDBOOK.items():
             made = _unlike(
-                lambda rng, ask=ask: ask(rng, products),  # type: ignore[misc]  # mypy cannot infer it
+                lambda rng, _split, ask=ask: ask(rng, products),  # type: ignore[misc]  # mypy cannot infer it
                 {"train": (TRAINING_SEED, 60), "heldout": (HELD_OUT_SEED, 12)},
             )
             examples += [_worked([system], row, row["calls"], box, row["answer"]) for row in made["train"]]
@@ -68,11 +82,6 @@ def _system_prompt(mixture: Path) -> str:
     return str(yaml.safe_load(mixture.read_text())["system_prompt"]).strip()
 
 
-def _first_figure(row: Row) -> str:
-    """What the tool says first, as in "payment 395.21"."""
-    return re.split("[,;:] ", row["answer"])[0]
-
-
 def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer: str) -> Row:
     """One whole conversation, as it should go: the calls that the question wants, each with what its tool says."""
     messages: list[Row] = [*opening, {"role": "user", "content": row["prompt"]}]
@@ -86,11 +95,15 @@ def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer
     return {"messages": [*messages, {"role": "assistant", "content": answer}]}
 
 
+def _up_to_the_call(conversation: Row) -> Row:
+    return {"messages": conversation["messages"][:2]}
+
+
 def _call(name: str, **arguments: Any) -> Row:
     return {"name": name, "arguments": arguments}
 
 
-def _unlike(make: Callable[[random.Random], Row], splits: dict[str, tuple[int, int]]) -> dict[str, list[Row]]:
+def _unlike(make: Callable[[random.Random, str], Row], splits: dict[str, tuple[int, int]]) -> dict[str, list[Row]]:
     """Make the rows of each split from its seed; no question stands twice, in one split or in two."""
     seen: set[str] = set()
     made: dict[str, list[Row]] = {}
@@ -98,7 +111,7 @@ def _unlike(make: Callable[[random.Random], Row], splits: dict[str, tuple[int, i
         rng = random.Random(seed)
         rows: list[Row] = []
         while len(rows) < n_rows:
-            row = make(rng)
+            row = make(rng, split)
             if row["prompt"] not in seen:
                 seen.add(row["prompt"])
                 rows.append(row)
@@ -110,7 +123,8 @@ def _write(path: Path, rows: list[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-# Finance: a tool by turns, with arguments drawn at random.
+# Finance: a tool by turns, with arguments drawn at random, in the order in which the question tells them: a small model
+# copies what comes next before it can look anything up.
 
 
 def _loan(rng: random.Random) -> tuple[str, Row]:
@@ -123,8 +137,8 @@ def _loan(rng: random.Random) -> tuple[str, Row]:
 
 def _npv(rng: random.Random) -> tuple[str, Row]:
     year, rate = rng.randrange(2015, 2026), rng.randrange(2, 13)
-    flows = [{"on": f"{year}-01-01", "amount": -1000 * rng.randrange(5, 40)}]
-    flows += [{"on": f"{year + k}-01-01", "amount": 500 * rng.randrange(4, 40)} for k in range(1, rng.randrange(3, 5))]
+    flows = [{"amount": -1000 * rng.randrange(5, 40), "on": f"{year}-01-01"}]
+    flows += [{"amount": 500 * rng.randrange(4, 40), "on": f"{year + k}-01-01"} for k in range(1, rng.randrange(3, 5))]
     told = ", ".join(f"{flow['amount']} on {flow['on']}" for flow in flows)
     return f"Cash flows are {told}. What are net present value at {rate} % and internal rate of return?", {
         **{"cash_flows": flows, "discount_rate": rate}
@@ -139,7 +153,7 @@ def _bond(rng: random.Random) -> tuple[str, Row]:
         f"A bond of face value {face} pays {coupon} % a year, {told} a year, for {years} more years. Price it at a yield "
         f"of {yielded} %."
     ), {
-        **{"face_value": face, "coupon_rate": coupon, "years_to_maturity": years, "coupons_per_year": often},
+        **{"face_value": face, "coupon_rate": coupon, "coupons_per_year": often, "years_to_maturity": years},
         **{"yield_to_maturity": yielded},
     }
 
@@ -151,7 +165,7 @@ def _option(rng: random.Random) -> tuple[str, Row]:
         f"Price a European {kind} with strike {strike} and {years} years to run on an underlying at {spot}, with "
         f"{volatility} % volatility and a risk-free rate of {rate} %."
     ), {
-        **{"kind": kind, "spot": spot, "strike": strike, "years_to_expiry": years, "volatility": volatility},
+        **{"kind": kind, "strike": strike, "years_to_expiry": years, "spot": spot, "volatility": volatility},
         **{"risk_free_rate": rate},
     }
 
@@ -197,15 +211,15 @@ def _retirement(rng: random.Random) -> tuple[str, Row]:
         f"Somebody aged {age} has {saved} and saves {yearly} a year until retiring at {retire}, at {before} % a year before "
         f"and {after} % after. With {inflation} % inflation and {spent} of spending a year to age {end}, does it last?"
     ), {
-        **{"current_age": age, "retirement_age": retire, "life_expectancy": end, "savings": saved},
-        **{"yearly_contribution": yearly, "return_before": before, "return_after": after, "inflation": inflation},
-        **{"yearly_spending": spent},
+        **{"current_age": age, "savings": saved, "yearly_contribution": yearly, "retirement_age": retire},
+        **{"return_before": before, "return_after": after, "inflation": inflation, "yearly_spending": spent},
+        **{"life_expectancy": end},
     }
 
 
 def _lots(rng: random.Random) -> tuple[str, Row]:
     lots = [
-        {"bought": f"{year}-03-01", "shares": rng.randrange(2, 20) * 10, "price": rng.randrange(10, 60)}
+        {"shares": rng.randrange(2, 20) * 10, "price": rng.randrange(10, 60), "bought": f"{year}-03-01"}
         for year in (2021, 2023)
     ]
     sold = rng.randrange(1, sum(int(str(lot["shares"])) for lot in lots) // 10) * 10
@@ -233,8 +247,9 @@ _FUNCTIONS = {
 }
 
 
-def _finance(rng: random.Random) -> Row:
-    name = rng.choice(list(_FINANCE))
+def _finance(rng: random.Random, favoured: tuple[str, ...] = ()) -> Row:
+    among = favoured if favoured and rng.random() < _FAVOURED else tuple(_FINANCE)
+    name = rng.choice(among)
     question, arguments = _FINANCE[name](rng)
     bound = _FUNCTIONS[name].convert.bind(arguments)
     return {

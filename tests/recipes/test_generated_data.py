@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from toolgrpo.data import load_tasks
 from toolgrpo.rewards import get_reward
@@ -54,8 +55,26 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
 def test_no_question_is_both_trained_on_and_held_out() -> None:
     for name in ("financial_generated", *(f"handbook_{kind}" for kind in KINDS)):
         train, heldout = ({row["prompt"] for row in rows(f"{name}_{split}")} for split in ("train", "heldout"))
-        assert len(train) in (60, 400) and len(heldout) in (12, 80)
+        assert len(train) in (60, 400) and len(heldout) in (12, 240)
         assert not train & heldout
+
+
+def test_no_worked_finance_question_is_asked_again() -> None:
+    shown = [row["messages"] for row in rows("financial_examples")]
+    worked = {messages[0]["content"] for messages in shown}
+    assert len(worked) == len(shown) == 3200
+    for split in ("train", "heldout"):
+        assert not worked & {row["prompt"] for row in rows(f"financial_generated_{split}")}
+
+
+def test_the_worked_finance_questions_begin_with_short_calls() -> None:
+    """In this order, which the recipe keeps, nano learns to copy numbers first."""
+    called = [row["messages"][1]["tool_calls"][0]["function"]["name"] for row in rows("financial_examples")]
+    first, last = Counter(called[:640]), Counter(called[-1760:])
+    assert first["loan_amortization"] > 0.7 * 640 and len(first) == 8
+    assert len(last) == 8 and min(last.values()) > 0.7 * 1760 / 8
+    sft = yaml.safe_load((ROOT / "recipes" / "configs" / "sft" / "financial_nano.yaml").read_text())["training"]
+    assert sft["train_sampling_strategy"] == "sequential" and sft["max_steps"] * sft["batch_size"] == len(called)
 
 
 def test_the_tool_that_is_called_right_gives_the_answer() -> None:

@@ -60,7 +60,7 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"reward": ["accuracy"], "eval_questions": 80, "loss_type": "grpo", "beta": 0.04},
     },
     "financial_nano": {
-        **{"model_name_or_path": "outputs/financial_nano_shown", "reward": ["accuracy"], "eval_questions": 80},
+        **{"model_name_or_path": "outputs/financial_nano_shown", "reward": ["accuracy"], "eval_questions": 240},
         **{"tools_script": "tools_funcs/financial_tools_complex.py"},
     },
     "handbook": {
