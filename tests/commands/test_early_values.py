@@ -100,6 +100,11 @@ def test_a_flag_stands_over_the_file(tmp_path: Path) -> None:
     assert said is not None and "none.py" in said
 
 
+def test_a_check_that_reports_in_json_reports_of_files() -> None:
+    missing = ["--tools_script", "none.py"]
+    assert early(missing, "check") is not None and early([*missing, "--json"], "check") is None
+
+
 @pytest.mark.parametrize("command", ["train", "check", "evaluate"])
 def test_the_recipes_pass(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).parents[2]
