@@ -16,19 +16,14 @@ from pathlib import Path
 from types import ModuleType
 
 from toolgrpo.errors import PluginError
+from toolgrpo.missing_files import no_python_file
 
-__all__ = ["import_failed", "import_file", "user_traceback"]
+__all__ = ["import_failed", "import_file", "python_file", "user_traceback"]
 
 
 def import_file(path: Path) -> ModuleType:
     """Return the module of a plugin file; `PluginError` if there is none, or if it fails."""
-    path = path.expanduser().resolve()
-    if path.is_dir():
-        raise PluginError(f"{path} is a folder; give the .py file in it.")
-    if not path.is_file():
-        raise PluginError(f"No such file: {path} (the working folder is {Path.cwd()}). Give the path of a Python file.")
-    if path.suffix != ".py":
-        raise PluginError(f"{path} is not a Python file: its name must end with .py")
+    path = python_file(path)
     digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
     package = f"_toolgrpo_plugin_{digest}"
     name = f"{package}.{path.stem}"
@@ -51,6 +46,18 @@ def import_file(path: Path) -> ModuleType:
             raise
         raise PluginError(import_failed(str(path), error)) from error
     return module
+
+
+def python_file(path: Path) -> Path:
+    """Return the whole path of a Python file; `PluginError` if it is none."""
+    path = path.expanduser().resolve()
+    if path.is_dir():
+        raise PluginError(f"{path} is a folder; give the .py file in it.")
+    if not path.is_file():
+        raise PluginError(no_python_file(path))
+    if path.suffix != ".py":
+        raise PluginError(f"{path} is not a Python file: its name must end with .py")
+    return path
 
 
 def import_failed(label: str, error: BaseException) -> str:

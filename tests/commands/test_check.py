@@ -6,14 +6,20 @@ import io
 import json
 import subprocess
 import sys
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from toolgrpo.commands.check import CheckRun, parse_check_arguments
+from toolgrpo.commands.check_draws import DrawnChecks
 from toolgrpo.commands.check_lines import CheckReport, Verdict
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
+from toolgrpo.evaluation.untrained import Untrained
+from toolgrpo.rollout import RolloutBatch
+from toolgrpo.testing import ScriptedTools
 
 ROOT = Path(__file__).parents[2]
 GOOD = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--per_device_train_batch_size", "8"]
@@ -81,6 +87,41 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(tmp_path: Path) -> N
     run._rewards(run.parts.training_rows(), run.parts.rewards())
     assert run.report.lines[-1].verdict is Verdict.FAILURE
     assert "score 0.50, nonsense 0.50" in run.report.lines[-1].said
+
+
+@pytest.mark.parametrize(
+    ("malformed", "failed", "calls", "verdict", "said"),
+    [
+        ({"invalid_json": 17, "unclosed": 15}, {}, 76, Verdict.WARNING, "the model does not know the form of calls"),
+        ({"invalid_json": 16}, {}, 76, Verdict.WARNING, "what stands in the call is no JSON"),
+        ({"invalid_json": 7, "unclosed": 7}, {"bad_arguments": 20}, 76, Verdict.WARNING, "does not know the form"),
+        ({"invalid_json": 9}, {}, 12, Verdict.WARNING, "9 of them cannot be run"),
+        ({"invalid_json": 10, "unclosed": 10}, {}, 76, Verdict.PASS, "20 of them cannot be run"),
+        ({}, {"exception": 20}, 76, Verdict.PASS, "20 fail"),
+    ],
+)
+def test_calls_that_cannot_be_run_warn_as_the_doctor_does(
+    malformed: dict[str, int], failed: dict[str, int], calls: int, verdict: Verdict, said: str
+) -> None:
+    facts = Untrained(
+        n=1,
+        k=2,
+        episodes=32,
+        calling=0.5,
+        calls=calls,
+        malformed=Counter(malformed),
+        failed=Counter(failed),
+        stops=Counter(),
+        rewards=(0.0,),
+        live=0.0,
+        pass_1=0.0,
+        pass_k=0.0,
+    )
+    report = CheckReport(lambda line: None)
+    draws = DrawnChecks(report, lambda doing: nullcontext(), questions=1, samples=2, max_steps=1, with_step=False)
+    draws._calls(facts, RolloutBatch(episodes=()), ScriptedTools({}))
+    (line,) = report.lines
+    assert line.verdict is verdict and said in line.said
 
 
 def test_lines_are_one_line_and_nothing_in_them_steers_a_terminal() -> None:

@@ -16,7 +16,7 @@ from trl import SFTTrainer
 
 from toolgrpo.commands import sft
 from toolgrpo.commands.sft import SFTResult, parse_sft_arguments, run_sft
-from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.errors import ConfigError, DataError, PluginError
 from toolgrpo.models.nano.build import build_nano
 from toolgrpo.sft.encoder import ConversationEncoder
 from toolgrpo.testing.mini_nano import MINI_NANO
@@ -99,7 +99,7 @@ def test_lora_bf16_checkpointing_and_a_resumed_run_are_as_one(base: Path, tmp_pa
         (("--learning_rate", "0"), ConfigError, "learning_rate must be positive"),
         (("--max_length", "20"), DataError, r"conversation 1 has \d+ tokens, but max_length is 20"),
         (("--resume_from_checkpoint", "nowhere"), ConfigError, "nowhere is no checkpoint"),
-        (("--tools_script", "none.py"), ConfigError, "none.py is no file"),
+        (("--tools_script", "none.py"), PluginError, "No such file: .*none.py"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -20,6 +20,7 @@ from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.evaluation.agreement import logprob_difference
 from toolgrpo.evaluation.untrained import Spread, Untrained, untrained_facts
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
+from toolgrpo.observe.doctor import why_broken
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -108,6 +109,9 @@ class DrawnChecks:
             teach = "Teach the form first (toolgrpo sft), put worked examples before the questions"
             accept = ", or run such calls with --unmarked_calls accept" if facts.malformed["unmarked"] else ""
             self._report.warned("calls", said, teach + accept, **numbers)
+        elif (why := why_broken(facts.malformed + facts.failed, facts.calls)) is not None:
+            do = "Go on with `toolgrpo sft` until most calls can be run (docs/training_issues.md#calls-that-fail)"
+            self._report.warned("calls", said + why, do, **numbers)
         elif facts.malformed.total() > facts.calls / 2 or facts.failed.total() > facts.calls / 2:
             self._report.warned(
                 "calls", said, "Read some in `toolgrpo evaluate`, and mend what the tools say", **numbers

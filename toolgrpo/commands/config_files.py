@@ -20,16 +20,13 @@ Not covered: what the values mean; the dataclasses check that.
 
 from __future__ import annotations
 
-import re
 import typing
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, overload
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trl import TrlParser
 
 from toolgrpo.commands.given_words import (
@@ -42,49 +39,24 @@ from toolgrpo.commands.given_words import (
     unknown_flag,
     unknown_keys,
 )
+from toolgrpo.commands.known_keys import KnownKey, or_none, said_plainly, takes_none
 from toolgrpo.errors import ConfigError, ToolGRPOError
 
-__all__ = ["ALIASES", "HEADINGS", "given_names", "given_values", "known_names", "parse_args", "read_config"]
-
-# What argparse and Transformers say about a flag, in our words.
-_SAID_PLAINLY = tuple(
-    (re.compile(said), plainly)
-    for said, plainly in (
-        (r"^argument (--\w+)(?:/-[\w-]+)*: ", r"\1 "),
-        (r"invalid int value: (.*)", r"must be a whole number, got \1"),
-        (r"invalid float value: (.*)", r"must be a number, got \1"),
-        (r"Truthy value expected: got (.*?) but expected one of .*", r"must be true or false, got '\1'"),
-        (r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2; got \1"),
-        (r"expected (?:one|at least one) argument", r"needs a value after it"),
-    )
-)
+__all__ = [
+    "ALIASES",
+    "HEADINGS",
+    "given_names",
+    "given_values",
+    "known_keys",
+    "known_names",
+    "parse_args",
+    "read_config",
+]
 
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """One key that a config file or command line may have."""
-
-    name: str
-    type: Any
-    choices: tuple[Any, ...] | None
-
-    def check(self, value: Any) -> Any:
-        """Return the value as the field wants it; raise ValueError that says what is wrong."""
-        adapter: TypeAdapter[Any] = TypeAdapter(self.type, config=ConfigDict(arbitrary_types_allowed=True))
-        if isinstance(value, str) and _takes_texts_only(self.type):
-            value = [value]  # one of what may be several
-        try:
-            checked = adapter.validate_python(value)
-        except ValidationError as error:
-            raise ValueError(f"must be {_type_name(self.type)}, got {value!r} ({_reason(error)})") from error
-        if self.choices is not None and checked not in self.choices:
-            raise ValueError(f"must be one of {', '.join(map(str, self.choices))}; got {value!r}")
-        return checked
 
 
 @overload
@@ -99,7 +71,7 @@ def parse_args(
 ) -> tuple[A, B, C, D]: ...
 def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> tuple[Any, ...]:
     """Return one instance per dataclass, from `--config FILE.yaml` and the flags after it."""
-    known = _known_keys(dataclass_types)
+    known = known_keys(dataclass_types)
     parser = _Parser(dataclass_types, known)
     path, flags = split_config(argv)
     if path is not None:
@@ -109,7 +81,7 @@ def parse_args(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> t
 
 def given_values(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) -> dict[str, Any]:
     """Return what a config file and the flags say, without any default; `parse_args` reads it."""
-    known = _known_keys(dataclass_types)
+    known = known_keys(dataclass_types)
     parser = _Parser(dataclass_types, known)
     path, flags = split_config(argv)
     for action in parser._actions:
@@ -120,7 +92,7 @@ def given_values(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) ->
     return {name: value for name, value in {**of_file, **found}.items() if name in known}
 
 
-def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:
+def read_config(path: str | Path, known: Iterable[KnownKey]) -> dict[str, Any]:
     """Return the checked values of a YAML file, without its headings."""
     by_name = {key.name: key for key in known}
     content = keys_in(path, by_name)
@@ -141,7 +113,7 @@ def read_config(path: str | Path, known: Iterable[_Known]) -> dict[str, Any]:
 
 def given_names(dataclass_types: Iterable[type[Any]], argv: Sequence[str]) -> frozenset[str]:
     """Return the fields that a command line, or its YAML file, gives a value."""
-    known = _known_keys(dataclass_types)
+    known = known_keys(dataclass_types)
     path, flags = split_config(argv)
     names = {word[2:].partition("=")[0].replace("-", "_") for word in flags if word.startswith("--")}
     if path is not None:
@@ -151,13 +123,13 @@ def given_names(dataclass_types: Iterable[type[Any]], argv: Sequence[str]) -> fr
 
 def known_names(dataclass_types: tuple[type[Any], ...]) -> Names:
     """Return every name that `parse_args` takes for these dataclasses."""
-    return _Parser(dataclass_types, _known_keys(dataclass_types)).names
+    return _Parser(dataclass_types, known_keys(dataclass_types)).names
 
 
 class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
     """TRL's parser, with one kind of error and no guessing of abbreviated flags."""
 
-    def __init__(self, dataclass_types: tuple[type[Any], ...], known: Mapping[str, _Known]) -> None:
+    def __init__(self, dataclass_types: tuple[type[Any], ...], known: Mapping[str, KnownKey]) -> None:
         super().__init__(dataclass_types, allow_abbrev=False)
         self.add_argument("--config", metavar="FILE.yaml", help="YAML file with values for any of these flags.")
         for alias, name in ALIASES.items():
@@ -166,8 +138,8 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         self._keys = frozenset(known)
         for action in self._actions:
             key = known.get(action.dest)
-            if key is not None and action.type is not None and _takes_none(key.type):
-                action.type = _or_none(action.type)
+            if key is not None and action.type is not None and takes_none(key.type):
+                action.type = or_none(action.type)
 
     @property
     def names(self) -> Names:
@@ -192,9 +164,7 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         return tuple(outputs[: len(self.dataclass_types)])
 
     def error(self, message: str) -> NoReturn:
-        for said, plainly in _SAID_PLAINLY:
-            message = said.sub(plainly, message)
-        raise ConfigError(message)
+        raise ConfigError(said_plainly(message))
 
     def _complaint(self, rest: Sequence[str]) -> str:
         flag = next((word for word in rest if word.startswith("--")), None)
@@ -203,45 +173,13 @@ class _Parser(TrlParser):  # type: ignore[misc]  # TRL ships no types
         return unknown_flag(flag.partition("=")[0], self.names)
 
 
-def _known_keys(dataclass_types: Iterable[type[Any]]) -> dict[str, _Known]:
-    known: dict[str, _Known] = {}
+def known_keys(dataclass_types: Iterable[type[Any]]) -> dict[str, KnownKey]:
+    """Return every key of these dataclasses by its name."""
+    known: dict[str, KnownKey] = {}
     for dataclass_type in dataclass_types:
         hints = typing.get_type_hints(dataclass_type)
         for field in dataclass_fields(dataclass_type):
             if field.init:
                 choices = field.metadata.get("choices")
-                known[field.name] = _Known(field.name, hints[field.name], tuple(choices) if choices else None)
+                known[field.name] = KnownKey(field.name, hints[field.name], tuple(choices) if choices else None)
     return known
-
-
-def _takes_none(hint: Any) -> bool:
-    """Return whether None can be told from text: an optional field that is not text."""
-    arguments = typing.get_args(hint)
-    return type(None) in arguments and str not in arguments
-
-
-def _takes_texts_only(hint: Any) -> bool:
-    """Return whether a field is a list of texts, and never a single one."""
-    arguments = typing.get_args(hint)
-    return (hint == list[str] or list[str] in arguments) and str not in arguments
-
-
-def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    def converted(text: str) -> Any:
-        return None if isinstance(text, str) and text.lower() in ("none", "null") else convert(text)
-
-    converted.__name__ = getattr(convert, "__name__", "value")  # argparse names it in its error
-    return converted
-
-
-def _type_name(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    members = typing.get_args(hint)
-    if len(members) == 2 and members[0] in names and members[1] is type(None):
-        hint = members[0]
-    plain = hint if isinstance(hint, type) and not typing.get_args(hint) else None
-    return names.get(plain, plain.__name__) if plain else str(hint).replace("typing.", "").replace("NoneType", "None")
-
-
-def _reason(error: ValidationError) -> str:
-    return "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()[:3]))

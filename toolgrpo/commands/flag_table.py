@@ -21,7 +21,7 @@ from typing import Any
 
 from toolgrpo.commands.given_words import Names
 
-__all__ = ["FLAGS_FILE", "Flag", "flags_of_command", "read_flags", "read_names"]
+__all__ = ["FLAGS_FILE", "Flag", "flags_of_command", "read_flags", "read_kinds", "read_names"]
 
 FLAGS_FILE = Path(__file__).with_name("flags.json")
 
@@ -57,6 +57,12 @@ def read_names(command: str) -> Names | None:
     kept = names[command]
     keys = frozenset(kept["keys"].split())
     return Names(keys, keys | frozenset(kept["other_flags"].split()))
+
+
+def read_kinds(command: str) -> dict[str, Any]:
+    """Return what is kept of the types of a command's keys; true where `read_names` returns something."""
+    kinds: dict[str, Any] = json.loads(FLAGS_FILE.read_text(encoding="utf-8"))[_NAMES][command]["kinds"]
+    return kinds
 
 
 def flags_of_command(command: str) -> dict[str, Flag]:
@@ -153,11 +159,16 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("transformers", "trl")}
 
 
-def _names(command: str) -> dict[str, str]:
-    from toolgrpo.commands.config_files import known_names
+def _names(command: str) -> dict[str, Any]:
+    from toolgrpo.commands.config_files import known_keys, known_names
+    from toolgrpo.commands.early_values import kinds_of
 
     known = known_names(_classes(command))
-    return {"keys": " ".join(sorted(known.keys)), "other_flags": " ".join(sorted(known.flags - known.keys))}
+    return {
+        "keys": " ".join(sorted(known.keys)),
+        "other_flags": " ".join(sorted(known.flags - known.keys)),
+        "kinds": kinds_of(known_keys(_classes(command)).values()),
+    }
 
 
 def table() -> dict[str, Any]:

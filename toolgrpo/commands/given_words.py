@@ -20,6 +20,7 @@ import yaml
 
 from toolgrpo.commands.other_names import answer_to, meant_by
 from toolgrpo.errors import ConfigError
+from toolgrpo.missing_files import seen_from_here
 from toolgrpo.nearest import nearest
 
 __all__ = [
@@ -142,7 +143,7 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
             raise ConfigError(f"--config {path} has {path.stat().st_size:,} bytes; that is no config file. Is it data?")
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except FileNotFoundError:
-        raise ConfigError(f"--config {path}: there is no such file (the working folder is {Path.cwd()})") from None
+        raise ConfigError(f"--config {path}: there is no such file ({seen_from_here(path)})") from None
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolgrpo.commands.flag_table import read_names
+from toolgrpo.commands.early_values import check_values
+from toolgrpo.commands.flag_table import read_kinds, read_names
 from toolgrpo.commands.given_words import check_words
 from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     theme = asked_for(arguments[1:])
     if theme is not None and name in PAGES:
         return _show_help(name, theme)
-    if name in PAGES and not _words_are_known(name, arguments[1:]):
+    if name in PAGES and not _can_be_right(name, arguments[1:]):
         return 1
     prepare(arguments[1:])  # before anything imports PyTorch
     return command.run(arguments[1:])
@@ -88,13 +89,14 @@ def _show_help(command: str, theme: str) -> int:
     return 0
 
 
-def _words_are_known(command: str, arguments: list[str]) -> bool:
-    """Return whether each flag and key is one that the command has; say which is not, before the imports."""
+def _can_be_right(command: str, arguments: list[str]) -> bool:
+    """Return whether flags, keys and values can be what the command takes; say what is wrong, before the imports."""
     known = read_names(command)
     try:
         if known is not None:
             check_words(arguments, known)
-    except ConfigError as error:
+            check_values(command, arguments, known, read_kinds(command))
+    except ToolGRPOError as error:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return False
     return True

@@ -40,6 +40,7 @@ from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models.nano import NanoRecipe
 from toolgrpo.named_models import folder_of
 from toolgrpo.observe.own_display import library_bars_off
+from toolgrpo.plugin_files import python_file
 from toolgrpo.sft.batches import Example
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
@@ -134,8 +135,8 @@ def parse_sft_arguments(argv: Sequence[str]) -> tuple[SFTArguments, ToolSFTConfi
     ):
         if not value:
             raise ConfigError(f"--{name} is missing; an example is recipes/configs/sft/qwen3_1.7b.yaml")
-    if sft.tools_script is not None and not Path(sft.tools_script).is_file():
-        raise ConfigError(f"--tools_script {sft.tools_script} is no file")
+    if sft.tools_script is not None:
+        python_file(Path(sft.tools_script))
     return sft, _with_batch(sft, config), model
 
 

@@ -13,6 +13,7 @@ from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.formats import HubPlace
 from toolgrpo.data.rows import RawRow
 from toolgrpo.errors import DataError, StorageError
+from toolgrpo.missing_files import no_data_file
 from toolgrpo.nearest import nearest
 from toolgrpo.storage import storage_errors
 
@@ -38,7 +39,7 @@ class FileRows:
                 yield from read_file(file)
             return
         if not self.path.exists():
-            raise DataError(f"the data file {self.path} does not exist (the working folder is {Path.cwd()})")
+            raise DataError(no_data_file(self.path))
         if self.split not in ("train", "all"):
             raise DataError(
                 f"{self.path} is one file and has no split {self.split!r}. For held-out rows hold some of it out "

@@ -14,7 +14,7 @@ Not covered: who hears of it and how often (`watch.py`); the episodes themselves
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from toolgrpo.observe.log_reading import (
     total_of,
 )
 
-__all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run"]
+__all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run", "why_broken"]
 
 DOCS = "docs/training_issues.md"
 LOGS_KEPT = 12  # no rule looks further back
@@ -110,6 +110,22 @@ def over_run(logs: Iterable[Log]) -> Iterator[Finding]:
         yield from findings(list(last), at_end=following is None)
 
 
+def why_broken(errors: Mapping[str, float], calls: float) -> str | None:
+    """Return why calls cannot be run, to be added to a sentence, where so many cannot that it matters.
+
+    `errors` counts calls by cause; causes that are none of the form are passed over.
+    """
+    counts = Counter({cause: errors.get(cause, 0) for cause in _PARSE_CAUSES})
+    broken, (cause, count) = counts.total(), counts.most_common(1)[0]
+    if not calls or broken < 10:
+        return None
+    if broken >= 0.2 * calls and count >= 0.7 * broken:
+        return f", most of them for one cause: {_PARSE_CAUSES[cause]}"
+    if broken < 0.4 * calls:
+        return None
+    return ": the model does not know the form of calls yet, which `toolgrpo sft` teaches"
+
+
 # The rules, in the order in which they are told.
 
 
@@ -161,17 +177,11 @@ def _groups_all_alike(logs: Sequence[Log]) -> str | None:
 def _broken_calls(logs: Sequence[Log]) -> str | None:
     calls = calls_in(logs)
     errors = Counter({cause: total_of(logs, f"tools/error/{cause}") for cause in _PARSE_CAUSES})
-    broken, (cause, count) = errors.total(), errors.most_common(1)[0]
-    if not calls or broken < 10:
-        return None
-    one_cause = broken >= 0.2 * calls and count >= 0.7 * broken
-    if not one_cause and broken < 0.4 * calls:
+    why = why_broken(errors, calls)
+    if why is None:
         return None
     by = ", ".join(f"{name} {percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
-    said = f"{percent(broken / calls)} of the calls {span_of(logs)} cannot be run ({by})"
-    if one_cause:
-        return f"{said}, most of them for one cause: {_PARSE_CAUSES[cause]}"
-    return f"{said}: the model does not know the form of calls yet, which `toolgrpo sft` teaches"
+    return f"{percent(errors.total() / calls)} of the calls {span_of(logs)} cannot be run ({by}){why}"
 
 
 def _cut_by_length(logs: Sequence[Log]) -> str | None:

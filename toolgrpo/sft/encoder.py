@@ -26,6 +26,7 @@ from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.messages import assistant_message
 from toolgrpo.data.files import read_file
 from toolgrpo.errors import ChatFormatError, DataError
+from toolgrpo.missing_files import no_conversations
 from toolgrpo.sft.batches import Example
 from toolgrpo.trajectory import Message
 
@@ -38,9 +39,7 @@ def read_conversations(path: str | Path) -> list[dict[str, Any]]:
     """Read a file's rows as {"messages": ..., "tools": schemas or None}; a bad row is an error."""
     path = Path(path)
     if not path.is_file():
-        raise DataError(
-            f"there is no file {path}; give a .jsonl file of conversations, one {{'messages': [...]}} per line"
-        )
+        raise DataError(no_conversations(path))
     rows = list(_checked(path))
     if not rows:
         raise DataError(f"{path} has no conversations; one {{'messages': [...]}} per line is expected")

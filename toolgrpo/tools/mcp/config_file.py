@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.errors import ConfigError
+from toolgrpo.missing_files import no_mcp_config
 
 __all__ = ["McpServerConfig", "read_mcp_config"]
 
@@ -46,6 +47,8 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
         label = str(config)
         try:
             content = json.loads(Path(config).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(no_mcp_config(Path(config))) from None
         except OSError as error:
             raise ConfigError(f"the MCP configuration {label} cannot be read: {error}") from error
         except (ValueError, RecursionError) as error:

@@ -1,0 +1,129 @@
+"""What is told before PyTorch is imported: the mistakes that are told late, in the same words, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_bad_input import TABLE, arguments, load, wrong_files  # noqa: F401  # a fixture
+from toolgrpo.commands.early_values import check_values
+from toolgrpo.commands.flag_table import read_kinds, read_names
+from toolgrpo.errors import ToolGRPOError
+
+
+def early(argv: list[str], command: str = "train") -> str | None:
+    """Return what is said of a command line before the imports."""
+    names = read_names(command)
+    assert names is not None
+    try:
+        check_values(command, argv, names, read_kinds(command))
+    except ToolGRPOError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def late(flags: str, folder: Path) -> str | None:
+    try:
+        load(flags, folder)
+    except ToolGRPOError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+TOLD_EARLY = [
+    "--tool_workers two",
+    "--tool-workers=two",
+    "--tool_timeout soon",
+    "--cache_tools perhaps",
+    "--engine vlm",
+    "--max_turns 1.5",
+    "--max_steps",
+    "--tools_script DIR/none.py",
+    "--environment DIR/none.py:Thing",
+    "--agent DIR/none.py",
+    "--mcp_config DIR/none.json",
+    "--reward_fn DIR/good.py DIR/none.py",
+    "--dataset_id_or_path DIR/none.jsonl",
+    "--config DIR/wrong_type.yaml",
+]
+
+
+@pytest.mark.parametrize("flags", TOLD_EARLY, ids=[flags.replace("DIR/", "") for flags in TOLD_EARLY])
+def test_it_is_told_early_in_the_words_of_later(wrong_files: Path, flags: str) -> None:  # noqa: F811
+    said = early(arguments(flags, wrong_files))
+    assert said is not None and said == late(flags, wrong_files)
+
+
+def test_nothing_else_is_told_early(wrong_files: Path) -> None:  # noqa: F811
+    """A mistake of the table that is told early is told late as well, in the same words."""
+    told = {}
+    for flags, _ in TABLE:
+        if flags in TOLD_EARLY or flags.startswith(("--config", "stray")):
+            continue
+        said = early(arguments(flags, wrong_files))
+        if said is not None:
+            told[flags] = said
+    assert len(told) > 10
+    assert told == {flags: late(flags, wrong_files) for flags in told}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["num_generations: eight", "training: {learning_rate: fast}", "bf16: 7", "engine: vlm", "max_turns: 1.5"],
+)
+def test_values_of_a_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    said = early(arguments(f"--config {file}", tmp_path))
+    assert said is not None and said == late(f"--config {file}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["num_generations: '8'", "learning_rate: 1", "bf16: null", "max_turns: none", "engine: auto", "seed: true"],
+)
+def test_values_that_are_taken_later_are_not_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    told_late = late(f"--config {file}", tmp_path)
+    assert early(arguments(f"--config {file}", tmp_path)) == told_late
+
+
+def test_a_flag_stands_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("dataset_id_or_path: none.jsonl\ntools_script: none.py\nreward_fn: [none.py]\n")
+    (tmp_path / "is.py").touch()
+    flags = [*("--dataset_id_or_path", "arithmetic"), *("--tools_script", str(tmp_path / "is.py"))]
+    assert early(["--config", str(file), *flags, "--reward_fn", str(tmp_path / "is.py")]) is None
+    said = early(["--config", str(file), *flags])
+    assert said is not None and "none.py" in said
+
+
+def test_a_check_that_reports_in_json_reports_of_files() -> None:
+    missing = ["--tools_script", "none.py"]
+    assert early(missing, "check") is not None and early([*missing, "--json"], "check") is None
+
+
+@pytest.mark.parametrize("command", ["train", "check", "evaluate"])
+def test_the_recipes_pass(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    files = [*(root / "recipes" / "configs").glob("*.yaml")]
+    assert len(files) > 5
+    assert {file.name: early(["--config", str(file)], command) for file in files} == {file.name: None for file in files}
+
+
+def test_a_name_like_it_that_lies_beside_is_told(tmp_path: Path) -> None:
+    for there, asked, flag, command in [
+        ("trains.jsonl", "train.jsonl", "--dataset_id_or_path", "train"),
+        ("trains.jsonl", "train.jsonl", "--dataset_id_or_path", "sft"),
+        ("my_tools.py", "my_tool.py", "--tools_script", "train"),
+        ("mcp.json", "mpc.json", "--mcp_config", "train"),
+        ("trains.yaml", "train.yaml", "--config", "train"),
+    ]:
+        (tmp_path / there).touch()
+        said = early([flag, str(tmp_path / asked)], command)
+        assert said is not None and f"did you mean {tmp_path / there}?" in said
+    said = early(["--tools_script", str(tmp_path / "quite_another.py")])
+    assert said is not None and "did you mean" not in said
