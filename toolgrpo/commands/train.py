@@ -23,7 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
-from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary
+from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary, outcome_line
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
 from toolgrpo.commands.terminal import Terminal
@@ -204,6 +204,9 @@ class TrainingRun:
             table.add_row(name, *(_rate(summary[when].get(name)) for when in ("before", "after")))
         if summary["before"]:
             self.terminal.console.print(table)
+        outcome = outcome_line(summary["before"], summary["after"])
+        if outcome is not None:
+            self.terminal.say(outcome)
         seconds = summary["seconds_per_step"]
         self.terminal.say(
             f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}, {seconds['all']:.2f} s each (rollout {seconds['rollout']:.2f}, "

@@ -1,0 +1,54 @@
+"""Under the closing table: what is said where held-out success did not rise."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolgrpo.commands.doctor_lines import outcome_line
+from toolgrpo.commands.terminal import Terminal
+from toolgrpo.commands.train import TrainingRun, parse_arguments
+from toolgrpo.evaluation.measures import Share
+
+
+def rates(**successes: float) -> dict[str, Any]:
+    shares = {name: Share(value, 100) for name, value in successes.items()}
+    return {name: {"rate": one.value, "interval": list(one.interval), "n": one.n} for name, one in shares.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (rates(greedy=0.4, sampled=0.4), rates(greedy=0.7, sampled=0.45), None),
+        (rates(greedy=0.4, sampled=0.4), rates(greedy=0.36, sampled=0.7), None),
+        (rates(greedy=0.4, sampled=0.3), rates(greedy=0.45, sampled=0.3), "change (the intervals overlap): see"),
+        (rates(greedy=0.4, sampled=0.3), rates(greedy=0.38, sampled=0.3), "overlap; greedy went down): see"),
+        (rates(greedy=0.7, sampled=0.6), rates(greedy=0.3, sampled=0.55), "fell (greedy): see"),
+        (rates(greedy=0.7), {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_what_did_not_rise_is_said(before: dict[str, Any], after: dict[str, Any], said: str | None) -> None:
+    line = outcome_line(before, after)
+    assert (line is None) if said is None else (line is not None and said in line)
+
+
+def test_it_stands_under_the_table_and_its_page_has_the_section(tmp_path: Path) -> None:
+    flags = ["--model_name_or_path", "nano", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path)]
+    shown = io.StringIO()
+    run = TrainingRun(*parse_arguments(flags), Terminal(None, shown, quiet=False), started=0.0)
+    seconds = {"all": 1.0, "rollout": 0.5, "training": 0.5}
+    summary = {"before": rates(greedy=0.4), "after": rates(greedy=0.4), "steps": 3, "seconds_per_step": seconds}
+    run._show({**summary, "seconds_in_all": 9.0, "model": "m", "episodes": None, "log": "l"}, [])
+    lines = shown.getvalue().splitlines()
+    (number,) = (number for number, line in enumerate(lines) if "did not clearly change" in line)
+    assert "┘" in lines[number - 1] and "3 steps" in lines[number + 1]
+    found = re.search(r"see (docs/\S+)#(\S+)", lines[number])
+    assert found is not None
+    page = (Path(__file__).parents[2] / found[1]).read_text()
+    headings = re.findall(r"^## (.*)$", page, flags=re.MULTILINE)
+    assert found[2] in [heading.lower().replace(" ", "-") for heading in headings]
