@@ -31,14 +31,14 @@ _SHOWN = 5  # episodes, where nobody says how many
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (toolgrpo show --help)")
+        raise ConfigError(f"{message.removeprefix('argument episode: ')} (toolgrpo show --help)")
 
 
 def run_show(argv: Sequence[str], console: Console | None = None) -> None:
     """Print what the arguments ask for."""
     parser = _Parser(prog="toolgrpo show", description="Look at the episodes that a run recorded.")
     parser.add_argument("folder", type=Path, help="the run's output folder")
-    parser.add_argument("episode", type=int, nargs="?", help="the number of one episode")
+    parser.add_argument("episode", type=_number, nargs="?", help="the number of one episode")
     parser.add_argument(
         "--step", type=int, help="this step (0: the untrained model); default: the last one, with --cause all"
     )
@@ -67,6 +67,12 @@ def run_show(argv: Sequence[str], console: Console | None = None) -> None:
         _show_chosen(folder, asked, console)
     else:
         _show_groups(folder, asked.step, console)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no episode; give an episode's number, e.g. toolgrpo show DIR 17")
+    return int(text)
 
 
 def recording_in(folder: Path) -> Path:
@@ -109,10 +115,23 @@ def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> N
         records = _matching(folder, asked.step, asked.cause)
     n = asked.worst or asked.best or _SHOWN
     choose = heapq.nlargest if asked.best else heapq.nsmallest
-    chosen = choose(n, records, key=lambda record: float(record.get("reward_given") or 0.0))
+    n_found = 0
+
+    def reward(record: dict[str, Any]) -> float:
+        nonlocal n_found
+        n_found += 1
+        return float(record.get("reward_given") or 0.0)
+
+    chosen = choose(n, records, key=reward)
     if not chosen:
         raise ConfigError(f"no episode in {folder} {_wanted(asked)}; {_there_is(folder, asked.step)}")
-    console.print(episode_table(chosen))
+    console.print(episode_table(chosen, of=n_found))
+    if n_found > len(chosen):
+        which = "most" if asked.best else "least"
+        console.print(
+            f"those with the {which} reward; others: --worst {min(n_found, 4 * n)}, --best {n}, --step N, or one by "
+            f"its number: toolgrpo show {folder} {chosen[0].get('episode')}\n"
+        )
     for record in chosen:
         console.print()
         _show_one(record, folder, console, as_tokens=asked.tokens)

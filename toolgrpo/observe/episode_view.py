@@ -61,9 +61,10 @@ def group_table(step: int, records: Sequence[Record]) -> Table:
     return table
 
 
-def episode_table(records: Sequence[Record]) -> Table:
-    """Return one line per episode."""
-    table = _table(f"{len(records)} episode{'' if len(records) == 1 else 's'}")
+def episode_table(records: Sequence[Record], *, of: int) -> Table:
+    """Return one line per episode, of so many that there are."""
+    shown = str(len(records)) if of == len(records) else f"{len(records)} of {of}"
+    table = _table(f"{shown} episode{'' if of == 1 else 's'}")
     for title in ("episode", "step", "reward", "success", "turns", "calls", "failed", "end", "prompt"):
         table.add_column(title, justify="left" if title in ("end", "prompt") else "right", no_wrap=True)
     for record in records:
