@@ -67,6 +67,11 @@ def test_the_traps_of_yaml(tmp_path: Path) -> None:
     ("text", "flags", "problem"),
     [
         ("rosw: 1", [], "unknown key 'rosw'; the nearest known key is 'rows'"),
+        (
+            "reward: {generation: {rows: 1}}",
+            [],
+            "'generation'; it is a heading, and stands one level too deep, under 'rew",
+        ),
         ("dta: {rows: 1}", [], "unknown heading 'dta'.*nearest is 'data'"),
         ("rows: many", [], "rows must be a whole number, got 'many'"),
         ("rows: 1.5", [], "rows must be a whole number, got 1.5"),

@@ -89,6 +89,8 @@ def unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Collectio
     for given in content:
         if key_for(given, known) not in known:
             instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
+            if given.name in HEADINGS and given.heading is not None:
+                instead = f"it is a heading, and stands one level too deep, under {given.heading!r}: indent it less"
             complaints.append(f"{path}: unknown key {given.name!r}; {instead}")
     return "\n".join(complaints) or None
 
