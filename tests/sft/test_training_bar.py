@@ -10,7 +10,10 @@ from rich.console import Console
 from toolgrpo.sft.training_bar import StepProgress
 
 
-@pytest.mark.parametrize(("seconds_per_step", "told"), [(0.1, [20, 40, 60, 80, 100]), (10.0, list(range(2, 101, 2)))])
+@pytest.mark.parametrize(
+    ("seconds_per_step", "told"),
+    [(0.1, [20, 40, 60, 80, 100]), (10.0, list(range(2, 101, 2))), (1.06, [19, 38, 57, 76, 95, 100])],
+)
 def test_a_slow_training_is_not_silent(seconds_per_step: float, told: list[int]) -> None:
     now = 0.0
     shown = io.StringIO()

@@ -13,6 +13,7 @@ __all__ = ["StepProgress"]
 
 _LINES = 5  # of a whole run, where there is no terminal
 _SILENT_S = 20.0  # at most, as far as the steps allow
+_TOO_SOON_S = 5.0  # for a line of a fifth, after one that broke a silence
 
 
 class StepProgress:
@@ -24,6 +25,7 @@ class StepProgress:
         self._steps = steps
         self._clock = clock
         self._started = self._spoken = clock()
+        self._spoke_of_time = False  # the last line broke a silence, and was no fifth
         self._bar: Progress | None = None
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -39,7 +41,12 @@ class StepProgress:
         done = index + 1
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=f"{self._label}, loss {loss:.3f}")
-        elif done % max(1, self._steps // _LINES) == 0 or self._clock() - self._spoken >= _SILENT_S:
+            return
+        silent_s = self._clock() - self._spoken
+        is_fifth = done % max(1, self._steps // _LINES) == 0
+        is_told_anyhow = not self._spoke_of_time or silent_s >= _TOO_SOON_S or done == self._steps
+        if silent_s >= _SILENT_S or (is_fifth and is_told_anyhow):
+            self._spoke_of_time = not is_fifth
             self._spoken = self._clock()
             seconds = self._spoken - self._started
             self._console.print(
