@@ -69,6 +69,9 @@ def test_a_model_and_a_spoilt_one_side_by_side(
     assert set(found["difference"]) == {"pass@1", "pass@3", "maj@3"}
     assert {"add", "multiply"} & set(found["model"]["tools"])
     assert all(name in shown for name in ("pass@1", "maj@3", "difference", "calls per episode"))
+    lines = shown.splitlines()
+    assert lines.index(f"baseline  {adapter}") < lines.index("model     nano")
+    assert all(f"episodes  {tmp_path / label / 'episodes.jsonl'}" in lines for label in ("baseline", "model"))
     episodes = read_episodes(tmp_path / "model" / "episodes.jsonl")
     assert len(episodes) == 36 and {episode["mode"] for episode in episodes} == {"eval"}
     successes = sum(episode.success for episode in comparison.model.episodes)

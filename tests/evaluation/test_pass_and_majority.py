@@ -71,6 +71,24 @@ def test_a_difference_has_newcombes_interval() -> None:
     assert difference.interval == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
+def test_a_difference_on_the_same_questions_has_newcombes_interval_for_pairs() -> None:
+    marks = [(1.0, 1.0)] * 36 + [(0.0, 1.0)] * 12 + [(1.0, 0.0)] * 2  # Newcombe 1998c, method 10
+    before, after = (dict(enumerate(values)) for values in zip(*marks, strict=True))
+    difference = Difference.paired(before, after)
+    assert difference.value == pytest.approx(0.2)
+    assert difference.interval == pytest.approx((0.0569, 0.3404), abs=1e-4)
+
+
+def test_what_succeeds_on_the_same_questions_differs_little() -> None:
+    same = {question: float(question % 2) for question in range(100)}
+    low, high = Difference.paired(same, same).interval
+    wide_low, wide_high = Difference(Share(0.5, 100), Share(0.5, 100)).interval
+    assert wide_low / 4 < low < 0 < high < wide_high / 4, "narrower by far, and never without a width"
+    other = {question: 1 - value for question, value in same.items()}
+    assert Difference.paired(same, other).interval[1] > wide_high
+    assert Difference.paired({0: 1.0}, {1: 0.0}).correlation == 0, "no question in common"
+
+
 def call(tool: str, error: ToolErrorKind | None, duration_s: float) -> Call:
     return Call(0, tool, {}, AttemptStatus.OK, "", error, duration_s)
 

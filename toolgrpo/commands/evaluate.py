@@ -117,7 +117,9 @@ class EvaluationRun:
         rows = self._questions()
         baseline = None
         if self.evaluation.baseline:
+            self.terminal.say(f"baseline  {self.evaluation.baseline}")
             baseline = self._measure(self.evaluation.baseline, rows, "baseline")
+            self.terminal.say(f"model     {self.model.model_name_or_path}")
         report = self._measure(str(self.model.model_name_or_path), rows, "model")
         if report is None:
             self.terminal.say("dry run: everything was loaded and checked")
@@ -244,7 +246,8 @@ class EvaluationRun:
             path.write_text(json.dumps(comparison.as_json(), indent=2, allow_nan=False) + "\n")
         self.terminal.say(f"report    {path}")
         if self.config.record_episodes:
-            self.terminal.say(f"episodes  {Path(self.config.output_dir) / 'model' / 'episodes.jsonl'}")
+            for label in (*(["baseline"] if comparison.baseline else []), "model"):
+                self.terminal.say(f"episodes  {Path(self.config.output_dir) / label / 'episodes.jsonl'}")
 
 
 def parse_evaluation_arguments(

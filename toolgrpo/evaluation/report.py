@@ -59,33 +59,32 @@ class ModelReport:
 
         maj@1 is pass@1, and left out; so is maj@2, where a tie is all there can be.
         """
-        return self._shares(self._scored_by_question())
+        return _shares(self.values())
 
     def by_task(self) -> dict[str, dict[str, Share]]:
         """Return the same for the questions of each task, by the name in their column `task`."""
-        tasks = dict.fromkeys(episode.task for episode in self.episodes if episode.task is not None)
-        questions = self._scored_by_question()
-        return {
-            task: self._shares([group for group in questions if group[0].task == task])
-            for task in sorted(tasks, key=str)
-        }
+        return {task: _shares(self.values(task)) for task in self.tasks()}
 
-    def _shares(self, questions: list[list[EpisodeFacts]]) -> dict[str, Share]:
-        shares = {
-            f"pass@{k}": Share.of(
-                [
-                    pass_at_k(sum(bool(e.success) for e in group), len(group), k)
-                    for group in questions
-                    if len(group) >= k
-                ]
-            )
-            for k in self.ks
-        }
+    def tasks(self) -> list[str]:
+        return sorted({episode.task for episode in self.episodes if episode.task is not None}, key=str)
+
+    def values(self, task: str | None = None) -> dict[str, dict[int, float]]:
+        """Return pass@k and maj@k of each question (of a task), by name and by the question's number."""
+        groups = [group for group in self._scored_by_question() if task is None or group[0].task == task]
+        values: dict[str, dict[int, float]] = {}
+        for k in self.ks:
+            enough = [group for group in groups if len(group) >= k]
+            values[f"pass@{k}"] = {
+                group[0].question: pass_at_k(sum(bool(e.success) for e in group), len(group), k) for group in enough
+            }
         for k in self.ks:
             if k > 2:
-                votes = [[Answered(e.answer, bool(e.success)) for e in group] for group in questions if len(group) >= k]
-                shares[f"maj@{k}"] = Share.of([majority_at_k(group, k) for group in votes])
-        return shares
+                values[f"maj@{k}"] = {
+                    group[0].question: majority_at_k([Answered(e.answer, bool(e.success)) for e in group], k)
+                    for group in groups
+                    if len(group) >= k
+                }
+        return values
 
     def tools(self) -> dict[str, dict[str, Any]]:
         """Return, per tool, its calls, failures by cause, and how many episodes used it.
@@ -163,11 +162,12 @@ class Comparison:
     model: ModelReport
     baseline: ModelReport | None = None
 
-    def differences(self) -> dict[str, Difference]:
+    def differences(self, task: str | None = None) -> dict[str, Difference]:
+        """Return the differences of pass@k and maj@k (on the questions of a task), by name."""
         if self.baseline is None:
             return {}
-        before = self.baseline.shares()
-        return {name: Difference(before[name], after) for name, after in self.model.shares().items()}
+        before = self.baseline.values(task)
+        return {name: Difference.paired(before[name], after) for name, after in self.model.values(task).items()}
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -207,7 +207,7 @@ class Comparison:
         by_task = [report.by_task() for report in reports]
         for task in by_task[-1]:
             shares = [of[task][name] for of in by_task]
-            last = [str(Difference(*shares))] if self.baseline else []
+            last = [str(self.differences(task)[name])] if self.baseline else []
             table.add_row(f"{task} ({shares[-1].n})", *map(str, shares), *last)
         return table
 
@@ -226,6 +226,10 @@ class Comparison:
         if not table.row_count:
             table.add_row("(no tool was called)", *("-" for _ in names))
         return table
+
+
+def _shares(values: Mapping[str, Mapping[int, float]]) -> dict[str, Share]:
+    return {name: Share.of([*of_questions.values()]) for name, of_questions in values.items()}
 
 
 def _tool(call: Call) -> str:
