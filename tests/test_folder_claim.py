@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.folder_claim import claim_folder
+from toolgrpo.folder_claim import claim_folder, other_run_in
 
 HOLD = """
 import os, sys, time
@@ -137,3 +137,34 @@ def test_a_file_system_without_locks_is_said_too(tmp_path: Path, monkeypatch: py
     claim = claim_folder(tmp_path)
     assert claim.warning is not None and "No locks available" in claim.warning
     claim.release()
+
+
+def test_who_runs_in_a_folder_can_be_asked_without_keeping_it(tmp_path: Path) -> None:
+    assert other_run_in(tmp_path / "none") is None
+    first = Holder(tmp_path / "out")
+    try:
+        assert str(other_run_in(tmp_path / "out")).startswith(f"process {first.process.pid} on ")
+    finally:
+        first.kill()
+    assert other_run_in(tmp_path / "out") is None
+    claim = claim_folder(tmp_path / "out", patience_s=0.0)
+    assert other_run_in(tmp_path / "out") is None, "it is this run"
+    claim.release()
+
+
+def test_a_model_folder_into_which_a_run_writes_says_so(tmp_path: Path) -> None:
+    from toolgrpo.commands.parts import RunParts
+    from toolgrpo.commands.terminal import Terminal
+    from toolgrpo.commands.train import parse_arguments
+    from toolgrpo.errors import ModelError
+
+    flags = ["--model_name_or_path", "x", "--dataset_id_or_path", "arithmetic", "--output_dir", str(tmp_path / "b")]
+    parts = RunParts(*parse_arguments(flags), Terminal(None, sys.stdout, quiet=True))
+    first = Holder(tmp_path / "out")
+    try:
+        with pytest.raises(ModelError, match=f"a run is writing there now .process {first.process.pid} on"):
+            parts.model_path(str(tmp_path / "out"))
+    finally:
+        first.kill()
+    with pytest.raises(ModelError, match=r"is a folder without config\.json"):
+        parts.model_path(str(tmp_path / "out"))

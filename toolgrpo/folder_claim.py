@@ -26,7 +26,7 @@ from pathlib import Path
 
 from toolgrpo.errors import ConfigError
 
-__all__ = ["FolderClaim", "claim_folder"]
+__all__ = ["FolderClaim", "claim_folder", "other_run_in"]
 
 _PATIENCE_S = 3.0  # a run that was killed may take that long to be gone
 _RETRY_S = 0.1
@@ -83,6 +83,23 @@ def claim_folder(folder: Path, process_index: int = 0, *, patience_s: float = _P
         os.pwrite(descriptor, json.dumps(_own_name()).encode(), 0)
     _descriptors[path] = descriptor
     return FolderClaim(path, None)
+
+
+def other_run_in(folder: Path) -> str | None:
+    """Return which other process runs in `folder` now, if one does."""
+    path = folder.resolve() / ".run.lock"
+    if path in _descriptors:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return None if _lock(descriptor, 0.0) else _holder(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, patience_s: float) -> bool:

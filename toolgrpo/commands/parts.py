@@ -22,6 +22,7 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.folder_claim import other_run_in
 from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.named_models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
@@ -261,6 +262,12 @@ class RunParts:
                 f"--model_name_or_path {name} is a file; give the folder that holds config.json and the weights"
             )
         if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+            holder = other_run_in(path)
+            if holder is not None:
+                raise ModelError(
+                    f"--model_name_or_path {name} holds no model yet: a run is writing there now ({holder}); wait for its "
+                    f"end, or give one of its checkpoints"
+                )
             raise ModelError(
                 f"--model_name_or_path {name} is a folder without config.json; give a folder that `save_pretrained` wrote"
             )
