@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,12 @@ from accelerate import PartialState
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
-from trl import SFTTrainer
 
 from toolgrpo.commands import sft
 from toolgrpo.commands.sft import SFTResult, parse_sft_arguments, run_sft
 from toolgrpo.errors import ConfigError, DataError, PluginError
 from toolgrpo.models.nano.build import build_nano
+from toolgrpo.sft.carded_trainer import CardedSFTTrainer
 from toolgrpo.sft.encoder import ConversationEncoder
 from toolgrpo.testing.mini_nano import MINI_NANO
 
@@ -47,14 +48,14 @@ def taught(base: Path, out: Path, *more: str) -> tuple[SFTResult, str]:
 
 
 def test_trl_is_given_our_tokens_and_our_mask(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[SFTTrainer] = []
+    seen: list[CardedSFTTrainer] = []
 
-    class Remembered(SFTTrainer):
-        def __init__(self, **arguments: object) -> None:
+    class Remembered(CardedSFTTrainer):
+        def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
             seen.append(self)
 
-    monkeypatch.setattr(sft, "SFTTrainer", Remembered)
+    monkeypatch.setattr(sft, "CardedSFTTrainer", Remembered)
     taught(base, tmp_path, "--max_steps", "1", "--batch_size", "2", "--save_strategy", "no")
     (trainer,) = seen
     encode = ConversationEncoder(AutoTokenizer.from_pretrained(base))
@@ -68,6 +69,22 @@ def test_trl_is_given_our_tokens_and_our_mask(base: Path, tmp_path: Path, monkey
     batch = trainer.data_collator([longest, shortest])
     assert batch["labels"].shape == batch["input_ids"].shape
     assert batch["labels"][0].tolist()[: len(longest["labels"])] == longest["labels"]
+
+
+def test_the_card_says_what_was_taught_and_its_lines_run(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taught(base, tmp_path, "--max_steps", "1", "--batch_size", "2", "--save_strategy", "steps", "--save_steps", "1")
+    card = (tmp_path / "README.md").read_text()
+    for said in (f"`{base}`", "trained for 1 steps on example", f"{ROWS}, 12 conversations", "toolgrpo train", "- sft"):
+        assert said in card
+    assert "[None]" not in card and "rewards:" not in card
+    assert json.loads((tmp_path / "tools.json").read_text()) == _schemas()
+    monkeypatch.chdir(tmp_path)
+    code = card.split("```python\n")[1].split("```")[0].replace("max_new_tokens=256", "max_new_tokens=4")
+    capsys.readouterr()
+    exec(code, {})
+    assert capsys.readouterr().out
 
 
 def test_lora_bf16_checkpointing_and_a_resumed_run_are_as_one(base: Path, tmp_path: Path) -> None:

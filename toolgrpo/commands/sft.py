@@ -30,7 +30,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.commands.parts import LORA_TARGETS
@@ -42,10 +42,12 @@ from toolgrpo.named_models import folder_of
 from toolgrpo.observe.own_display import library_bars_off
 from toolgrpo.plugin_files import python_file
 from toolgrpo.sft.batches import Example
+from toolgrpo.sft.carded_trainer import CardedSFTTrainer
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.hardware import bf16_line, settled_bf16, trains_on_cpu
+from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.trainer import load_tokenizer
 
 __all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "parse_sft_arguments", "run_sft"]
@@ -177,7 +179,8 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     shape = _shape_of(path, config, model)
     longest = config.max_length or int(shape.config.get_text_config().max_position_embeddings)
     rate = config.learning_rate or learning_rate_for(sum(parameter.numel() for parameter in shape.parameters()))
-    examples = _examples(sft, tokenizer, longest)
+    schemas = _schemas(sft)
+    examples = _examples(sft, tokenizer, longest, schemas)
     n_tokens = sum(sum(example.mask) for example in examples)
     config = config.changed(
         learning_rate=rate,
@@ -190,7 +193,14 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
     if model.use_peft and not model.lora_target_modules:
         model = replace(model, lora_target_modules=LORA_TARGETS)
     try:
-        trainer = SFTTrainer(
+        trainer = CardedSFTTrainer(
+            card=ModelCard(
+                base_model=str(model.model_name_or_path),
+                supervised=True,
+                tools=schemas,
+                data=f"{sft.dataset_id_or_path}, {len(examples)} conversations",
+                is_adapter=bool(model.use_peft),
+            ),
             model=path,
             args=config,
             train_dataset=_labelled(examples),
@@ -335,18 +345,26 @@ def _build_nano(config: ToolSFTConfig, model: ModelConfig, console: Console) -> 
     return SFTResult(tuple(losses), folder)
 
 
-def _examples(sft: SFTArguments, tokenizer: Any, max_length: int) -> list[Example]:
-    schemas = None
-    if sft.tools_script is not None:
-        from toolgrpo.tools import load_tools
+def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:
+    """Return the tools of a file; none where no file is given."""
+    if sft.tools_script is None:
+        return ()
+    from toolgrpo.tools import load_tools
 
-        toolbox = load_tools(sft.tools_script)
-        schemas = toolbox.schemas
+    toolbox = load_tools(sft.tools_script)
+    try:
+        return toolbox.schemas
+    finally:
         toolbox.close()
+
+
+def _examples(
+    sft: SFTArguments, tokenizer: Any, max_length: int, schemas: Sequence[Mapping[str, Any]]
+) -> list[Example]:
     encode = ConversationEncoder(tokenizer)
     examples = []
     for index, row in enumerate(read_conversations(sft.dataset_id_or_path)):
-        example = encode(row["messages"], row["tools"] or schemas)
+        example = encode(row["messages"], row["tools"] or schemas or None)
         if len(example.ids) > max_length:
             raise DataError(
                 f"{sft.dataset_id_or_path}: conversation {index + 1} has {len(example.ids)} tokens, but max_length "

@@ -29,6 +29,7 @@ class ModelCard:
     """What is known of a training, for whoever uses the model."""
 
     base_model: str
+    supervised: bool = False  # on examples, and not by rewards
     tools: Sequence[Mapping[str, Any]] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)  # name: weight
     data: str = ""
@@ -39,11 +40,17 @@ class ModelCard:
 
     def text(self, name: str) -> str:
         """Return the card as Markdown, with the head that hubs read."""
-        parts = [_head(self.base_model, adapter=self.is_adapter), f"# {plain(name)}", self._about()]
+        parts = [
+            _head(self.base_model, "sft" if self.supervised else "grpo", adapter=self.is_adapter),
+            f"# {plain(name)}",
+            self._about(),
+        ]
         parts += [f"## Success on held-out questions\n\n{_table(self.success)}"] if self.success else []
         parts.append(f"## Use\n\n{self._use()}")
         if self.tools:
             parts.append("## Tools\n\n" + "\n".join(_tool_line(schema) for schema in self.tools))
+        if self.supervised:
+            parts.append(f"## Train on\n\n{self._train_on()}")
         parts.append(f"## Versions\n\n{', '.join(_versions())}")
         return "\n\n".join(parts) + "\n"
 
@@ -52,10 +59,13 @@ class ModelCard:
         lines = [
             f"- base model: `{plain(self.base_model)}`"
             + (" (this is a LoRA adapter of it)" if self.is_adapter else ""),
-            f"- trained for {self.steps} steps with GRPO on tool-using episodes, by toolgrpo",
+            f"- trained for {self.steps} steps "
+            + ("on example conversations (supervised)" if self.supervised else "with GRPO on tool-using episodes")
+            + ", by toolgrpo",
             f"- data: {plain(self.data)}",
-            f"- rewards: {rewards or 'none'}",
         ]
+        if not self.supervised:
+            lines.append(f"- rewards: {rewards or 'none'}")
         if self.system_prompt:
             lines.append(f"- system message of rows without one: {json.dumps(self.system_prompt, ensure_ascii=False)}")
         return "\n".join(lines)
@@ -67,10 +77,30 @@ class ModelCard:
             f"Give it the tools of `{TOOLS_FILE}`, which are what it saw in training. Other descriptions of the same tools,\n"
             "`tools=[my_function]` of Transformers among them, make another prompt, and a small model may fail on it.\n\n"
             "```python\n"
-            f'tools = json.load(open("{TOOLS_FILE}"))\n'
-            "prompt = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)\n"
-            "reply = client.chat.completions.create(model=model, messages=messages, tools=tools)  # or an OpenAI client\n"
-            "```"
+            "import json\n\n"
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            'folder = "."  # where this file lies\n'
+            f'tools = json.load(open(f"{{folder}}/{TOOLS_FILE}"))\n'
+            "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+            "model = AutoModelForCausalLM.from_pretrained(folder)\n"
+            'messages = [{"role": "user", "content": "..."}]  # a question\n'
+            "prompt = tokenizer.apply_chat_template(\n"
+            '    messages, tools=tools, add_generation_prompt=True, return_dict=True, return_tensors="pt"\n'
+            ")\n"
+            "reply = model.generate(**prompt, max_new_tokens=256)\n"
+            'print(tokenizer.decode(reply[0, prompt["input_ids"].shape[1] :]))\n'
+            "```\n\n"
+            "An OpenAI client takes the same list: `client.chat.completions.create(..., messages=messages, tools=tools)`."
+        )
+
+    def _train_on(self) -> str:
+        given = " --tools_script TOOLS.py" if self.tools else ""
+        return (
+            "From here, by rewards; `check` says first whether the model writes calls well enough to begin:\n\n"
+            f"```bash\ntoolgrpo check --model_name_or_path FOLDER{given} --dataset_id_or_path QUESTIONS.jsonl\n"
+            f"toolgrpo train --model_name_or_path FOLDER{given} --dataset_id_or_path QUESTIONS.jsonl --output_dir OUT\n```\n\n"
+            "FOLDER is where this file lies. More examples: `toolgrpo sft --model_name_or_path FOLDER ...`, into another "
+            "`--output_dir`."
         )
 
 
@@ -82,11 +112,11 @@ def write_beside_model(folder: Path, card: ModelCard, name: str) -> None:
     (folder / CARD_FILE).write_text(card.text(name), "utf-8")
 
 
-def _head(base_model: str, *, adapter: bool) -> str:
+def _head(base_model: str, method: str, *, adapter: bool) -> str:
     on_a_hub = base_model.count("/") == 1 and not Path(base_model).exists()
     lines = [f"base_model: {base_model}"] if on_a_hub else []
     lines += [f"library_name: {'peft' if adapter else 'transformers'}", "tags:"]
-    lines += [f"- {tag}" for tag in ("toolgrpo", "trl", "grpo", "tool-use")]
+    lines += [f"- {tag}" for tag in ("toolgrpo", "trl", method, "tool-use")]
     return "\n".join(["---", *lines, "---"])
 
 
