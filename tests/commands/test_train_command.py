@@ -121,6 +121,13 @@ def test_a_dry_run_checks_everything_and_stops(nano: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert "dry run: everything was loaded and checked" in done.stdout and " 1/2 " not in done.stdout
     assert "engine    transformers (asked for)" in done.stdout
+    assert not (tmp_path / "out").exists(), "a dry run leaves nothing behind"
+
+
+def test_a_dry_run_that_fails_leaves_nothing_behind(nano: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, *SHORT, "--dry_run", "--reward", "acuracy")
+    assert done.returncode != 0 and "there is no built-in reward 'acuracy'" in done.stderr
+    assert list(tmp_path.glob("out*")) == []
 
 
 def test_an_error_is_one_paragraph(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Shared by the training and the evaluation command.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,8 +146,13 @@ def check_arguments(
     _check_agent(script)
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")
+    folder = Path(config.output_dir)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        Path(config.output_dir).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # another process was first
+            for made in missing if script.dry_run else ():
+                made.rmdir()
     except OSError as error:
         raise ConfigError(
             f"--output_dir {config.output_dir} cannot be a folder to write to: {error.strerror}; choose another one"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from toolgrpo.commands.early_values import check_values
 from toolgrpo.commands.flag_table import read_kinds, read_names
@@ -111,6 +112,10 @@ def _train(arguments: list[str]) -> int:
 
     script, config, model = parse_arguments(arguments)
     terminal.console.quiet = terminal.console.quiet or config.quiet
+    if script.dry_run:
+        with TemporaryDirectory(prefix="toolgrpo-dry-") as folder:  # it leaves nothing behind
+            TrainingRun(script, config.changed(output_dir=folder), model, terminal, started=started).run()
+        return 0
     terminal.log_into(Path(config.output_dir), append=bool(config.resume_from_checkpoint))
     if terminal.is_main_process():
         keep_run_config(arguments, Path(config.output_dir))
@@ -128,6 +133,10 @@ def _evaluate(arguments: list[str]) -> int:
 
     evaluation, script, config, model = parse_evaluation_arguments(arguments)
     terminal.console.quiet = terminal.console.quiet or config.quiet
+    if script.dry_run:
+        with TemporaryDirectory(prefix="toolgrpo-dry-") as folder:
+            EvaluationRun(evaluation, script, config.changed(output_dir=folder), model, terminal).run()
+        return 0
     terminal.log_into(Path(config.output_dir))
     EvaluationRun(evaluation, script, config, model, terminal).run()
     return 0
