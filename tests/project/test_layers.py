@@ -28,6 +28,7 @@ LAYERS = (
         "plain_text",
         "regex_budget",
         "nearest",
+        "missing_files",
         "plugin_files",
         "processes",
     }
