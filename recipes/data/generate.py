@@ -36,7 +36,9 @@ _SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
 }
 _FAVOURED = 0.75
 _WHOLE = 8  # every eighth goes on to the last word, the others end with the call
-_LAST_WORD = "done"  # one token of nano's: what it samples after the tool's response would only be noise for a reward on that
+_LAST_WORD = (
+    "done"  # one token of nano's: what it samples after the tool's response would only be noise for a reward on that
+)
 
 
 def main() -> None:
