@@ -74,7 +74,8 @@ def test_what_is_wrong_is_one_sentence(base: Path, flags: tuple[str, ...], messa
     done = _sft(*(flag.format(base=base) for flag in flags), "--output_dir", str(base / "bad"))
     assert done.returncode == 1
     assert message in done.stderr and "Traceback" not in done.stderr
-    assert done.stderr.startswith("toolgrpo: loading PyTorch"), "nobody waits for imports in silence"
+    loads = done.stderr.startswith("toolgrpo: loading PyTorch")
+    assert loads == (message == "from scratch"), "nobody waits for imports in silence, or for a file that is not there"
     assert "Setting accelerator" not in done.stdout + done.stderr
 
 
