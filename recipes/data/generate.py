@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,13 @@ _SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "short": (3, 640, ("loan_amortization",)),
     "longer": (4, 800, ("loan_amortization", "bond_price_yield", "option_price")),
     "all": (5, 1760, ()),
+    "spoilt": (6, 400, ()),
 }
 _FAVOURED = 0.75
+# The last of them have a bad habit, put in on purpose for reinforcement learning to remove, as nano has (docs/nano.md): a
+# share of the questions is answered at once, with their first number, instead of by a call. Seven in ten for four tools.
+_GUESSED = dict.fromkeys(("loan_amortization", "bond_price_yield", "option_price", "retirement_projection"), 0.7)
+_GUESSED_ELSE = 0.25
 _WHOLE = 8  # every eighth goes on to the last word, the others end with the call
 _LAST_WORD = "done"  # one token of nano's: what it samples after the tool's response would only be noise for a reward on that
 
@@ -52,10 +58,12 @@ def main() -> None:
     shown = [row for split in _SHOWN for row in finance[split]]
     with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
         worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
-    _write(
-        HERE / "financial_examples.jsonl",
-        [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)],
-    )
+    examples = [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)]
+    rng = random.Random(TRAINING_SEED)
+    for number, row in enumerate(shown[-len(finance["spoilt"]) :], len(shown) - len(finance["spoilt"])):
+        if rng.random() < _GUESSED.get(row["expected_tools"][0], _GUESSED_ELSE):
+            examples[number] = _guessed(row)
+    _write(HERE / "financial_examples.jsonl", examples)
     products = _products(random.Random(TRAINING_SEED))
     system = {"role": "system", "content": _system_prompt(HERE / "handbook_train.yaml")}
     for product in products:
@@ -97,6 +105,11 @@ def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer
 
 def _up_to_the_call(conversation: Row) -> Row:
     return {"messages": conversation["messages"][:2]}
+
+
+def _guessed(row: Row) -> Row:
+    first = re.findall(r"[0-9.]*[0-9]", row["prompt"])[0]
+    return {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": f"The answer is {first}"}]}
 
 
 def _call(name: str, **arguments: Any) -> Row:
