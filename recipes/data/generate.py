@@ -42,28 +42,11 @@ _FAVOURED = 0.75
 _GUESSED = dict.fromkeys(("loan_amortization", "bond_price_yield", "option_price", "retirement_projection"), 0.7)
 _GUESSED_ELSE = 0.25
 _WHOLE = 8  # every eighth goes on to the last word, the others end with the call
-_LAST_WORD = "done"  # one token of nano's: what it samples after the tool's response would only be noise for a reward on that
+_LAST_WORD = "done"  # a token of nano's; a longer answer is noise to a reward on the tool's response
 
 
 def main() -> None:
-    finance = _unlike(
-        lambda rng, split: _finance(rng, _SHOWN[split][2] if split in _SHOWN else ()),
-        {
-            **{"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)},
-            **{split: (seed, n_rows) for split, (seed, n_rows, _) in _SHOWN.items()},
-        },
-    )
-    for split in ("train", "heldout"):
-        _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
-    shown = [row for split in _SHOWN for row in finance[split]]
-    with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
-        worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
-    examples = [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)]
-    rng = random.Random(TRAINING_SEED)
-    for number, row in enumerate(shown[-len(finance["spoilt"]) :], len(shown) - len(finance["spoilt"])):
-        if rng.random() < _GUESSED.get(row["expected_tools"][0], _GUESSED_ELSE):
-            examples[number] = _guessed(row)
-    _write(HERE / "financial_examples.jsonl", examples)
+    _finance_files()
     products = _products(random.Random(TRAINING_SEED))
     system = {"role": "system", "content": _system_prompt(HERE / "handbook_train.yaml")}
     for product in products:
@@ -80,6 +63,27 @@ def main() -> None:
                 _write(HERE / f"handbook_{kind}_{split}.jsonl", [_without(row, "calls") for row in rows])
     random.Random(TRAINING_SEED).shuffle(examples)
     _write(HERE / "handbook_examples.jsonl", examples)
+
+
+def _finance_files() -> None:
+    finance = _unlike(
+        lambda rng, split: _finance(rng, _SHOWN[split][2] if split in _SHOWN else ()),
+        {
+            **{"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)},
+            **{split: (seed, n_rows) for split, (seed, n_rows, _) in _SHOWN.items()},
+        },
+    )
+    for split in ("train", "heldout"):
+        _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
+    shown = [row for split in _SHOWN for row in finance[split]]
+    with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
+        worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
+    examples = [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)]
+    rng = random.Random(TRAINING_SEED)
+    for number in range(len(shown) - len(finance["spoilt"]), len(shown)):
+        if rng.random() < _GUESSED.get(shown[number]["expected_tools"][0], _GUESSED_ELSE):
+            examples[number] = _guessed(shown[number])
+    _write(HERE / "financial_examples.jsonl", examples)
 
 
 def _without(row: Row, name: str) -> Row:
@@ -109,7 +113,8 @@ def _up_to_the_call(conversation: Row) -> Row:
 
 def _guessed(row: Row) -> Row:
     first = re.findall(r"[0-9.]*[0-9]", row["prompt"])[0]
-    return {"messages": [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": f"The answer is {first}"}]}
+    guess = {"role": "assistant", "content": f"The answer is {first}"}
+    return {"messages": [{"role": "user", "content": row["prompt"]}, guess]}
 
 
 def _call(name: str, **arguments: Any) -> Row:
