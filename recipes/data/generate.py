@@ -41,7 +41,7 @@ _FAVOURED = 0.75
 # share of the questions is answered at once, with their first number, instead of by a call. Seven in ten for four tools.
 _GUESSED = dict.fromkeys(("loan_amortization", "bond_price_yield", "option_price", "retirement_projection"), 0.7)
 _GUESSED_ELSE = 0.25
-_WHOLE = 8  # every eighth goes on to the last word, the others end with the call
+_WHOLE = 8  # before those, every eighth goes on to the last word, and the others end with the call
 _LAST_WORD = "done"  # a token of nano's; a longer answer is noise to a reward on the tool's response
 
 
@@ -78,9 +78,12 @@ def _finance_files() -> None:
     shown = [row for split in _SHOWN for row in finance[split]]
     with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
         worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
-    examples = [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)]
+    spoilt = len(shown) - len(finance["spoilt"])
+    examples = [
+        row if number % _WHOLE == 0 or number >= spoilt else _up_to_the_call(row) for number, row in enumerate(worked)
+    ]
     rng = random.Random(TRAINING_SEED)
-    for number in range(len(shown) - len(finance["spoilt"]), len(shown)):
+    for number in range(spoilt, len(shown)):
         if rng.random() < _GUESSED.get(shown[number]["expected_tools"][0], _GUESSED_ELSE):
             examples[number] = _guessed(shown[number])
     _write(HERE / "financial_examples.jsonl", examples)
