@@ -62,19 +62,23 @@ def test_no_question_is_both_trained_on_and_held_out() -> None:
 def test_no_worked_finance_question_is_asked_again() -> None:
     shown = [row["messages"] for row in rows("financial_examples")]
     worked = {messages[0]["content"] for messages in shown}
-    assert len(worked) == len(shown) == 3200
+    assert len(worked) == len(shown) == 3600
     for split in ("train", "heldout"):
         assert not worked & {row["prompt"] for row in rows(f"financial_generated_{split}")}
 
 
-def test_the_worked_finance_questions_begin_with_short_calls() -> None:
-    """In this order, which the recipe keeps, nano learns to copy numbers first."""
-    called = [row["messages"][1]["tool_calls"][0]["function"]["name"] for row in rows("financial_examples")]
-    first, last = Counter(called[:640]), Counter(called[-1760:])
+def test_the_worked_finance_questions_begin_with_short_calls_and_end_with_guesses() -> None:
+    """In this order, which the recipe keeps, nano learns to copy numbers, and at last the habit that GRPO removes."""
+    said = [row["messages"][1] for row in rows("financial_examples")]
+    called = [turn["tool_calls"][0]["function"]["name"] for turn in said if "tool_calls" in turn]
+    first, last = Counter(called[:640]), Counter(called[1440:3200])
     assert first["loan_amortization"] > 0.7 * 640 and len(first) == 8
     assert len(last) == 8 and min(last.values()) > 0.7 * 1760 / 8
+    assert all("tool_calls" in turn for turn in said[:3200])
+    guesses = [turn["content"] for turn in said[3200:] if "tool_calls" not in turn]
+    assert 150 < len(guesses) < 250 and all(text.startswith("The answer is ") for text in guesses)
     sft = yaml.safe_load((ROOT / "recipes" / "configs" / "sft" / "financial_nano.yaml").read_text())["training"]
-    assert sft["train_sampling_strategy"] == "sequential" and sft["max_steps"] * sft["batch_size"] == len(called)
+    assert sft["train_sampling_strategy"] == "sequential" and sft["max_steps"] * sft["batch_size"] == len(said)
 
 
 def test_the_tool_that_is_called_right_gives_the_answer() -> None:
