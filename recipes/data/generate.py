@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,15 @@ _SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "spoilt": (6, 400, ()),
 }
 _FAVOURED = 0.75
-# The last of them have a bad habit, put in on purpose for reinforcement learning to remove, as nano has (docs/nano.md): a
-# share of the questions is answered at once, with their first number, instead of by a call. Seven in ten for four tools.
-_GUESSED = dict.fromkeys(("loan_amortization", "bond_price_yield", "option_price", "retirement_projection"), 0.7)
-_GUESSED_ELSE = 0.25
+# The last of them have a bad habit, put in on purpose for reinforcement learning to remove, as nano has (docs/nano.md): seven
+# in ten of the questions for four of the tools are put to another one.
+_MIXED_UP = {
+    "loan_amortization": "mortgage_refinance",
+    "bond_price_yield": "npv_irr",
+    "option_price": "portfolio_risk",
+    "retirement_projection": "tax_lot_gains",
+}
+_HOW_OFTEN = 0.7
 _WHOLE = 8  # before those, every eighth goes on to the last word, and the others end with the call
 _LAST_WORD = "done"  # a token of nano's; a longer answer is noise to a reward on the tool's response
 
@@ -84,8 +88,9 @@ def _finance_files() -> None:
     ]
     rng = random.Random(TRAINING_SEED)
     for number in range(spoilt, len(shown)):
-        if rng.random() < _GUESSED.get(shown[number]["expected_tools"][0], _GUESSED_ELSE):
-            examples[number] = _guessed(shown[number])
+        wrong = _MIXED_UP.get(shown[number]["expected_tools"][0])
+        if wrong is not None and rng.random() < _HOW_OFTEN:
+            examples[number] = _mixed_up(examples[number], wrong)
     _write(HERE / "financial_examples.jsonl", examples)
 
 
@@ -114,10 +119,11 @@ def _up_to_the_call(conversation: Row) -> Row:
     return {"messages": conversation["messages"][:2]}
 
 
-def _guessed(row: Row) -> Row:
-    first = re.findall(r"[0-9.]*[0-9]", row["prompt"])[0]
-    guess = {"role": "assistant", "content": f"The answer is {first}"}
-    return {"messages": [{"role": "user", "content": row["prompt"]}, guess]}
+def _mixed_up(conversation: Row, tool: str) -> Row:
+    """The call of this conversation, with its arguments, to another tool."""
+    asked, turn = _up_to_the_call(conversation)["messages"]
+    call = {**turn["tool_calls"][0]["function"], "name": tool}
+    return {"messages": [asked, {**turn, "tool_calls": [{"type": "function", "function": call}]}]}
 
 
 def _call(name: str, **arguments: Any) -> Row:
