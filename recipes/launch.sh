@@ -60,7 +60,7 @@ if [ $# -eq 0 ] && [ -z "${SCRIPT:-}" ]; then
     echo "no arguments: training the financial example (eight tools, accuracy) with recipes/configs/$example.yaml"
     echo "your own:     bash recipes/launch.sh --model_name_or_path MODEL --tools_script my_tools.py --reward_fn my_reward.py --dataset_id_or_path data.jsonl"
     if [ "$example" = financial_nano ] && [ ! -f outputs/financial_nano_shown/model.safetensors ]; then
-        echo "first:        nano is shown worked questions (recipes/configs/sft/financial_nano.yaml)"
+        echo "first:        nano is shown worked questions, the last of them with a bad habit that the training is to remove"
         "${start[@]}" recipes/sft.py --config recipes/configs/sft/financial_nano.yaml
     fi
     set -- --config "recipes/configs/$example.yaml"

@@ -33,31 +33,24 @@ _SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "short": (3, 640, ("loan_amortization",)),
     "longer": (4, 800, ("loan_amortization", "bond_price_yield", "option_price")),
     "all": (5, 1760, ()),
+    "spoilt": (6, 400, ()),
 }
 _FAVOURED = 0.75
-_WHOLE = 8  # every eighth goes on to the last word, the others end with the call
-_LAST_WORD = (
-    "done"  # one token of nano's: what it samples after the tool's response would only be noise for a reward on that
-)
+# The last of them have a bad habit, put in on purpose for reinforcement learning to remove, as nano has (docs/nano.md): seven
+# in ten of the questions for four of the tools are put to another one.
+_MIXED_UP = {
+    "loan_amortization": "mortgage_refinance",
+    "bond_price_yield": "npv_irr",
+    "option_price": "portfolio_risk",
+    "retirement_projection": "tax_lot_gains",
+}
+_HOW_OFTEN = 0.7
+_WHOLE = 8  # before those, every eighth goes on to the last word, and the others end with the call
+_LAST_WORD = "done"  # a token of nano's; a longer answer is noise to a reward on the tool's response
 
 
 def main() -> None:
-    finance = _unlike(
-        lambda rng, split: _finance(rng, _SHOWN[split][2] if split in _SHOWN else ()),
-        {
-            **{"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)},
-            **{split: (seed, n_rows) for split, (seed, n_rows, _) in _SHOWN.items()},
-        },
-    )
-    for split in ("train", "heldout"):
-        _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
-    shown = [row for split in _SHOWN for row in finance[split]]
-    with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
-        worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
-    _write(
-        HERE / "financial_examples.jsonl",
-        [row if number % _WHOLE == 0 else _up_to_the_call(row) for number, row in enumerate(worked)],
-    )
+    _finance_files()
     products = _products(random.Random(TRAINING_SEED))
     system = {"role": "system", "content": _system_prompt(HERE / "handbook_train.yaml")}
     for product in products:
@@ -74,6 +67,31 @@ def main() -> None:
                 _write(HERE / f"handbook_{kind}_{split}.jsonl", [_without(row, "calls") for row in rows])
     random.Random(TRAINING_SEED).shuffle(examples)
     _write(HERE / "handbook_examples.jsonl", examples)
+
+
+def _finance_files() -> None:
+    finance = _unlike(
+        lambda rng, split: _finance(rng, _SHOWN[split][2] if split in _SHOWN else ()),
+        {
+            **{"train": (TRAINING_SEED, 400), "heldout": (HELD_OUT_SEED, 240)},
+            **{split: (seed, n_rows) for split, (seed, n_rows, _) in _SHOWN.items()},
+        },
+    )
+    for split in ("train", "heldout"):
+        _write(HERE / f"financial_generated_{split}.jsonl", finance[split])
+    shown = [row for split in _SHOWN for row in finance[split]]
+    with load_tools(TOOLS / "financial_tools_complex.py", workers=1) as box:
+        worked = [_worked([], row, [json.loads(row["call"])], box, _LAST_WORD) for row in shown]
+    spoilt = len(shown) - len(finance["spoilt"])
+    examples = [
+        row if number % _WHOLE == 0 or number >= spoilt else _up_to_the_call(row) for number, row in enumerate(worked)
+    ]
+    rng = random.Random(TRAINING_SEED)
+    for number in range(spoilt, len(shown)):
+        wrong = _MIXED_UP.get(shown[number]["expected_tools"][0])
+        if wrong is not None and rng.random() < _HOW_OFTEN:
+            examples[number] = _mixed_up(examples[number], wrong)
+    _write(HERE / "financial_examples.jsonl", examples)
 
 
 def _without(row: Row, name: str) -> Row:
@@ -99,6 +117,13 @@ def _worked(opening: list[Row], row: Row, calls: list[Row], box: Toolbox, answer
 
 def _up_to_the_call(conversation: Row) -> Row:
     return {"messages": conversation["messages"][:2]}
+
+
+def _mixed_up(conversation: Row, tool: str) -> Row:
+    """The call of this conversation, with its arguments, to another tool."""
+    asked, turn = _up_to_the_call(conversation)["messages"]
+    call = {**turn["tool_calls"][0]["function"], "name": tool}
+    return {"messages": [asked, {**turn, "tool_calls": [{"type": "function", "function": call}]}]}
 
 
 def _call(name: str, **arguments: Any) -> Row:

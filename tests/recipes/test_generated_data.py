@@ -62,19 +62,23 @@ def test_no_question_is_both_trained_on_and_held_out() -> None:
 def test_no_worked_finance_question_is_asked_again() -> None:
     shown = [row["messages"] for row in rows("financial_examples")]
     worked = {messages[0]["content"] for messages in shown}
-    assert len(worked) == len(shown) == 3200
+    assert len(worked) == len(shown) == 3600
     for split in ("train", "heldout"):
         assert not worked & {row["prompt"] for row in rows(f"financial_generated_{split}")}
 
 
-def test_the_worked_finance_questions_begin_with_short_calls() -> None:
-    """In this order, which the recipe keeps, nano learns to copy numbers first."""
-    called = [row["messages"][1]["tool_calls"][0]["function"]["name"] for row in rows("financial_examples")]
-    first, last = Counter(called[:640]), Counter(called[-1760:])
+def test_the_worked_finance_questions_begin_with_short_calls_and_end_with_mixed_up_ones() -> None:
+    """In this order, which the recipe keeps, nano learns to copy numbers, and at last the habit that GRPO removes."""
+    calls = [row["messages"][1]["tool_calls"][0]["function"] for row in rows("financial_examples")]
+    first, last = (Counter(call["name"] for call in part) for part in (calls[:640], calls[1440:3200]))
     assert first["loan_amortization"] > 0.7 * 640 and len(first) == 8
     assert len(last) == 8 and min(last.values()) > 0.7 * 1760 / 8
+    with load_tools(ROOT / "tools_funcs" / "financial_tools_complex.py", workers=1) as box:
+        assert all(run_tool(box, call).ok for call in calls[:3200])
+        refused = sum(not run_tool(box, call).ok for call in calls[3200:])
+    assert 0.25 < refused / 400 < 0.45, "about seven in ten, for four of eight tools"
     sft = yaml.safe_load((ROOT / "recipes" / "configs" / "sft" / "financial_nano.yaml").read_text())["training"]
-    assert sft["train_sampling_strategy"] == "sequential" and sft["max_steps"] * sft["batch_size"] == len(called)
+    assert sft["train_sampling_strategy"] == "sequential" and sft["max_steps"] * sft["batch_size"] == len(calls)
 
 
 def test_the_tool_that_is_called_right_gives_the_answer() -> None:

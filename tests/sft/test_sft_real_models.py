@@ -134,7 +134,7 @@ def test_a_recipe_can_be_read(recipe: Path, tmp_path: Path, monkeypatch: pytest.
     here = ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)]
     read, config, model = parse_sft_arguments(["--config", str(recipe), *here])
     assert Path(str(read.dataset_id_or_path)).is_file()
-    assert config.gradient_checkpointing and model.use_peft == (recipe.stem != "financial_nano")
+    assert config.gradient_checkpointing == model.use_peft == (recipe.stem != "financial_nano")
     assert PartialState().device.type == "cpu"
 
 
