@@ -13,7 +13,8 @@ from toolgrpo.trajectory import StopReason
 BEGAN = RolloutBegan(16, step=0, mode="heldout", label="evaluation")
 
 
-def test_a_long_rollout_says_how_far_it_is_also_before_anything_ends() -> None:
+def listening() -> tuple[list[str], threading.Event, RolloutLines]:
+    """What is said, whether something was, and who says it."""
     said: list[str] = []
     spoke = threading.Event()
 
@@ -21,7 +22,11 @@ def test_a_long_rollout_says_how_far_it_is_also_before_anything_ends() -> None:
         said.append(text)
         spoke.set()
 
-    lines = RolloutLines(say, every_s=0.01)
+    return said, spoke, RolloutLines(say, every_s=0.01)
+
+
+def test_a_long_rollout_says_how_far_it_is_also_before_anything_ends() -> None:
+    said, spoke, lines = listening()
     lines.rollout_began(BEGAN)
     assert spoke.wait(30) and said[0].startswith("evaluation: 0 of 16 episodes")
     trajectory = Ledger(ByteChat().stop_ids).finish(StopReason.CONTEXT_FULL)
@@ -38,14 +43,7 @@ def test_a_long_rollout_says_how_far_it_is_also_before_anything_ends() -> None:
 
 
 def test_episodes_of_a_training_need_no_label() -> None:
-    said: list[str] = []
-    spoke = threading.Event()
-
-    def say(text: str) -> None:
-        said.append(text)
-        spoke.set()
-
-    lines = RolloutLines(say, every_s=0.01)
+    said, spoke, lines = listening()
     lines.rollout_began(RolloutBegan(64, 0, "train", "episodes"))
     assert spoke.wait(30) and said[0].startswith("0 of 64 episodes, ")
     lines.close()

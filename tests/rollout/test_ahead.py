@@ -11,7 +11,9 @@ import pytest
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.rollout.ahead import RolloutsAhead
+from toolgrpo.rollout.group_line import GroupLine, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
+from toolgrpo.signal.admission import Admission
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 
 PATIENCE_S = 20.0  # of a test, for what another thread is to do
@@ -177,9 +179,8 @@ def test_all_batches_together_keep_to_the_most_episodes_at_a_time() -> None:
     world.ahead.stop()
 
 
-def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def told_of_cores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What whoever divides the cores is told from here on."""
     told: list[str] = []
 
     class Cores:
@@ -190,6 +191,13 @@ def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on
             return lambda: told.append(name)
 
     monkeypatch.setattr("toolgrpo.engines.shared_cores.SharedCores", Cores)
+    return told
+
+
+def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = told_of_cores(monkeypatch)
     world = World()
     world.engine.shares_cores = True  # type: ignore[attr-defined]
     world.gate.set()
@@ -199,5 +207,23 @@ def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on
     assert told == ["engine_alone", "both"]
     world.ahead.take(1)
     assert told[2:] == ["engine_alone", "training_alone"]
+    world.begin("three")
+    world.ahead.settle()
+    assert told[4:] == ["engine_alone", "training_alone"]
     world.ahead.stop()
-    assert told[4:] == ["give_back"]
+    assert told[6:] == ["give_back"]
+
+
+def test_a_line_of_groups_says_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = told_of_cores(monkeypatch)
+    world = World()
+    world.engine.shares_cores = True  # type: ignore[attr-defined]
+    line: GroupLine[Any] = GroupLine(world.rollouts, group_size=1)
+    rule = Admission.of(1, oversample=1.0, max_groups_drawn=1.0).ahead(carried=0, beyond=1)
+    began = RolloutBegan(1, 0, "train", "episodes")
+    rows = ((place, {"prompt": f"question {place}"}) for place in range(2))
+    line.draw(rule, SamplingOptions(), began, rows=rows, judge=as_it_is)
+    line.draw(rule.ahead(carried=0, beyond=0), SamplingOptions(), began, rows=rows, judge=as_it_is)
+    line.stop()
+    # the cores are known from the first group that is begun on
+    assert told == ["both", "engine_alone", "training_alone", "give_back"]

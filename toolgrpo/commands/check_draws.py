@@ -20,7 +20,7 @@ from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.evaluation.agreement import logprob_difference
 from toolgrpo.evaluation.untrained import Spread, Untrained, untrained_facts
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
-from toolgrpo.observe.doctor import why_broken
+from toolgrpo.observe.doctor import page_here, why_broken
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -110,7 +110,7 @@ class DrawnChecks:
             accept = ", or run such calls with --unmarked_calls accept" if facts.malformed["unmarked"] else ""
             self._report.warned("calls", said, teach + accept, **numbers)
         elif (why := why_broken(facts.malformed + facts.failed, facts.calls)) is not None:
-            do = "Go on with `toolgrpo sft` until most calls can be run (docs/training_issues.md#calls-that-fail)"
+            do = f"Go on with `toolgrpo sft` until most calls can be run ({page_here('calls-that-fail')})"
             self._report.warned("calls", said + why, do, **numbers)
         elif facts.malformed.total() > facts.calls / 2 or facts.failed.total() > facts.calls / 2:
             self._report.warned(
@@ -174,7 +174,7 @@ class DrawnChecks:
         if gradient is None or gradient != gradient or gradient in (float("inf"), -float("inf")):
             self._report.failed("step", f"{said}, gradient {gradient}", "A gradient must be a number: see the log")
         elif gradient == 0:
-            do = "No group differed in reward, so this step taught nothing; see docs/training_issues.md"
+            do = f"No group differed in reward, so this step taught nothing; see {page_here()}"
             self._report.warned("step", f"{said}, gradient 0", do, seconds=step_s)
         else:
             self._report.passed("step", f"{said}, gradient {gradient:.3g}", seconds=step_s, grad_norm=gradient)
@@ -204,7 +204,7 @@ class DrawnChecks:
         if difference > 0.1:
             self._report.failed("weights", said, "They should be one model: see docs/engines.md", difference=difference)
         elif difference > 0.02:
-            do = "Above 0.01 look at precision and sampling options (docs/training_issues.md)"
+            do = f"Above 0.01 look at precision and sampling options ({page_here()})"
             self._report.warned("weights", said, do, difference=difference)
         else:
             self._report.passed("weights", said, difference=difference)

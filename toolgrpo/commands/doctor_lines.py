@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolgrpo.observe.doctor import DOCS
+from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
 
 __all__ = ["doctor_lines", "doctor_summary", "outcome_line"]
@@ -54,4 +54,4 @@ def outcome_line(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | N
     else:
         below = f"; {' and '.join(lower)} went down" if lower else ""
         said = f"held-out success did not clearly change (the intervals overlap{below})"
-    return f"{said}: see {DOCS}#held-out-success-does-not-rise"
+    return f"{said}: see {page_here('held-out-success-does-not-rise')}"

@@ -35,7 +35,7 @@ from toolgrpo.observe.log_reading import (
     total_of,
 )
 
-__all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run", "why_broken"]
+__all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run", "page_here", "why_broken"]
 
 DOCS = "docs/training_issues.md"
 LOGS_KEPT = 12  # no rule looks further back
@@ -77,10 +77,14 @@ class Finding:
 
     @property
     def link_here(self) -> str:
-        """The link as the folder that one is in wants it, where the page is on this machine."""
-        clone = Path(__file__).parents[2]
-        known = (clone / DOCS).is_file() and Path.cwd() != clone
-        return f"{clone}/{self.link}" if known else self.link
+        return page_here(self.section)
+
+
+def page_here(section: str = "") -> str:
+    """Return a link to the page that works in the folder that one is in, where the page is on this machine."""
+    clone = Path(__file__).parents[2]
+    page = str(clone / DOCS) if (clone / DOCS).is_file() and Path.cwd() != clone else DOCS
+    return f"{page}#{section}" if section else page
 
 
 def findings(logs: Sequence[Log], rules: Iterable[Rule] | None = None, *, at_end: bool = False) -> list[Finding]:

@@ -146,8 +146,12 @@ class RolloutsAhead:
 
     def caller_goes_on(self) -> None:
         """Say that the caller computes from here on."""
-        if self._cores is not None:
-            self._cores.both() if self._begun else self._cores.training_alone()
+        if self._cores is None:
+            return
+        if self._begun:
+            self._cores.both()
+        else:
+            self._cores.training_alone()
 
     def stop(self) -> None:
         """Cancel what runs, see it end, and end the thread. Safe to call twice."""
