@@ -101,7 +101,7 @@ CASES: dict[str, str] = {
     "test_train_normalize_then_sum_aggregation": "run kl",
     **{f"test_train_scale_rewards[{name}]": f"run {run}" for name, run in (("False", "dr_grpo"), ("group", "dapo"))},
     "test_train_scale_rewards[batch]": "run bnpo",
-    "test_train_with_mask_truncated_completions": "TRL's: it replaces model.generate; run bnpo has the setting",
+    "test_train_with_mask_truncated_completions": "TRL's: it replaces model.generate, which is refused; run bnpo has the setting",
     "test_train_num_generations_larger_than_batch_size": "run grpo",
     "test_train_delta_clipping": "run grpo",
     "test_train_multiple_dataloader_workers": "run adaptive",
@@ -111,13 +111,13 @@ CASES: dict[str, str] = {
     "test_train_reward_func_with_log_metric": "test raw_text_stays_text",
     "test_train_sequence_importance_sampling": "run luspo",
     "test_train_with_chat_template_kwargs": "test template_arguments_reach_the_template",
-    "test_train_with_tools": "TRL's: it replaces model.generate; tests/trainer/test_trainer.py has ours",
-    "test_train_with_malformed_tool_calls": "TRL's: it replaces model.generate; tests/rollout has ours",
-    "test_train_with_environment_factory": "TRL's: it replaces model.generate; "
+    "test_train_with_tools": "TRL's: it replaces model.generate, which is refused; tests/trainer/test_trainer.py has ours",
+    "test_train_with_malformed_tool_calls": "TRL's: it replaces model.generate, which is refused; tests/rollout has ours",
+    "test_train_with_environment_factory": "TRL's: it replaces model.generate, which is refused; "
     "test an_environment_factory_is_an_environment has ours",
-    "test_train_with_environment_owned_reward": "TRL's: it replaces model.generate; "
+    "test_train_with_environment_owned_reward": "TRL's: it replaces model.generate, which is refused; "
     "test an_environment_factory_is_an_environment has ours",
-    "test_environment_owned_reward_coexists_with_reward_funcs": "TRL's: it reads trainer.tools, here trainer.toolbox; "
+    "test_environment_owned_reward_coexists_with_reward_funcs": "TRL's: it reads trainer.tools, which names trainer.toolbox; "
     "test an_environment_factory_is_an_environment has ours",
     "test_train_with_environment_owned_data": "refused a method",
     "test_environment_owned_data_requires_max_steps": "refused a method",

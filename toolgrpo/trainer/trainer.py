@@ -130,6 +130,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 processing_class=given.tokenizer,
                 **kwargs,
             )
+        self.tools = trl_jobs.ToolsElsewhere()
         trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)
@@ -222,6 +223,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         SIGTERM or Ctrl-C ends it after the current step, saved; then `stopped_by` names the signal.
         """
+        trl_jobs.refuse_replaced_generate(self.model)
         self._claim_folder()
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:

@@ -28,12 +28,14 @@ from toolgrpo.rewards.environment import environment
 __all__ = [
     "TEXT_PROMPTS",
     "TRLJobOptions",
+    "ToolsElsewhere",
     "as_conversations",
     "check_reward_arguments",
     "is_text",
     "placeholder_rows",
     "point_to_raw_text",
     "refuse_images",
+    "refuse_replaced_generate",
     "refuse_rollout_func",
     "refuse_undecided_text",
     "single_factory",
@@ -161,6 +163,26 @@ def refuse_rollout_func(rollout_func: Any) -> None:
         raise ConfigError(
             "rollout_func would replace the episodes that ToolGRPOTrainer is for; write what it does as tools or as an "
             "environment (`tools=`, `environment_factory=`), or keep TRL's GRPOTrainer for this job"
+        )
+
+
+def refuse_replaced_generate(model: Any) -> None:
+    """Refuse a model whose `generate` was replaced, by a function or a mock: it would have no effect."""
+    if not inspect.ismethod(getattr(model, "generate", refuse_replaced_generate.__get__(model))):
+        raise ConfigError(
+            "the model's `generate` was replaced, and nothing here calls it: an engine draws every turn. Put the "
+            "replacement into an engine (`engine=`: an object with the methods of toolgrpo.engines.base.Engine, or "
+            "toolgrpo.testing.ScriptedEngine for fixed turns), or take it off"
+        )
+
+
+class ToolsElsewhere(list[Any]):
+    """TRL's `trainer.tools`: empty, so that TRL's own loop stays out, and nobody who asks it is told that there are none."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ConfigError(
+            "trainer.tools holds no functions here: tools run in processes of their own. Their names are "
+            "trainer.toolbox.names, what the model is shown is trainer.toolbox.schemas"
         )
 
 
