@@ -62,6 +62,7 @@ TABLE = {
     "sandbox": Benchmark(about="The sandbox, beside a plain subprocess", minutes=4, fast=("--quick",), fast_s=15),
     "data": Benchmark(about="Loading data", minutes=1, fast=("--quick",), fast_s=6),
     "startup": Benchmark(about="From the command to the first step", minutes=6),
+    "server_client": Benchmark(about="What a vLLM server costs its client", minutes=1, fast=("--quick",), fast_s=10),
     "scale": Benchmark(about="Several processes, weights, recording", minutes=5),
     "report": Benchmark(about="The recording and the report", minutes=8),
     "reading": Benchmark(about="Does nano read its tools", minutes=5),

@@ -207,16 +207,24 @@ LOGPROBS: list[Bad] = [
 LONG = b"content-length: 400"
 CHUNKED = b"transfer-encoding: chunked"
 WIRES: list[Bad] = [
-    ("a closed connection", DROP, ("RemoteProtocolError",)),
-    ("no HTTP", Wire([b"SSH-2.0-OpenSSH_9.6\r\n"]), ("RemoteProtocolError",)),
-    ("half a status line", Wire([b"HTTP/1.1 20"]), ("RemoteProtocolError",)),
-    ("half of the headers", Wire([b"HTTP/1.1 200 OK\r\ncontent-ty"]), ("RemoteProtocolError",)),
-    ("a body shorter than its length", Wire([raw(b"{}", LONG)]), ("RemoteProtocolError", "2 bytes, expected 400")),
-    ("a length that is no number", Wire([raw(b"{}", b"content-length: many")]), ("RemoteProtocolError",)),
-    ("two lengths", Wire([raw(b"{}", LONG, b"content-length: 2")]), ("RemoteProtocolError",)),
-    ("a chunk that is cut", Wire([raw(b"40\r\n{", CHUNKED)]), ("RemoteProtocolError",)),
-    ("a chunk's length that is none", Wire([raw(b"zz\r\n{}\r\n0\r\n\r\n", CHUNKED)]), ("RemoteProtocolError",)),
-    ("headers without end", Wire([raw(b"", *(b"x-%d: 1" % n for n in range(20_000)))]), ("RemoteProtocolError",)),
+    ("a closed connection", DROP, ("ServerDisconnectedError", "before an answer had come whole")),
+    ("no HTTP", Wire([b"SSH-2.0-OpenSSH_9.6\r\n"]), ("Bad status line", "SSH-2.0")),
+    ("half a status line", Wire([b"HTTP/1.1 20"]), ("before an answer had come whole",)),
+    ("half of the headers", Wire([b"HTTP/1.1 200 OK\r\ncontent-ty"]), ("before an answer had come whole",)),
+    ("a body shorter than its length", Wire([raw(b"{}", LONG)]), ("received 2 of 400 bytes",)),
+    (
+        "a length that is no number",
+        Wire([raw(b"{}", b"content-length: many")]),
+        ("Invalid character in Content-Length",),
+    ),
+    ("two lengths", Wire([raw(b"{}", LONG, b"content-length: 2")]), ("Duplicate Content-Length",)),
+    ("a chunk that is cut", Wire([raw(b"40\r\n{", CHUNKED)]), ("Not enough data to satisfy transfer length",)),
+    (
+        "a chunk's length that is none",
+        Wire([raw(b"zz\r\n{}\r\n0\r\n\r\n", CHUNKED)]),
+        ("Invalid character in chunk size",),
+    ),
+    ("headers without end", Wire([raw(b"", *(b"x-%d: 1" % n for n in range(20_000)))]), ("Too many headers",)),
     ("an error 500", Body(b"out of memory", 500), ("HTTP 500: 'out of memory'",)),
     ("an error with escape sequences", Body(b"\x1b[2J", 503), (r"HTTP 503: '\x1b[2J'",)),
 ]

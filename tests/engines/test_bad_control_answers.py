@@ -64,7 +64,7 @@ ANYWHERE = [
     ("a list", text("[]"), ("its body is []", "an object")),
     ("a bad gzip", Body(b"no gzip", headers={"content-encoding": "gzip"}), ("content-encoding",)),
     ("a redirect", Body(status=307, headers={"location": "http://192.0.2.1/"}), ("307, a redirect",)),
-    ("a closed connection", DROP, ("RemoteProtocolError",)),
+    ("a closed connection", DROP, ("ServerDisconnectedError", "before an answer had come whole")),
     ("an error 500", Body(b"out of memory", 500), ("HTTP 500: 'out of memory'",)),
 ]
 MODELS = [

@@ -6,6 +6,10 @@ caller from an answer is a `NoAnswer`, what is wrong with one a `BadAnswer`. The
 caller's `asyncio.timeout` around `exchange`, so it holds for the headers and the body together,
 however slowly they drip.
 
+With hundreds of requests in flight the client's own cost counts, for it runs on the training's cores: hence
+aiohttp, and not a pool that looks through all its connections at every request
+(`benchmarks/server_client.py`).
+
 `in_background` is for callers that block: each gets an event loop of its own, also where one runs
 already (a notebook).
 """
@@ -17,10 +21,10 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import httpx
+import aiohttp
 
 from toolgrpo.engines.checks import BadAnswer, Said, shown
 
@@ -49,25 +53,31 @@ class Answer:
         return repr(self.body[:500].decode(errors="replace"))
 
 
-def new_client(url: str, headers: Mapping[str, str], *, keepalive_s: float | None = None) -> httpx.AsyncClient:
-    """Return a client for many requests at once; but for connecting, deadlines are the callers'."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=keepalive_s)
-    return httpx.AsyncClient(
-        limits=limits,
-        timeout=httpx.Timeout(None, connect=_CONNECT_S),
+def new_client(headers: Mapping[str, str], *, keepalive_s: float = 0.0) -> aiohttp.ClientSession:
+    """Return a client for many requests at once; but for connecting, deadlines are the callers'.
+
+    It knows no proxy and keeps no cookie. With `keepalive_s` a connection waits so long for its next request.
+    """
+    connections = aiohttp.TCPConnector(limit=0, force_close=not keepalive_s, keepalive_timeout=keepalive_s or None)
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_create_end.append(_connected)
+    return aiohttp.ClientSession(
+        connector=connections,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         headers={**_HEADERS, **headers},
-        verify=_certificates() if url.startswith("https:") else False,  # reading them takes time
-        follow_redirects=False,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[tracing],
     )
 
 
-@lru_cache(maxsize=1)
-def _certificates() -> Any:
-    return httpx.create_ssl_context()
+async def _connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+    """Tell the request that a connection is made for."""
+    context.trace_request_ctx()
 
 
 async def exchange(
-    client: httpx.AsyncClient,
+    client: aiohttp.ClientSession,
     method: str,
     url: str,
     *,
@@ -79,30 +89,32 @@ async def exchange(
 
     `on_connect` is called if a new connection is made for it, before anything is sent.
     """
-
-    async def trace(event: str, _: Any) -> None:
-        if event == "connection.connect_tcp.complete":
-            on_connect()
-
     try:
-        async with client.stream(method, url, extensions={"trace": trace}, **options) as response:
-            if 300 <= response.status_code < 400:
+        async with client.request(
+            method, url, allow_redirects=False, trace_request_ctx=on_connect, **options
+        ) as response:
+            if 300 <= response.status < 400:
                 to = shown(response.headers.get("location"))
-                raise BadAnswer(
-                    "its status", Said(f"{response.status_code}, a redirect to {to}"), "an answer of its own"
-                )
-            body = await _bounded_body(response, most_bytes)
-            return Answer(response.status_code, body)
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise NoAnswer(f"{type(error).__name__}: {error}".removesuffix(": ")) from error
+                raise BadAnswer("its status", Said(f"{response.status}, a redirect to {to}"), "an answer of its own")
+            return Answer(response.status, await _bounded_body(response, most_bytes))
+    except (aiohttp.ClientError, OSError) as error:
+        raise NoAnswer(f"{type(error).__name__}: {_why(error)}".removesuffix(": ")) from error
 
 
-async def _bounded_body(response: httpx.Response, most_bytes: int) -> bytes:
+def _why(error: Exception) -> str:
+    """Return what happened, in one line."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):  # it has what was parsed so far as its message
+        return "the connection was closed before an answer had come whole"
+    what = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return " ".join(what.split()).removesuffix(" ^")
+
+
+async def _bounded_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise BadAnswer("its content-encoding", encoding, "none, since none was asked for")
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > most_bytes:
             raise BadAnswer("its body", Said(f"longer than {most_bytes:,} bytes"), "no more than that")

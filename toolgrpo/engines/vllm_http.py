@@ -108,7 +108,7 @@ class ServerControl:
         """Return None if the server is up, else what is wrong."""
 
         async def ask() -> Answer:
-            async with asyncio.timeout(_HEALTH_TIMEOUT_S), new_client(self.url, self.headers) as client:
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S), new_client(self.headers) as client:
                 return await exchange(client, "GET", f"{self.url}/health", most_bytes=_CONTROL_BYTES)
 
         try:
@@ -229,7 +229,7 @@ class ServerControl:
         """Try once, within the seconds that are left, logging one line per minute."""
         waiting = asyncio.create_task(self._say_waiting(path.partition("?")[0]))
         try:
-            async with asyncio.timeout(max(0.0, left_s)), new_client(self.url, self.headers) as client:
+            async with asyncio.timeout(max(0.0, left_s)), new_client(self.headers) as client:
                 options = {} if body is None else {"json": body}
                 return await exchange(client, method, f"{self.url}{path}", most_bytes=_CONTROL_BYTES, **options)
         finally:

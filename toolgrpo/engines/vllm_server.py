@@ -207,7 +207,7 @@ class _ServerRun:
         self._router = PrefixRouter(len(servers))
         self._down_until = [0.0] * len(servers)
         self._guards = guards
-        self._clients = [new_client(server.url, server.headers, keepalive_s=_KEEPALIVE_S) for server in servers]
+        self._clients = [new_client(server.headers, keepalive_s=_KEEPALIVE_S) for server in servers]
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._given_up: EngineError | None = None
         self._silence = [Silence(server.url, limits.timeout_s) for server in servers]
@@ -245,7 +245,7 @@ class _ServerRun:
             task.cancel()
         await asyncio.gather(self._saying, *in_flight, return_exceptions=True)
         for client in self._clients:
-            await client.aclose()
+            await client.close()
 
     async def _say_silence(self) -> None:
         """Log a line for each silent server, each time another `say_every_s` have passed."""
