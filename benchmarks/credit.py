@@ -1,15 +1,18 @@
 """Credit by turn: episodes and seconds until chains of calls are learnt, with each way to give credit.
 
-    python benchmarks/credit.py                                    # three seeds of every way
+    python benchmarks/credit.py                                    # three seeds of every way, of both jobs
+    python benchmarks/credit.py --jobs four                        # chains of four calls alone
     python benchmarks/credit.py --seeds 42 --ways episode anchor   # some of them; the others' results stay as they are
     python benchmarks/credit.py --table                            # a table in place of the model: half a minute
     python benchmarks/credit.py --gain_cost                        # seconds of info_gain's pass beside the training pass
     python benchmarks/credit.py --quick                            # one seed, a few small steps
 
-All runs start from nano, and train on chains of three calls with the recipe's settings; they differ in the flags of WAYS
-alone. Four calls are out of nano's reach: it was built on three at most, and never writes a fourth. A wrong call in the
-middle can be recovered from: the tools give what they are asked for, seven turns are allowed, and the last results are
-what counts. Every few steps the held-out chains are asked greedily. A run has one thread, so that two may go side by side.
+Two jobs. `three`: chains of three calls, from nano as it is, which does a third of them. `four`: chains of four, which nano
+never does, because it was built on three at most; so it is shown such chains first, with every other call left out
+(_credit_warm.py). All runs of a job start from the same weights with the recipe's settings, and
+differ in the flags of WAYS alone. A wrong call in the middle can be recovered from: the tools give what they are asked
+for, seven turns are allowed, and the last results are what counts. Every few steps the held-out chains are asked
+greedily. A run has one thread, so that two may go side by side.
 
 Prints a table and writes benchmarks/results/credit.json. Each run is a process of its own and writes its result at once,
 so parts of the table may be measured beside each other.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -34,6 +38,7 @@ from typing import Any
 
 import _credit_gain_cost
 import _credit_table
+import _credit_warm
 from _rows import Figure, Row
 
 if __name__ == "__main__":
@@ -55,7 +60,7 @@ WAYS: dict[str, list[str]] = {
     "gold_call": ["--credit", "turns", "--turn_reward", "gold_call"],
 }
 TARGETS = (0.5, 0.9)
-N_CALLS = 3
+CALLS = {"three": 3, "four": 4}  # of a job
 STEPS = 40
 EVERY = 2  # steps
 HELD_OUT = 96
@@ -68,11 +73,12 @@ T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # by the number of seeds
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "run":
-        train(sys.argv[2:])
+        train(sys.argv[2], sys.argv[3:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed and a few small steps, of which nothing is kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--jobs", nargs="+", choices=CALLS, default=list(CALLS))
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="none: show what there is")
     parser.add_argument("--table", action="store_true", help="only the table of _credit_table.py, ten seeds")
     parser.add_argument("--gain_cost", action="store_true", help="only what info_gain costs, by _credit_gain_cost.py")
@@ -84,23 +90,26 @@ def main() -> None:
             if not options.quick:
                 _keep(lambda results, name=name, measured=measured: {**results, name: measured})  # type: ignore[misc]
             return
-    for seed in options.seeds[: 1 if options.quick else None]:
-        for way in options.ways:
-            found = _run(seed, way, options.quick)
-            if not options.quick:
-                _keep(partial(_with_run, {"seed": seed, "way": way, **found}))
-            else:
-                print(way, found["curve"])
+    seeds = options.seeds[: 1 if options.quick else None]
+    for job, seed, way in itertools.product(options.jobs, seeds, options.ways):
+        found = _run(job, seed, way, options.quick)
+        if not options.quick:
+            _keep(partial(_with_run, job, {"seed": seed, "way": way, **found}))
+        else:
+            print(job, way, found["curve"])
     if not options.quick and RESULT.exists():
         show(json.loads(RESULT.read_text()))
 
 
-def _run(seed: int, way: str, quick: bool) -> dict[str, Any]:
+def _run(job: str, seed: int, way: str, quick: bool) -> dict[str, Any]:
+    model = "nano" if job == "three" else str(_credit_warm.warmed(CALLS[job]))
     size = ["--max_steps", "2", "--per_device_train_batch_size", "16"] if quick else ["--max_steps", str(STEPS)]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "run", *RECIPE, "--seed", str(seed), *size, *WAYS[way]]
+        flags = [*RECIPE, "--model_name_or_path", model, "--seed", str(seed), *size, *WAYS[way], "--output_dir", folder]
         threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S, env=threads)
+        subprocess.run(
+            [sys.executable, __file__, "run", job, *flags], check=True, cwd=ROOT, timeout=TIME_LIMIT_S, env=threads
+        )
         found: dict[str, Any] = json.loads((Path(folder) / "curve.json").read_text())
     return found
 
@@ -116,12 +125,14 @@ def _keep(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     RESULT.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def _with_run(run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """The results with a run, in place of an earlier one of its seed and way."""
-    others = [one for one in results.get("runs", ()) if (one["seed"], one["way"]) != (run["seed"], run["way"])]
+def _with_run(job: str, run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """The results with a run of a job, in place of an earlier one of its seed and way."""
+    others = [
+        one for one in results.get(job, {}).get("runs", ()) if (one["seed"], one["way"]) != (run["seed"], run["way"])
+    ]
     runs = sorted([*others, run], key=lambda one: (list(WAYS).index(one["way"]), one["seed"]))
-    settings = {"calls": N_CALLS, "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
-    return {**results, "runs": runs, "compared": compared(runs), "settings": settings}
+    settings = {"calls": CALLS[job], "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
+    return {**results, job: {"runs": runs, "compared": compared(runs), "settings": settings}}
 
 
 def reached(run: dict[str, Any], target: float) -> dict[str, Any] | None:
@@ -159,12 +170,10 @@ def interval(values: list[float], *, logs: bool) -> dict[str, Any] | None:
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
     made = []
-    for way, found in results.get("compared", {}).items():
-        for target in TARGETS:
-            for what in ("episodes", "seconds"):
-                made.append(
-                    _ratio_row(f"nano on chains, {what} to {target}, {way}", found[f"{what}_to_{target}"], "mean")
-                )
+    for job, way, target, what in itertools.product(CALLS, WAYS, TARGETS, ("episodes", "seconds")):
+        if (found := results.get(job, {}).get("compared", {}).get(way)) is not None:
+            label = f"nano on chains of {job}, {what} to {target}, {way}"
+            made.append(_ratio_row(label, found[f"{what}_to_{target}"], "mean"))
     table = results.get("table", {})
     for way, by_target in table.get("compared", {}).items():
         for reached, found in by_target.items():
@@ -188,9 +197,16 @@ def _ratio_row(what: str, found: dict[str, Any] | None, mean: str) -> Row | None
 
 
 def show(results: dict[str, Any]) -> None:
+    for job in CALLS:
+        if job in results:
+            print(f"\nchains of {job}")
+            _show_job(results[job])
+
+
+def _show_job(results: dict[str, Any]) -> None:
     print(f"{'seed':>5} {'way':>10} {'before':>7} {'at the end':>11}", end="")
     print("".join(f" {f'episodes to {target}':>16} {'seconds':>8}" for target in TARGETS))
-    for run in results.get("runs", ()):
+    for run in results["runs"]:
         print(
             f"{run['seed']:>5} {run['way']:>10} {run['before']['success']:>7.3f} {run['curve'][-1]['success']:>11.3f}",
             end="",
@@ -199,7 +215,7 @@ def show(results: dict[str, Any]) -> None:
             point = reached(run, target) or {"episodes": "-", "seconds": math.nan}
             print(f" {point['episodes']:>16} {point['seconds']:>8.1f}", end="")
         print()
-    for way, found in results.get("compared", {}).items():
+    for way, found in results["compared"].items():
         for target in TARGETS:
             ratio = found[f"episodes_to_{target}"]
             text = "no seed got there both ways"
@@ -212,7 +228,7 @@ def show(results: dict[str, Any]) -> None:
 # --- in the process of one run ---------------------------------------------------------------------------------------
 
 
-def train(argv: list[str]) -> None:
+def train(job: str, argv: list[str]) -> None:
     from _heldout_runs import Plan, run
 
     from toolgrpo.commands.arguments import parse_arguments
@@ -220,16 +236,16 @@ def train(argv: list[str]) -> None:
     plan = Plan(
         done=lambda point: bool(point["success"] >= max(TARGETS)),
         due=lambda step, episodes: step % EVERY == 0,
-        rows=(_rows("train", 1000), _rows("heldout", HELD_OUT)),
+        rows=(_rows("train", 1000, CALLS[job]), _rows("heldout", HELD_OUT, CALLS[job])),
     )
     found = run(argv, plan)
     (Path(parse_arguments(argv)[1].output_dir) / "curve.json").write_text(json.dumps(found))
 
 
-def _rows(split: Any, n: int) -> list[dict[str, Any]]:
+def _rows(split: Any, n: int, n_calls: int) -> list[dict[str, Any]]:
     from toolgrpo.data.chains import chain_rows
 
-    return [{**row, "success_measure": "arithmetic"} for row in chain_rows(split, n, n_calls=N_CALLS)]
+    return [{**row, "success_measure": "arithmetic"} for row in chain_rows(split, n, n_calls=n_calls)]
 
 
 if __name__ == "__main__":

@@ -147,7 +147,10 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
         )
     tools = [method for key, method in methods.items() if not key.startswith("_") and key not in _NOT_TOOLS]
     if not tools and _SPEAKS not in methods:
-        raise PluginError(f"{where} has no public methods besides reset, so the model could do nothing in it. Add one.")
+        raise PluginError(
+            f"{where} has no public methods besides reset, so the model could do nothing in it. Add one; what "
+            f"only asks and judges is rows of questions and a reward function."
+        )
     loaded = tools_of(tools, where)
     for tool in loaded:
         if tool.spec.in_process or tool.spec.cache:
