@@ -114,6 +114,17 @@ def test_a_vllm_for_other_devices_than_the_trainers_is_not_taken(tiny_qwen3: Any
         choose_engine("vllm_colocate", server_urls=None, policy=policy(Packed()))
 
 
+@pytest.mark.skipif(not vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+def test_heads_that_vllm_does_not_compute_on_a_cpu_are_left_to_the_other_engine(tiny_qwen3: Any) -> None:
+    model = tiny_qwen3(0)
+    assert choose_engine("auto", server_urls=None, policy=policy(model)).name == "vllm_colocate"
+    model.config.head_dim = 8
+    choice = choose_engine("auto", server_urls=None, policy=policy(model))
+    assert choice.name == "transformers" and "heads are 8 wide, and vLLM on a CPU computes 32, 64" in choice.why
+    with pytest.raises(ConfigError, match=r"cannot run here: the model's attention heads are 8 wide"):
+        choose_engine("vllm_colocate", server_urls=None, policy=policy(model))
+
+
 def test_an_adapter_is_saved_without_asking_a_hub(
     tiny_qwen3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,13 @@ def request(n: int = 20, max_tokens: int = 24, **options: Any) -> SampleRequest:
     )
 
 
+@pytest.mark.skipif(not vllm_options.vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+def test_the_widths_of_heads_that_it_computes_on_a_cpu() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == vllm_options.CPU_HEAD_SIZES
+
+
 def largest_difference(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> float:
     worst = 0.0
     for one, sample in zip(asked, samples, strict=True):

@@ -15,10 +15,11 @@ from accelerate.utils import broadcast_object_list
 
 from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weights
 from toolgrpo.engines.base import Engine
+from toolgrpo.engines.memory import head_size
 from toolgrpo.engines.policy import Policy
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
+from toolgrpo.engines.vllm_options import CPU_HEAD_SIZES, vllm_available, vllm_is_for_cpu
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 
@@ -57,14 +58,14 @@ def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
 def choose_engine(engine: str, *, server_urls: list[str] | None, policy: Policy | None = None) -> EngineChoice:
     """Resolve `auto`, and refuse what cannot work here, or for this policy."""
     packed = None if policy is None or not policy.is_quantized else "the policy's weights are packed (4 or 8 bits)"
-    elsewhere = None if policy is None else _on_another_device(policy)
+    unfit = None if policy is None or packed else _on_another_device(policy) or _odd_heads(policy)
     if engine == "auto":
         if server_urls and not packed:
             return EngineChoice("vllm_server", "server URLs are configured")
         if not vllm_available():
             return EngineChoice("transformers", "vLLM is not installed")
-        if packed or elsewhere:
-            return EngineChoice("transformers", packed or elsewhere or "")
+        if packed or unfit:
+            return EngineChoice("transformers", packed or unfit or "")
         return EngineChoice("vllm_colocate", "vLLM is installed")
     if engine == "vllm_colocate" and not vllm_available():
         raise ConfigError(
@@ -78,8 +79,8 @@ def choose_engine(engine: str, *, server_urls: list[str] | None, policy: Policy 
             f"engine {engine} is sent weights as they are trained, and {packed}: use --engine transformers with "
             f"--load_in_4bit or --load_in_8bit, or leave those out"
         )
-    if engine == "vllm_colocate" and elsewhere:
-        raise ConfigError(f"engine vllm_colocate cannot run here: {elsewhere}. Use --engine transformers")
+    if engine == "vllm_colocate" and unfit:
+        raise ConfigError(f"engine vllm_colocate cannot run here: {unfit}. Use --engine transformers")
     return EngineChoice(engine, "asked for")
 
 
@@ -93,6 +94,14 @@ def _on_another_device(policy: Policy) -> str | None:
     if not on_cpu and vllm_is_for_cpu():
         return f"training is on {policy.device.type}, and this build of vLLM runs on the CPU"
     return None
+
+
+def _odd_heads(policy: Policy) -> str | None:
+    """Return why vLLM's kernels for CPUs would fail at the first step, or None."""
+    size = head_size(policy.base_model.config.get_text_config())
+    if not vllm_available() or policy.device.type != "cpu" or size is None or size in CPU_HEAD_SIZES:
+        return None
+    return f"the model's attention heads are {size} wide, and vLLM on a CPU computes {', '.join(map(str, CPU_HEAD_SIZES))}"
 
 
 def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:

@@ -105,6 +105,8 @@ def _why(error: Exception) -> str:
     """Return what happened, in one line."""
     if isinstance(error, aiohttp.ServerDisconnectedError):  # it has what was parsed so far as its message
         return "the connection was closed before an answer had come whole"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
     what = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
     return " ".join(what.split()).removesuffix(" ^")
 

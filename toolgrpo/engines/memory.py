@@ -1,4 +1,4 @@
-"""How much memory an engine's cache takes: arithmetic on a model's config."""
+"""What an engine's cache holds: arithmetic on a model's config."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["kv_bytes_per_token"]
+__all__ = ["head_size", "kv_bytes_per_token"]
 
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int | None:
@@ -20,5 +20,14 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int | None:
     if any("linear" in kind or "mamba" in kind for kind in getattr(config, "layer_types", None) or ()):
         return None
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return int(layers * 2 * key_value_heads * head_dim * dtype.itemsize)
+    size = head_size(config)
+    assert size is not None
+    return layers * 2 * key_value_heads * size * dtype.itemsize
+
+
+def head_size(config: Any) -> int | None:
+    """Return the width of an attention head; None for attention that keeps something else (latent)."""
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads or getattr(config, "kv_lora_rank", None) is not None:
+        return None
+    return int(getattr(config, "head_dim", None) or config.hidden_size // heads)

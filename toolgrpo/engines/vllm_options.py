@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["CPU_BLOCK_SIZE", "VLLMOptions", "vllm_available", "vllm_is_for_cpu", "vllm_version"]
+__all__ = ["CPU_BLOCK_SIZE", "CPU_HEAD_SIZES", "VLLMOptions", "vllm_available", "vllm_is_for_cpu", "vllm_version"]
 
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of the cache on a CPU. A prefix is found again in whole blocks, and vLLM's own
 128 there would read up to 127 tokens again in every turn."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of an attention head that vLLM's CPU kernels compute (`tests/engines/test_vllm_seam.py`)."""
 _BATCHED_TOKENS = 4096
 """Tokens of one step on an accelerator: a prompt with many tools is read at once, and vLLM's own
 2,048 for an engine that is stepped would read it in two."""
