@@ -101,7 +101,9 @@ def _odd_heads(policy: Policy) -> str | None:
     size = head_size(policy.base_model.config.get_text_config())
     if not vllm_available() or policy.device.type != "cpu" or size is None or size in CPU_HEAD_SIZES:
         return None
-    return f"the model's attention heads are {size} wide, and vLLM on a CPU computes {', '.join(map(str, CPU_HEAD_SIZES))}"
+    return (
+        f"the model's attention heads are {size} wide, and vLLM on a CPU computes {', '.join(map(str, CPU_HEAD_SIZES))}"
+    )
 
 
 def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
