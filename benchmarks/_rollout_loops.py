@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 N, MAX_TURNS, TURN_TOKENS = 64, 5, 32
+MOST = 128  # rollouts at a time
 NUMBER_TYPES = ("float32", "bfloat16")
 TOOLS = '''
 import time
@@ -74,7 +75,7 @@ class NativeLoop:
 
         from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE
 
-        self.latency_s = 0.0
+        self.latency_s, self.decide = 0.0, decision
         self._module = module
         args = GRPOConfig(
             tempfile.mkdtemp(),
@@ -101,7 +102,7 @@ class NativeLoop:
         self.trainer = GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args, rows, tools=[wait])
         # Its weights come from the same folder; its weight sync crashes on the CPU and is not what is measured.
         self.trainer._last_loaded_step = self.trainer.state.global_step
-        self.trainer._sync_tool_dicts, self.trainer._async_tool_dicts = [{"wait": wait}] * N, [{}] * N
+        self.trainer._sync_tool_dicts, self.trainer._async_tool_dicts = [{"wait": wait}] * MOST, [{}] * MOST
         module.parse_response = self._parse
         self._order: list[int] = []
         self._next: list[int] = []
@@ -115,7 +116,7 @@ class NativeLoop:
     def _parse(self, tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, Any]:
         """TRL parses the live rollouts in order, one round after the other: that tells whose turn it is."""
         uid = self._order[self._at]
-        factor = decision(uid, self._turn)
+        factor = self.decide(uid, self._turn)
         message: dict[str, Any] = {"role": "assistant", "content": "x"}
         if factor is not None:
             call = {"name": "wait", "arguments": {"seconds": self.latency_s * factor}}
@@ -126,11 +127,11 @@ class NativeLoop:
             self._order, self._next, self._at, self._turn = self._next, [], 0, self._turn + 1
         return message
 
-    def run(self) -> tuple[float, int]:
+    def run(self, uids: Sequence[int] = range(N)) -> tuple[float, int]:
         """Seconds, and sampled tokens."""
-        self._order, self._next, self._at, self._turn = list(range(N)), [], 0, 0
+        self._order, self._next, self._at, self._turn = list(uids), [], 0, 0
         started = time.perf_counter()
-        output = self.trainer._generate([question(uid) for uid in range(N)])
+        output = self.trainer._generate([question(uid) for uid in uids])
         return time.perf_counter() - started, sum(sum(mask) for mask in output[2])
 
 
@@ -146,8 +147,10 @@ def uid_of(messages: Sequence[Any]) -> int:
 class ScriptedDecisions:
     """Our chat format with its parse replaced: the prompt says which rollout this task is."""
 
-    def __init__(self, chat: Any, latency_s: Callable[[], float]) -> None:
-        self._chat = chat
+    def __init__(
+        self, chat: Any, latency_s: Callable[[], float], decide: Callable[[int, int], float | None] = decision
+    ) -> None:
+        self._chat, self.decide = chat, decide
         self._latency_s = latency_s
         self.name, self.stop_ids, self.call_text = chat.name, (), chat.call_text
 
@@ -167,7 +170,7 @@ class ScriptedDecisions:
 
         self._chat.parse(ids, **kwargs)  # its cost belongs to ours
         uid, turn = _uid.get(), _turn.get()
-        factor = decision(uid, turn)
+        factor = self.decide(uid, turn)
         _turn.set(turn + 1)
         if factor is None:
             return ParsedTurn("x", None, (), False)
@@ -189,7 +192,7 @@ class OurLoop:
         from toolgrpo.rollout import EpisodeLimits, EpisodeRunner
         from toolgrpo.tools import load_tools
 
-        self.latency_s = 0.0
+        self.latency_s, self.decide = 0.0, decision
         tokenizer = native.trainer.processing_class
         folder = Path(tempfile.mkdtemp())
         (folder / "wait_tool.py").write_text(TOOLS)
@@ -197,9 +200,11 @@ class OurLoop:
         self.steps = CountedSteps(native.llm.llm_engine)
         self.runner = EpisodeRunner(
             engine=VLLMColocateEngine(self.steps),
-            chat=ScriptedDecisions(resolve_format(tokenizer), lambda: self.latency_s),
+            chat=ScriptedDecisions(
+                resolve_format(tokenizer), lambda: self.latency_s, lambda uid, turn: self.decide(uid, turn)
+            ),
             limits=EpisodeLimits(
-                max_completion_length=MAX_TURNS * 128, max_turns=MAX_TURNS, max_turn_tokens=TURN_TOKENS
+                max_completion_length=MAX_TURNS * 128, max_turns=2 * MAX_TURNS, max_turn_tokens=TURN_TOKENS
             ),
             options=SamplingOptions(),
             tokenizer=tokenizer,

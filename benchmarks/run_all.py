@@ -52,6 +52,7 @@ TABLE = {
     "rollouts": Benchmark(
         about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=80
     ),
+    "scaling_curves": Benchmark(about="How the cost grows, beside TRL's", minutes=6),
     "whole_step": Benchmark(about="Whole training steps, beside TRL's trainer", minutes=55),
     "carry_over": Benchmark(about="Groups carried over to the next step", minutes=15),
     "chat": Benchmark(about="Reading a turn and going on", minutes=4, fast=("--quick",), fast_s=20),

@@ -15,6 +15,8 @@ ON_CPU = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.path.exists("/proc/driver/nvidia"), reason="about Linux without a GPU"
 )
 
+LEFT_OUT = ("MALLOC_", "ONEDNN_", "TORCHINDUCTOR_", "ATEN_")
+
 # Prints a JSON object: resident MiB at four moments, and what is in the environment.
 SCRIPT = """
 import json, os
@@ -31,13 +33,13 @@ last = blocks[-1]  # the heap cannot shrink from its end
 del blocks
 kept = rss()
 give_memory_back()
-names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "TOKENIZERS_PARALLELISM")
+names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
 print(json.dumps({"rss": [at_start, full, kept, rss()], **{name: os.environ.get(name) for name in names}}))
 """
 
 
 def run(**environment: str) -> dict[str, Any]:
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "ONEDNN_"))}
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env={**mine, **environment}, capture_output=True, text=True, check=True
     )
@@ -52,6 +54,14 @@ def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     assert full - at_start > 290
     assert full - kept < 20, "the next tensor finds its pages"
     assert given_back - at_start < 20
+
+
+def test_compiled_code_of_other_instructions_is_not_found_again() -> None:
+    plain, restricted = run(), run(ATEN_CPU_CAPABILITY="avx2")
+    assert plain["TORCHINDUCTOR_CACHE_DIR"] == run()["TORCHINDUCTOR_CACHE_DIR"]
+    assert restricted["TORCHINDUCTOR_CACHE_DIR"].endswith("_avx2")
+    assert run(ATEN_CPU_CAPABILITY="default")["TORCHINDUCTOR_CACHE_DIR"] != restricted["TORCHINDUCTOR_CACHE_DIR"]
+    assert run(TORCHINDUCTOR_CACHE_DIR="/mine")["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
 
 
 @ON_CPU

@@ -10,7 +10,9 @@ import ctypes
 import importlib.metadata
 import logging
 import os
+import platform
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +32,7 @@ def prepare(arguments: Sequence[str] = ()) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
+    _divide_compiled_code()
     logging.getLogger("DeepSpeed").addFilter(_is_news)
     if sys.platform.startswith("linux") and (not os.path.exists(_DRIVER) or _asks_for_cpu(arguments)):
         # oneDNN, which vLLM multiplies with, remembers how for each number of tokens: 250 KiB for
@@ -38,6 +41,26 @@ def prepare(arguments: Sequence[str] = ()) -> None:
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
         _preload_openmp()
         _keep_memory()
+
+
+def _divide_compiled_code() -> None:
+    """Keep what PyTorch compiles for one set of instructions apart from what it compiles for another.
+
+    PyTorch 2.13 finds compiled code again, also in an image or on a disk that other machines share, without asking for
+    which set it was written. Vectors of another width then leave elements out, and vLLM draws tokens that nobody meant.
+    """
+    name = os.environ.get("ATEN_CPU_CAPABILITY") or _widest_vectors()
+    folder = Path(tempfile.gettempdir()) / f"torchinductor_{getattr(os, 'getuid', int)()}_{name}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
+def _widest_vectors() -> str:
+    """Return a name for the widest vectors that this processor has, as far as it says so."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return platform.machine()
+    return next((name for name in ("avx512f", "avx2") if name in flags), platform.machine())
 
 
 def _is_news(record: logging.LogRecord) -> bool:

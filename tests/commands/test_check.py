@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,25 +104,30 @@ def test_a_reward_that_cannot_tell_gold_from_nonsense_fails(tmp_path: Path) -> N
 def test_calls_that_cannot_be_run_warn_as_the_doctor_does(
     malformed: dict[str, int], failed: dict[str, int], calls: int, verdict: Verdict, said: str
 ) -> None:
-    facts = Untrained(
-        n=1,
-        k=2,
-        episodes=32,
-        calling=0.5,
-        calls=calls,
-        malformed=Counter(malformed),
-        failed=Counter(failed),
-        stops=Counter(),
-        rewards=(0.0,),
-        live=0.0,
-        pass_1=0.0,
-        pass_k=0.0,
-    )
+    facts = untrained(calls=calls, malformed=Counter(malformed), failed=Counter(failed))
     report = CheckReport(lambda line: None)
-    draws = DrawnChecks(report, lambda doing: nullcontext(), questions=1, samples=2, max_steps=1, with_step=False)
-    draws._calls(facts, RolloutBatch(episodes=()), ScriptedTools({}))
+    drawn_checks(report)._calls(facts, RolloutBatch(episodes=()), ScriptedTools({}))
     (line,) = report.lines
     assert line.verdict is verdict and said in line.said
+
+
+def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> None:
+    report = CheckReport(lambda line: None)
+    for facts in (untrained(), untrained(never={"chains": 8, "sums": 12})):
+        drawn_checks(report)._success(facts)
+    passed, warned = report.lines
+    assert passed.verdict is Verdict.PASS and warned.verdict is Verdict.WARNING
+    assert "not one episode succeeds of task chains (8), sums (12)" in warned.said and "toolgrpo sft" in warned.do
+
+
+def untrained(**changes: Any) -> Untrained:
+    facts: dict[str, Any] = {name: Counter() for name in ("malformed", "failed", "stops")}
+    facts |= {"n": 16, "k": 2, "episodes": 32, "calls": 32, "calling": 0.5, "rewards": (0.0, 1.0)}
+    return Untrained(**{**facts, "live": 0.5, "pass_1": 0.3, "pass_k": 0.5, "never": {}, **changes})
+
+
+def drawn_checks(report: CheckReport) -> DrawnChecks:
+    return DrawnChecks(report, lambda doing: nullcontext(), questions=1, samples=2, max_steps=1, with_step=False)
 
 
 def test_lines_are_one_line_and_nothing_in_them_steers_a_terminal() -> None:

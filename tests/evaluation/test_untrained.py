@@ -46,6 +46,25 @@ def test_all_failed_and_all_solved() -> None:
     assert not untrained_facts(batch((NONE, 0.0), (NONE, 0.5)), k=2).all_failed, "the group differs"
 
 
+def test_a_task_that_never_succeeds_is_told_apart() -> None:
+    played = episode(*NONE)
+
+    def of(task: str | None, total: float, n: int) -> list[tuple[Scored, float]]:
+        row = {"prompt": "q"} if task is None else {"prompt": "q", "task": task}
+        return [(Scored(row, played), total)] * n
+
+    def never(*episodes: tuple[Scored, float]) -> dict[str, int]:
+        made = RolloutBatch(episodes=tuple(scored for scored, _ in episodes))
+        graded = made.graded([Grade({}, total) for _, total in episodes], lambda one: one.total == 1.0)
+        return dict(untrained_facts(graded, k=2).never)
+
+    chains, sums = of("chains", 0.0, 8), of("sums", 1.0, 8)
+    assert never(*chains, *sums) == {"chains": 8}
+    assert never(*chains[:6], *sums) == {}, "six episodes say too little"
+    assert never(*chains, *of("sums", 0.0, 8)) == {}, "nothing succeeds, which is another finding"
+    assert never(*of(None, 0.0, 8), *sums) == {}
+
+
 def test_a_distribution_in_words() -> None:
     assert str(Spread.of(list(range(101)))) == "median 50, 95 % within 95, longest 100"
     assert Spread.of([]).n == 0

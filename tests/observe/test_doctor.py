@@ -66,6 +66,8 @@ DEAD = {"reward/groups_without_spread": 1.0}
 FALLING = [0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1, 0.06, 0.05, 0.05, 0.04]
 RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6]
 
+GIVEN_UP = [1.9, 1.9, 1.9, 1.8, 1.7, 1.5, 1.3, 1.2, 1.0, 1.0, 0.9, 0.9]
+
 TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "world_fails": ({"world/failed_episodes": 0.3, "stop/engine_failure": 0.3}, ["30 %", "lost by the engine"]),
     "no_tool_calls": (
@@ -97,6 +99,10 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "void_turns": ({"turns/void": 0.3}, ["30 %"]),
     "entropy_collapses": ({"entropy": FALLING}, ["from 0.7 to 0.0467"]),
     "tool_never_used": ({"tools/multiply/calls": 0.0, "tools/multiply/failures": 0.0}, ["multiply", "60 calls"]),
+    "calls_given_up": (
+        {"tools/call_frequency": GIVEN_UP, "success": 0.4},
+        ["has 0.93 of them, and had 1.80", "steps 3 to 12", "0.40 to 0.40"],
+    ),
     "reward_without_success": ({"reward": RISING, "success": 0.1}, ["from 0.17 to 0.60", "0.10 to 0.10"]),
 }
 
@@ -136,6 +142,7 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a few calls are enough": ("no_tool_calls", {**NO_CALLS, "tools/add/calls": 5.0}, ()),
     "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),
     "a solved run needs no entropy": ("entropy_collapses", {"entropy": FALLING, "success": 0.95}, ()),
+    "fewer calls do as well": ("calls_given_up", {"tools/call_frequency": GIVEN_UP, "success": RISING}, ()),
     "success rises too": ("reward_without_success", {"reward": RISING, "success": RISING}, ()),
     "few calls at all": ("tool_fails", {"tools/multiply/calls": 2.0, "tools/multiply/failures": 2.0}, ()),
     "calls that cannot be read are no tool": (

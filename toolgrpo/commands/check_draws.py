@@ -153,6 +153,10 @@ class DrawnChecks:
             self._report.warned("success", said, do, **numbers)
         elif facts.all_solved:
             self._report.warned("success", said, "There is nothing left to learn: take harder rows", **numbers)
+        elif facts.never:
+            of = ", ".join(f"{task} ({n})" for task, n in facts.never.items())
+            do = "Groups of these teach nothing yet: show them first (toolgrpo sft), or begin with easier ones"
+            self._report.warned("success", f"{said}; not one episode succeeds of task {of}", do, **numbers)
         elif facts.live == 0:
             self._report.warned("success", said, "Larger groups (--num_generations) find what differs", **numbers)
         else:

@@ -22,7 +22,7 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int | None:
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     size = head_size(config)
     assert size is not None
-    return layers * 2 * key_value_heads * size * dtype.itemsize
+    return int(layers * 2 * key_value_heads * size * dtype.itemsize)
 
 
 def head_size(config: Any) -> int | None:

@@ -6,7 +6,7 @@ Pure functions of a graded batch; `toolgrpo check` shows them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -16,6 +16,8 @@ from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.trajectory import AttemptStatus
 
 __all__ = ["Spread", "Untrained", "quantile", "untrained_facts"]
+
+_ENOUGH = 8  # episodes of a task, to say of it that none succeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Untrained:
     live: float  # share of the groups whose rewards differ
     pass_1: float
     pass_k: float
+    never: Mapping[str, int]  # tasks of which no episode succeeds, and how many there were, beside others that do
 
     @property
     def all_failed(self) -> bool:
@@ -82,7 +85,19 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
         pass_1=fmean(batch.successes),
         pass_k=fmean(pass_at_k(_successes(group), len(group), len(group)) for group in groups),
+        never=_never_solved(batch.episodes),
     )
+
+
+def _never_solved(episodes: Sequence[Scored]) -> dict[str, int]:
+    """Return the tasks (of the rows' column `task`) without a success; none where nothing succeeds at all."""
+    asked, solved = Counter[str](), Counter[str]()
+    for episode in episodes:
+        task = episode.row.get("task")
+        if task is not None:
+            asked[str(task)] += 1
+            solved[str(task)] += bool(episode.success)
+    return {task: n for task, n in asked.items() if n >= _ENOUGH and not solved[task]} if solved.total() else {}
 
 
 def quantile(values: Collection[float], q: float) -> float:

@@ -33,6 +33,7 @@ from toolgrpo.observe.log_reading import (
     span_of,
     tools_in,
     total_of,
+    trend_of,
 )
 
 __all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run", "page_here", "why_broken"]
@@ -290,14 +291,25 @@ def _tool_never_used(logs: Sequence[Log]) -> str | None:
     return f"never called {span_of(logs)}, in which a rollout has {per_rollout:.3g} calls: {names}"
 
 
-def _reward_without_success(logs: Sequence[Log]) -> str | None:
-    if any("success" not in log for log in logs):
+def _calls_given_up(logs: Sequence[Log]) -> str | None:
+    trend = trend_of(logs, "tools/call_frequency", "success")
+    if trend is None:
         return None
-    first, last = logs[:3], logs[-3:]
-    reward, now = mean_of(first, "reward"), mean_of(last, "reward")
-    success, success_now = mean_of(first, "success"), mean_of(last, "success")
-    assert reward is not None and now is not None and success is not None and success_now is not None
-    spread = mean_of(first, "reward_std") or 0.0
+    (calls, calls_now), (success, success_now) = trend
+    if calls < 0.5 or not 0.05 < calls_now <= 0.7 * calls or success_now - success > 0.02 or success_now >= 0.9:
+        return None
+    return (
+        f"calls are given up: an episode has {calls_now:.2f} of them, and had {calls:.2f}, {span_of(logs)}, while success "
+        f"goes from {success:.2f} to {success_now:.2f}"
+    )
+
+
+def _reward_without_success(logs: Sequence[Log]) -> str | None:
+    trend = trend_of(logs, "reward", "success")
+    if trend is None:
+        return None
+    (reward, now), (success, success_now) = trend
+    spread = mean_of(logs[:3], "reward_std") or 0.0
     if now - reward < max(0.05, 0.5 * spread) or success_now - success > 0.02 or success_now >= 0.9:
         return None
     return (
@@ -329,6 +341,7 @@ RULES: tuple[Rule, ...] = (
     Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
     Rule("entropy_collapses", "entropy-collapse", _LONG, _entropy_collapses),
     Rule("tool_never_used", "the-model-does-not-call-tools", _LONG, _tool_never_used),
+    Rule("calls_given_up", "the-model-does-not-call-tools", _LONG, _calls_given_up),
     Rule("reward_without_success", "sparse-and-dense-rewards", _LONG, _reward_without_success),
 )
 """Every rule, in the order in which they are told."""

@@ -21,6 +21,7 @@ __all__ = [
     "span_of",
     "tools_in",
     "total_of",
+    "trend_of",
 ]
 
 NO_NAME = "unnamed"
@@ -36,6 +37,13 @@ Log = Mapping[str, float]
 def mean_of(logs: Sequence[Log], name: str) -> float | None:
     values = [log[name] for log in logs if name in log]
     return sum(values) / len(values) if values else None
+
+
+def trend_of(logs: Sequence[Log], *names: str) -> list[tuple[float, float]] | None:
+    """Return the means of each metric at the beginning and at the end; None where one of them is missing in a log."""
+    if any(name not in log for log in logs for name in names):
+        return None
+    return [(mean_of(logs[:3], name) or 0.0, mean_of(logs[-3:], name) or 0.0) for name in names]
 
 
 def last_of(logs: Sequence[Log], name: str) -> float | None:

@@ -168,7 +168,8 @@ def refuse_rollout_func(rollout_func: Any) -> None:
 
 def refuse_replaced_generate(model: Any) -> None:
     """Refuse a model whose `generate` was replaced, by a function or a mock: it would have no effect."""
-    if not inspect.ismethod(getattr(model, "generate", refuse_replaced_generate.__get__(model))):
+    generate = getattr(model, "generate", None)
+    if generate is not None and not inspect.ismethod(generate):
         raise ConfigError(
             "the model's `generate` was replaced, and nothing here calls it: an engine draws every turn. Put the "
             "replacement into an engine (`engine=`: an object with the methods of toolgrpo.engines.base.Engine, or "
