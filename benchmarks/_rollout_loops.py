@@ -52,6 +52,9 @@ def decision(uid: int, turn: int) -> float | None:
     return factor if calls else None
 
 
+DECISION: Callable[[int, int], float | None] = decision
+
+
 def turns_of(uid: int) -> int:
     return 1 + next(turn for turn in range(MAX_TURNS) if decision(uid, turn) is None)
 
@@ -75,7 +78,7 @@ class NativeLoop:
 
         from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE
 
-        self.latency_s, self.decide = 0.0, decision
+        self.latency_s, self.decide = 0.0, DECISION
         self._module = module
         args = GRPOConfig(
             tempfile.mkdtemp(),
@@ -192,7 +195,7 @@ class OurLoop:
         from toolgrpo.rollout import EpisodeLimits, EpisodeRunner
         from toolgrpo.tools import load_tools
 
-        self.latency_s, self.decide = 0.0, decision
+        self.latency_s, self.decide = 0.0, DECISION
         tokenizer = native.trainer.processing_class
         folder = Path(tempfile.mkdtemp())
         (folder / "wait_tool.py").write_text(TOOLS)

@@ -110,7 +110,8 @@ def measuring(curves: Sequence[str]) -> Iterator[Callable[[str, float], Point]]:
                 assert loops is not None
                 return loops.point(curve, x)
             ways = {way: server for way, server in by_way.items() if way != "padded"}
-            found = training_pass.measure(ways, replace(CASE, **{curve: int(x)}), REPETITIONS)
+            case = replace(CASE, group=int(x)) if curve == "group" else replace(CASE, prompt=int(x))
+            found = training_pass.measure(ways, case, REPETITIONS)
             return {"x": x, "trl": found["trl"].all_pass_s, "ours": found["shared"].all_pass_s}
 
         try:

@@ -38,6 +38,7 @@ HEALTHY = {
     "tools/unmarked": 0.0,
     "turns/void": 0.01,
     "sampling/sampling_logp_difference/mean": 0.004,
+    "sampling/surprise": 0.7,
     "sampling/dropped_episodes": 0.0,
     "correction/masked_episodes/q1": 0.0,
     "correction/masked_episodes/q4": 0.01,
@@ -91,6 +92,7 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "tool_fails": ({"tools/multiply/failures": 30.0}, ["multiply", "83 %", "raised 5"]),
     "tool_times_out": ({"tools/error/timeout": 12.0}, ["12 % overran their time", "0.1 s"]),
     "engine_differs": ({"sampling/sampling_logp_difference/mean": 0.05}, ["0.050"]),
+    "engine_draws_oddly": ({"sampling/surprise": 12.3}, ["12.3 nats a token in steps 10 to 12", "where 0.6 would"]),
     "episodes_dropped": ({"sampling/dropped_episodes": 0.25}, ["25 %"]),
     "lengths_weighted_unlike": (
         {"correction/masked_episodes/q4": 0.4, "correction/masked_episodes/q1": 0.02},
@@ -143,6 +145,7 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),
     "a solved run needs no entropy": ("entropy_collapses", {"entropy": FALLING, "success": 0.95}, ()),
     "fewer calls do as well": ("calls_given_up", {"tools/call_frequency": GIVEN_UP, "success": RISING}, ()),
+    "a model that knows nothing": ("engine_draws_oddly", {"sampling/surprise": 11.9, "entropy": 11.9}, ()),
     "success rises too": ("reward_without_success", {"reward": RISING, "success": RISING}, ()),
     "few calls at all": ("tool_fails", {"tools/multiply/calls": 2.0, "tools/multiply/failures": 2.0}, ()),
     "calls that cannot be read are no tool": (

@@ -48,6 +48,7 @@ def test_rollout_metrics_count_what_is_in_the_trajectories() -> None:
     metrics = merged([rollout_metrics(both)])
     assert metrics["completions/mean_length"] == 6 and metrics["completions/clipped_ratio"] == 0.5
     assert metrics["rollout/sampled_tokens"] == 12 and metrics["rollout/context_tokens"] == 2
+    assert metrics["sampling/surprise"] == 1.0, "nats a token that was drawn"
     assert metrics["rollout/engine_idle_share"] == 0.25
     assert metrics["stop/finished"] == 0.5 and metrics["stop/length"] == 0.5 and metrics["stop/deadline"] == 0
     assert metrics["tools/call_frequency"] == 1.5 and metrics["tools/failure_frequency"] == 2 / 3

@@ -19,6 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolgrpo.observe.call_lookalikes import FORMS
+from toolgrpo.observe.doctor_phrases import (
+    LOST,
+    WORLD_CAUSES,
+    groups_are_dead,
+    listed_causes,
+    of_dead_groups,
+    share_failed,
+    why_failed,
+    world_causes,
+)
 from toolgrpo.observe.log_reading import (
     NO_NAME,
     NO_TOOL,
@@ -50,7 +60,6 @@ _PARSE_CAUSES = {
     "unknown_tool": "there is no tool of that name",
     "bad_arguments": "the arguments do not fit the schema",
 }
-_WORLD_CAUSES = ("timeout", "died")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,29 +161,27 @@ def _no_tool_calls(logs: Sequence[Log]) -> str | None:
 
 def _groups_all_failed(logs: Sequence[Log]) -> str | None:
     success = mean_of(logs, "success")
-    if not _groups_are_dead(logs) or success is None or success > 0.1:
+    if not groups_are_dead(logs) or success is None or success > 0.1:
         return None
-    return (
-        f"{_of_dead_groups(logs)}, and their episodes fail (success {success:.2f}), so nothing is learned{_why(logs)}"
-    )
+    return f"{of_dead_groups(logs)}, and their episodes fail (success {success:.2f}), so nothing is learned{why_failed(logs)}"
 
 
 def _groups_all_solved(logs: Sequence[Log]) -> str | None:
     success = mean_of(logs, "success")
-    if not _groups_are_dead(logs) or success is None or success < 0.9:
+    if not groups_are_dead(logs) or success is None or success < 0.9:
         return None
     return (
-        f"{_of_dead_groups(logs)}, because they are solved (success {success:.2f}): little is left to learn from "
+        f"{of_dead_groups(logs)}, because they are solved (success {success:.2f}): little is left to learn from "
         f"these rows"
     )
 
 
 def _groups_all_alike(logs: Sequence[Log]) -> str | None:
     success = mean_of(logs, "success")
-    if not _groups_are_dead(logs) or success is None or not 0.1 < success < 0.9:
+    if not groups_are_dead(logs) or success is None or not 0.1 < success < 0.9:
         return None
     return (
-        f"{_of_dead_groups(logs)} at success {success:.2f}: the episodes of a group all succeed or all fail, "
+        f"{of_dead_groups(logs)} at success {success:.2f}: the episodes of a group all succeed or all fail, "
         f"and nothing is learned"
     )
 
@@ -198,21 +205,21 @@ def _cut_by_length(logs: Sequence[Log]) -> str | None:
 
 def _tool_fails(logs: Sequence[Log]) -> str | None:
     tools = [name for name in tools_in(logs) if name not in (NO_NAME, NO_TOOL)]  # that is `_broken_calls`
-    worst = max(tools, key=lambda name: _share_failed(logs, name), default=None)
-    if worst is None or _share_failed(logs, worst) < 0.5:
+    worst = max(tools, key=lambda name: share_failed(logs, name), default=None)
+    if worst is None or share_failed(logs, worst) < 0.5:
         return None
     return (
-        f"the tool {worst} fails: {percent(_share_failed(logs, worst))} of its calls {span_of(logs)} (failures of all "
-        f"tools a rollout: {_listed_causes(logs)})"
+        f"the tool {worst} fails: {percent(share_failed(logs, worst))} of its calls {span_of(logs)} (failures of all "
+        f"tools a rollout: {listed_causes(logs)})"
     )
 
 
 def _tool_times_out(logs: Sequence[Log]) -> str | None:
     calls = calls_in(logs)
-    lost = {cause: total_of(logs, f"tools/error/{cause}") for cause in _WORLD_CAUSES}
+    lost = {cause: total_of(logs, f"tools/error/{cause}") for cause in WORLD_CAUSES}
     if calls < 10 or sum(lost.values()) < 0.1 * calls:
         return None
-    parts = " and ".join(f"{percent(count / calls)} {_LOST[cause]}" for cause, count in lost.items() if count)
+    parts = " and ".join(f"{percent(count / calls)} {LOST[cause]}" for cause, count in lost.items() if count)
     slow = last_of(logs, "tools/latency_p95")
     return (
         f"tools are lost or too slow: of the calls {span_of(logs)}, {parts}"
@@ -228,6 +235,17 @@ def _engine_differs(logs: Sequence[Log]) -> str | None:
     return (
         f"engine and trainer disagree: their log-probabilities of the same tokens differ by {values[-1]:.3f} on average "
         f"{span_of(logs)} (below 0.01 is usual)"
+    )
+
+
+def _engine_draws_oddly(logs: Sequence[Log]) -> str | None:
+    surprise, entropy = mean_of(logs, "sampling/surprise"), mean_of(logs, "entropy")
+    if surprise is None or surprise <= (6.0 if entropy is None else 2.0 + 3.0 * entropy):
+        return None
+    expected = "" if entropy is None else f", where {entropy:.2g} would follow from its distribution"
+    return (
+        f"the engine draws tokens that it calls improbable itself: {surprise:.1f} nats a token {span_of(logs)}{expected}; "
+        f"what is drawn is not what the model says"
     )
 
 
@@ -322,7 +340,7 @@ def _world_fails(logs: Sequence[Log]) -> str | None:
     share = mean_of(logs, "world/failed_episodes")
     if share is None or share < 0.1:
         return None
-    return f"the world fails in {percent(share)} of the episodes {span_of(logs)}: {_world_causes(logs)}"
+    return f"the world fails in {percent(share)} of the episodes {span_of(logs)}: {world_causes(logs)}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -336,6 +354,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tool_fails", "calls-that-fail", _SHORT, _tool_fails),
     Rule("tool_times_out", "slow-tools", _SHORT, _tool_times_out),
     Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
+    Rule("engine_draws_oddly", "vllm-and-the-trainer-disagree", _SHORT, _engine_draws_oddly),
     Rule("episodes_dropped", "vllm-and-the-trainer-disagree", _SHORT, _episodes_dropped),
     Rule("lengths_weighted_unlike", "vllm-and-the-trainer-disagree", _SHORT, _lengths_weighted_unlike),
     Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
@@ -345,53 +364,3 @@ RULES: tuple[Rule, ...] = (
     Rule("reward_without_success", "sparse-and-dense-rewards", _LONG, _reward_without_success),
 )
 """Every rule, in the order in which they are told."""
-
-_LOST = {"timeout": "overran their time", "died": "lost their process or server"}
-
-
-# What several rules say.
-
-
-def _share_failed(logs: Sequence[Log], tool: str) -> float:
-    calls = total_of(logs, f"tools/{tool}/calls")
-    return total_of(logs, f"tools/{tool}/failures") / calls if calls >= 10 else 0.0
-
-
-def _groups_are_dead(logs: Sequence[Log]) -> bool:
-    return all(log.get("reward/groups_without_spread", 0.0) >= 0.9 for log in logs)
-
-
-def _of_dead_groups(logs: Sequence[Log]) -> str:
-    share = mean_of(logs, "reward/groups_without_spread") or 0.0
-    whole = "no group differs" if share >= 1.0 else f"{percent(share)} of the groups do not differ"
-    return f"{whole} in reward {span_of(logs)}"
-
-
-def _why(logs: Sequence[Log]) -> str:
-    """Return what is known of why episodes fail, to be added to a sentence."""
-    reasons = []
-    by = cut_shares(logs) or {}
-    if sum(by.values()) > 0.3:
-        reasons.append(f"{percent(sum(by.values()))} of the episodes are cut, {listed(by)}")
-    if tools_in(logs) and calls_in(logs) == 0:
-        reasons.append("no tool is called")
-    elif total_of(logs, "tools/failure_frequency") > 0.5 * len(logs):
-        reasons.append(f"{percent(mean_of(logs, 'tools/failure_frequency') or 0.0)} of the tool calls fail")
-    return f": {'; '.join(reasons)}" if reasons else ""
-
-
-def _listed_causes(logs: Sequence[Log]) -> str:
-    names = {name for log in logs for name in log if name.startswith("tools/error/")}
-    counts = Counter({name.rpartition("/")[2]: total_of(logs, name) for name in names})
-    return ", ".join(f"{cause} {count / len(logs):.3g}" for cause, count in counts.most_common(3) if count)
-
-
-def _world_causes(logs: Sequence[Log]) -> str:
-    engine = mean_of(logs, "stop/engine_failure") or 0.0
-    parts = [f"{percent(engine)} lost by the engine"] if engine else []
-    parts += [
-        f"{total_of(logs, f'tools/error/{cause}') / len(logs):.3g} of the calls in a rollout {_LOST[cause]}"
-        for cause in _WORLD_CAUSES
-        if total_of(logs, f"tools/error/{cause}")
-    ]
-    return ", ".join(parts) or "see tools.log"

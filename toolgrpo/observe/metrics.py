@@ -111,12 +111,19 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
         "turns/void": Metric(sum(map(is_void, turns)) / len(turns) if turns else 0.0),
         "rollout/sampled_tokens": Metric(float(sum(sampled)), sum),
         "rollout/context_tokens": Metric(float(sum(t.n_context for t in trajectories)), sum),
+        **_surprise(trajectories),
         "rollout/seconds": Metric(times.duration_s, max),
         "rollout/engine_idle_share": Metric(idle_share),
         **{f"stop/{reason}": Metric(stops[reason] / n) for reason in StopReason},
         **tool_metrics([result for t in trajectories for result in t.results], n),
         "tools/unmarked": Metric(float(unmarked), sum),  # answered or run, as `unmarked_calls` says
     }
+
+
+def _surprise(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Return how improbable the engine itself calls what it drew, in nats a token: on average the entropy."""
+    drawn = [logprob for t in trajectories for logprob in t.logprobs or () if logprob is not None]
+    return {"sampling/surprise": Metric(-sum(drawn) / len(drawn))} if drawn else {}
 
 
 def tool_called(result: ToolResult) -> str:
