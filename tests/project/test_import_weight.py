@@ -11,7 +11,7 @@ pytestmark = pytest.mark.lock
 
 TRAINING = {"torch", "vllm", "trl", "transformers", "datasets", "accelerate", "deepspeed", "peft"}
 SDK = {"mcp"}
-WORKER = TRAINING | SDK | {"numpy", "jsonschema", "httpx"}  # it has pydantic, to convert arguments
+WORKER = TRAINING | SDK | {"numpy", "jsonschema", "httpx", "aiohttp"}  # it has pydantic, to convert arguments
 PLAIN = WORKER | {"pydantic"}  # next to nothing but the standard library
 LIGHT = {
     "toolgrpo.trajectory": PLAIN,
