@@ -71,4 +71,10 @@ class SharedCores:
         sys.setswitchinterval(self._switch_s)
 
     def _engine_takes(self, n_threads: int) -> None:
-        self._loop.call_soon_threadsafe(torch.set_num_threads, n_threads)
+        self._loop.call_soon_threadsafe(_take, n_threads)
+
+
+def _take(n_threads: int) -> None:
+    """Give this thread so many; one that has computed nothing yet would take the last number set, by whomever."""
+    torch.get_num_threads()  # that is settled here
+    torch.set_num_threads(n_threads)
