@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 import random
 import re
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 
 N, MAX_TURNS, TURN_TOKENS = 64, 5, 32
 MOST = 128  # rollouts at a time
+Decide = Callable[[int, int], float | None]
 NUMBER_TYPES = ("float32", "bfloat16")
 TOOLS = '''
 import time
@@ -32,6 +34,17 @@ def wait(seconds: float) -> str:
 
 TOOL_FUNCTIONS = [wait]
 '''
+
+
+def prepare_vllm() -> None:
+    """Set what vLLM reads when it is imported, before anything imports PyTorch."""
+    from toolgrpo.startup import prepare
+
+    prepare()
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def wait(seconds: float) -> str:
@@ -50,9 +63,6 @@ def decision(uid: int, turn: int) -> float | None:
     calls = turn < MAX_TURNS - 1 and rng.random() < 0.75
     factor = rng.choice([0.5, 1.0, 1.0, 1.5])
     return factor if calls else None
-
-
-DECISION: Callable[[int, int], float | None] = decision
 
 
 def turns_of(uid: int) -> int:
@@ -78,7 +88,8 @@ class NativeLoop:
 
         from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE
 
-        self.latency_s, self.decide = 0.0, DECISION
+        self.latency_s = 0.0
+        self.decide: Decide = decision
         self._module = module
         args = GRPOConfig(
             tempfile.mkdtemp(),
@@ -150,9 +161,7 @@ def uid_of(messages: Sequence[Any]) -> int:
 class ScriptedDecisions:
     """Our chat format with its parse replaced: the prompt says which rollout this task is."""
 
-    def __init__(
-        self, chat: Any, latency_s: Callable[[], float], decide: Callable[[int, int], float | None] = decision
-    ) -> None:
+    def __init__(self, chat: Any, latency_s: Callable[[], float], decide: Decide = decision) -> None:
         self._chat, self.decide = chat, decide
         self._latency_s = latency_s
         self.name, self.stop_ids, self.call_text = chat.name, (), chat.call_text
@@ -195,7 +204,8 @@ class OurLoop:
         from toolgrpo.rollout import EpisodeLimits, EpisodeRunner
         from toolgrpo.tools import load_tools
 
-        self.latency_s, self.decide = 0.0, DECISION
+        self.latency_s = 0.0
+        self.decide: Decide = decision
         tokenizer = native.trainer.processing_class
         folder = Path(tempfile.mkdtemp())
         (folder / "wait_tool.py").write_text(TOOLS)

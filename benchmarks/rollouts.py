@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -36,18 +35,12 @@ from pathlib import Path
 from typing import Any
 
 from _reporting import progress, save
-from _rollout_loops import MAX_TURNS, NUMBER_TYPES, N, NativeLoop, OurLoop, decision, turns_of
+from _rollout_loops import MAX_TURNS, NUMBER_TYPES, N, NativeLoop, OurLoop, decision, prepare_vllm, turns_of
 from _rows import Figure, Row
 from _schedule import Costs, fitted, simulated
 
 if __name__ == "__main__":
-    from toolgrpo.startup import prepare
-
-    prepare()  # before anything imports PyTorch
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    prepare_vllm()
 
 MODELS = ("nano", "20m")
 OURS_PER_TRL = 3  # TRL's takes minutes, and the machine's noise shows more in short runs

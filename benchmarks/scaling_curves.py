@@ -16,7 +16,7 @@ group of 8 completions of 100 tokens behind a prompt of 600, and one of two is v
     group      completions of one prompt
     prompt     tokens
 
-Each point is the median of its repetitions (TRL's loop: one), which take turns. Writes benchmarks/results/scaling_curves.json
+Each point is the median of its repetitions (TRL's loop: one), which take turns, after one of each that is not counted. Writes benchmarks/results/scaling_curves.json
 after each curve, and scaling_curves.png.
 """
 
@@ -25,29 +25,23 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    from toolgrpo.startup import prepare
-
-    prepare()  # before anything imports PyTorch
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 import training_pass
 from _reporting import progress, result_file, save
-from _rollout_loops import NativeLoop, OurLoop, decision
+from _rollout_loops import Decide, NativeLoop, OurLoop, decision, prepare_vllm
 from _rows import Figure, Row
 from training_pass import Case
 
+if __name__ == "__main__":
+    prepare_vllm()
+
 Point = dict[str, Any]  # x, and the seconds of both by repetition
-Decide = Callable[[int, int], float | None]
+Measure = Callable[[str, float], Point]
 
 LATENCY_S, ROLLOUTS = 0.05, 32
 CASE = Case(prompt=600, completion=100, group=8, lengths="full", hidden=128, layers=2)
@@ -58,7 +52,7 @@ CURVES: dict[str, tuple[float, ...]] = {
     "group": (1, 2, 4, 8, 16),
     "prompt": (100, 300, 600, 1200, 2400),
 }
-OF_LOOP = ("latency", "turns", "rollouts")
+OF_LOOP, OF_PASS = ("latency", "turns", "rollouts"), ("group", "prompt")
 AXES = {
     "latency": "seconds that a tool call takes",
     "turns": "turns of a rollout",
@@ -83,13 +77,15 @@ class Loops:
     def point(self, curve: str, x: float) -> Point:
         n = int(x) if curve == "rollouts" else ROLLOUTS
         decide: Decide = decision if curve != "turns" else lambda uid, turn: 1.0 if turn + 1 < x else None
-        for loop in (self.native, self.ours):
-            loop.latency_s, loop.decide = x if curve == "latency" else LATENCY_S, decide
+        both = (("trl", self.native), ("ours", self.ours))
+        for _, loop in both:  # vLLM may not have met steps of so many tokens
+            loop.latency_s, loop.decide = 0.0, decide
+            loop.run(range(n))
+            loop.latency_s = x if curve == "latency" else LATENCY_S
         times: dict[str, list[float]] = {"trl": [], "ours": []}
         sampled: dict[str, int] = {}
-        self.ours.run(range(n))  # vLLM may not have met steps of so many tokens
         for number in range(REPETITIONS):
-            for name, loop in (("trl", self.native), ("ours", self.ours)):
+            for name, loop in both:
                 if name == "ours" or number == 0:
                     self.native.llm.reset_prefix_cache()
                     seconds, sampled[name] = loop.run(range(n))
@@ -99,26 +95,39 @@ class Loops:
 
 
 @contextmanager
-def measuring(curves: Sequence[str]) -> Iterator[Callable[[str, float], Point]]:
-    """What measures a point of a curve; the loops share this process, the passes have some of their own."""
-    loops = Loops() if set(curves) & set(OF_LOOP) else None
-    threads = min(2, len(os.sched_getaffinity(0)))
-    with training_pass.servers(threads) as by_way:
+def of_loop() -> Iterator[Measure]:
+    """What measures a point of the loops, in this process."""
+    loops = Loops()
+    try:
+        yield loops.point
+    finally:
+        loops.ours.tools.close()
 
-        def measure(curve: str, x: float) -> Point:
-            if curve in OF_LOOP:
-                assert loops is not None
-                return loops.point(curve, x)
-            ways = {way: server for way, server in by_way.items() if way != "padded"}
+
+@contextmanager
+def of_pass() -> Iterator[Measure]:
+    """What measures a point of the passes, in processes of their own, which load while nothing is measured."""
+    with training_pass.servers(min(2, len(os.sched_getaffinity(0)))) as by_way:
+        ways = {way: server for way, server in by_way.items() if way != "padded"}
+        training_pass.measure(by_way, CASE, 1)
+
+        def point(curve: str, x: float) -> Point:
             case = replace(CASE, group=int(x)) if curve == "group" else replace(CASE, prompt=int(x))
             found = training_pass.measure(ways, case, REPETITIONS)
             return {"x": x, "trl": found["trl"].all_pass_s, "ours": found["shared"].all_pass_s}
 
-        try:
-            yield measure
-        finally:
-            if loops is not None:
-                loops.ours.tools.close()
+        yield point
+
+
+def points_of(curve: str, measure: Measure, quick: bool) -> list[Point]:
+    xs = CURVES[curve][0:3:2] if quick else CURVES[curve]
+    progress(f"{AXES[curve]}: {', '.join(f'{x:g}' for x in xs)}")
+    found = []
+    for x in xs:
+        found.append(measure(curve, x))
+        trl, ours = (statistics.median(found[-1][name]) for name in ("trl", "ours"))
+        print(f"{curve:>10} {x:>7g}: TRL {trl:7.2f} s, ours {ours:6.2f} s, {trl / ours:5.1f} times", flush=True)
+    return found
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
@@ -163,17 +172,14 @@ def main() -> None:
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     options = parser.parse_args()
     found: dict[str, list[Point]] = {}
-    with measuring(options.curves) as measure:
-        for curve in options.curves:
-            points = CURVES[curve][0:3:2] if options.quick else CURVES[curve]
-            progress(f"{AXES[curve]}: {', '.join(f'{x:g}' for x in points)}")
-            found[curve] = []
-            for x in points:
-                point = measure(curve, x)
-                trl, ours = (statistics.median(point[name]) for name in ("trl", "ours"))
-                print(f"{curve:>10} {x:>7g}: TRL {trl:7.2f} s, ours {ours:6.2f} s, {trl / ours:5.1f} times", flush=True)
-                found[curve].append(point)
-            save("scaling_curves", {"curves": found}, quick=options.quick, number_type="float32")
+    for of, opened in ((OF_LOOP, of_loop), (OF_PASS, of_pass)):
+        chosen = [curve for curve in options.curves if curve in of]
+        if not chosen:
+            continue
+        with opened() as measure:
+            for curve in chosen:
+                found[curve] = points_of(curve, measure, options.quick)
+                save("scaling_curves", {"curves": found}, quick=options.quick, number_type="float32")
     plot(found, result_file("scaling_curves").with_suffix(".png"))
 
 
