@@ -139,7 +139,14 @@ class Turn:
     state: str | None = None  # how it names the state it was in then, if it does
     user: str | None = None  # what the user said to it, where the episode went on with that
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
+    taken_over: tuple[tuple[int, int], ...] | None = ()  # from which of its tokens on those of a later step did; None: unknown
     summary: bool = False  # what was asked of the model when its context was full; see `rollout/compaction.py`
+
+    def drawn_with(self, token: int) -> int | None:
+        """Return the step whose weights drew this one of its tokens, counted from 0; None where nobody said."""
+        if self.weights is None or (self.taken_over is None and self.weights[0] != self.weights[1]):
+            return None
+        return [self.weights[0], *(step for first, step in self.taken_over or () if first <= token)][-1]
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.
@@ -269,6 +276,14 @@ class Trajectory:
         return len(self.mask) - sum(self.mask) - sum(at.n_prompt for at in self.segment_starts)
 
     @property
+    def weight_steps(self) -> tuple[int | None, ...]:
+        """Return, for each of `ids`, the step whose weights drew it; None on context, and where nobody said."""
+        found: list[int | None] = [None] * len(self.ids)
+        for turn in self.turns:
+            found[turn.start : turn.end] = [turn.drawn_with(token) for token in range(turn.end - turn.start)]
+        return tuple(found)
+
+    @property
     def attempts(self) -> tuple[CallAttempt, ...]:
         return tuple(attempt for turn in self.turns for attempt in turn.attempts)
 
@@ -310,7 +325,7 @@ class Trajectory:
         record["messages"] = copied(self.messages)
         record["metadata"] = copied(dict(self.metadata))
         record["turns"] = tuple(
-            {name: value for name, value in _fields(turn).items() if value or name != "summary"}
+            {name: value for name, value in _fields(turn).items() if value != _LEFT_OUT.get(name, _NOTHING)}
             | {
                 "attempts": tuple(
                     _fields(attempt) | {"arguments": copied(attempt.arguments)} for attempt in turn.attempts
@@ -338,6 +353,7 @@ class Trajectory:
                 **{
                     **turn,
                     "weights": None if turn.get("weights") is None else tuple(turn["weights"]),
+                    "taken_over": _taken_over(turn),
                     "attempts": tuple(
                         CallAttempt(**{**a, "status": AttemptStatus(a["status"])}) for a in turn["attempts"]
                     ),
@@ -365,6 +381,17 @@ class Trajectory:
                 "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
         )
+
+
+_NOTHING = object()
+_LEFT_OUT = {"summary": False, "taken_over": ()}  # of a turn's record, where that is all they say
+
+
+def _taken_over(turn: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
+    """Return what a turn's record says of it; one of earlier days says nothing."""
+    weights = turn.get("weights")
+    found = turn.get("taken_over", () if weights is None or weights[0] == weights[1] else None)
+    return None if found is None else tuple((first, step) for first, step in found)
 
 
 def _copied(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Write the generated data of the recipes again, from its seeds; the files that are shipped are what this writes.
 
     python recipes/data/generate.py            the finance questions and the handbook's, for training and held out,
-                                               and worked examples, none of a held-out question, to show the form with
+                                               and worked examples, none of a held-out question, to show the form with;
+                                               such examples for the embedded arithmetic too
 
 Finance: each question names everything that its tool wants, and its answer is the tool's whole response, which is what
 the reward `accuracy` compares. Handbook: questions whose answers stand in the documents of recipes/data/handbook, in
@@ -18,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from toolgrpo.data.arithmetic import draw_problem
 from toolgrpo.plugin_files import import_file
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
@@ -46,6 +48,7 @@ _MIXED_UP = {
 }
 _HOW_OFTEN = 0.7
 _WHOLE = 8  # before those, every eighth goes on to the last word, and the others end with the call
+_ARITHMETIC_SHOWN = 80
 _LAST_WORD = "done"  # a token of nano's; a longer answer is noise to a reward on the tool's response
 
 
@@ -67,6 +70,23 @@ def main() -> None:
                 _write(HERE / f"handbook_{kind}_{split}.jsonl", [_without(row, "calls") for row in rows])
     random.Random(TRAINING_SEED).shuffle(examples)
     _write(HERE / "handbook_examples.jsonl", examples)
+    _arithmetic_examples()
+
+
+def _arithmetic_examples() -> None:
+    """Worked questions of the embedded arithmetic, for a model that knows no tool call."""
+    rng = random.Random(TRAINING_SEED)
+    rows: dict[str, Row] = {}
+    with load_tools(TOOLS / "arithmetic_tools.py", workers=1) as box:
+        while len(rows) < _ARITHMETIC_SHOWN:
+            problem = draw_problem(rng, 1 + len(rows) % 3)
+            if problem.split == "train":
+                calls = [
+                    {"name": step.operation, "arguments": {"a": step.left, "b": step.right}} for step in problem.steps
+                ]
+                answer = f"The answer is {problem.answer}."
+                rows[problem.question] = _worked([], {"prompt": problem.question}, calls, box, answer)
+    _write(HERE / "arithmetic_examples.jsonl", list(rows.values()))
 
 
 def _finance_files() -> None:

@@ -13,8 +13,10 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
 from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.shared_pass import attention
 from toolgrpo.shared_pass.attention import NAME, shared_attention
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported
+from toolgrpo.shared_pass.tree_attention import fits
 from toolgrpo.trainer import trl_seam
 
 VOCABULARY = 97
@@ -219,6 +221,22 @@ def test_autocast_in_bf16_is_as_near_to_fp32_as_the_padded_pass() -> None:
     assert ours.logps.dtype == theirs.logps.dtype
     error = (ours.logps - exact.logps).abs().mean()
     assert 1e-5 < error < 2 * (theirs.logps - exact.logps).abs().mean()
+
+
+def test_autocast_leaves_no_tile_to_the_way_with_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and keys come out of the rotation in float32 there, and values in bf16."""
+    types: list[set[torch.dtype]] = []
+
+    def seen(*states: torch.Tensor) -> bool:
+        types.append({one.dtype for one in states[:3]})
+        return fits(*states)
+
+    monkeypatch.setattr(attention, "fits", seen)
+    monkeypatch.setattr(attention, "attend_in_batches", None)
+    model, rows = make("qwen3"), batch([31, 23])
+    with torch.autocast("cpu", torch.bfloat16):
+        shared(model, rows)
+    assert types and all(of == {torch.float32} for of in types)
 
 
 def test_a_long_group_is_cut_and_only_one_pass_is_held_at_a_time() -> None:

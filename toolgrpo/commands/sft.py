@@ -49,6 +49,7 @@ from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.hardware import bf16_line, settled_bf16, trains_on_cpu
 from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.trainer import load_tokenizer
+from toolgrpo.trainer.trl_seam import tune_fused_head
 
 __all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "parse_sft_arguments", "run_sft"]
 
@@ -212,6 +213,7 @@ def _run(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, console: 
         raise
     except (ValueError, ImportError, OSError) as error:
         raise ModelError(f"--model_name_or_path {model.model_name_or_path}: {error}") from error
+    tune_fused_head(trainer.accelerator.device)
     trainer.remove_callback(PrinterCallback)
     progress.say(
         f"{len(examples)} conversations, {n_tokens} tokens to learn, {_how_long(config)} on {trainer.accelerator.device.type}, {trainer.accelerator.mixed_precision} mixed "

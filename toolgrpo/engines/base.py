@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Engine", "FinishReason", "Resumable", "Sample", "SampleRequest", "SamplingOptions"]
+__all__ = [
+    "CountsTokens",
+    "Engine",
+    "FinishReason",
+    "Resumable",
+    "Sample",
+    "SampleRequest",
+    "SamplingOptions",
+    "Sleeper",
+]
 
 
 class FinishReason(StrEnum):
@@ -54,6 +63,7 @@ class Sample:
     logprobs: tuple[float, ...] | None
     finish_reason: FinishReason
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token
+    taken_over: tuple[tuple[int, int], ...] | None = ()  # from which token on those of a later step did; None: unknown
 
 
 class Engine(Protocol):
@@ -91,6 +101,15 @@ class Engine(Protocol):
         ...
 
     def shutdown(self) -> None: ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """An engine that knows how far its open requests were when it got other weights."""
+
+    def n_drawn_before_load(self, request: SampleRequest) -> int:
+        """How many tokens of this open request the weights before the last `load_weights` drew."""
+        ...
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ changes):
   the engine in this process, so that it can be stepped; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and
   `VLLM_CPU_KVCACHE_SPACE`;
 * `LLMEngine.add_request/step/abort_request/has_unfinished_requests`: the engine, one step at a
-  time;
+  time; `output_processor.request_states`: how far an open request is;
 * `collective_rpc("reload_weights", weights_iterator=...)`: replaces weights on every platform
   (loading parameter by parameter crashes on the CPU, where vLLM has repacked them); its logger
   complains of layers that have no weights in any checkpoint, which is filtered;
@@ -226,6 +226,11 @@ class StepEngine:
     def step(self) -> list[tuple[str, Sample]]:
         """Run one forward pass, and return the requests that it finished."""
         return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
+
+    def n_drawn(self) -> dict[str, int]:
+        """How many tokens each open request has, between two steps."""
+        states = self._engine.output_processor.request_states.values()
+        return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
 
     def abort(self, request_ids: Sequence[str]) -> None:
         self._engine.abort_request(list(request_ids))

@@ -305,6 +305,7 @@ class Session:
             duration_s=self._now() - started,
             started_s=started,
             weights=sample.weights,
+            taken_over=sample.taken_over,
         )
 
     def _settle(self, line: Line, results: Sequence[ToolResult], user: str | None = None) -> None:

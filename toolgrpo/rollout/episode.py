@@ -178,6 +178,7 @@ class _EpisodeRun:
             duration_s=self._now() - started,
             started_s=started,
             weights=sample.weights,
+            taken_over=sample.taken_over,
             summary=summary,
         )
 

@@ -1,8 +1,8 @@
 """One engine for several rollouts at a time, whose weights change while they run.
 
 Invariants: the engine is open from the first rollout that opens it until the last one has closed it;
-each sample bears the steps whose weights drew its first and its last token; all of it happens on one
-event loop, so weights change between two steps of the engine.
+each sample bears the steps whose weights drew its tokens; all of it happens on one event loop, so
+weights change between two steps of the engine.
 """
 
 from __future__ import annotations
@@ -10,16 +10,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from toolgrpo.engines.base import Engine, Sample, SampleRequest
+from toolgrpo.engines.base import CountsTokens, Engine, Sample, SampleRequest
 from toolgrpo.rollout.busy_time import BusyTime
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["SharedEngine"]
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A request, the step of the weights that it began with, and those that took over: from which token on, if known."""
+
+    request: SampleRequest
+    step: int
+    taken_over: list[tuple[int | None, int]] = field(default_factory=list)
+
+    def with_weights(self, sample: Sample) -> Sample:
+        by_token = {0: self.step}  # of several that took over at one token, the last drew it
+        for token, step in self.taken_over:
+            if token is None:
+                return replace(sample, weights=(self.step, self.taken_over[-1][1]), taken_over=None)
+            if token < len(sample.ids):
+                by_token[token] = step
+        (_, first), *later = by_token.items()
+        return replace(sample, weights=(first, by_token[max(by_token)]), taken_over=tuple(later))
 
 
 class SharedEngine:
@@ -31,6 +50,7 @@ class SharedEngine:
         self._opening = asyncio.Lock()
         self._step = 0  # of the weights
         self._busy = BusyTime(time.monotonic)
+        self._open: list[_Open] = []
 
     @property
     def name(self) -> str:
@@ -60,10 +80,14 @@ class SharedEngine:
             self._users += 1
 
     async def sample(self, request: SampleRequest) -> Sample:
-        first = self._step
-        with self._busy:
-            sample = await self._engine.sample(request)
-        return replace(sample, weights=(first, self._step))
+        one = _Open(request, self._step)
+        self._open.append(one)
+        try:
+            with self._busy:
+                sample = await self._engine.sample(request)
+        finally:
+            self._open.remove(one)
+        return one.with_weights(sample)
 
     async def close(self) -> None:
         async with self._opening:
@@ -75,6 +99,9 @@ class SharedEngine:
         """Go on with these weights, of a step, also in what is being drawn."""
         self._engine.load_weights(weights)
         self._step = step
+        counts = self._engine if isinstance(self._engine, CountsTokens) else None
+        for one in self._open:
+            one.taken_over.append((None if counts is None else counts.n_drawn_before_load(one.request), step))
 
     def shutdown(self) -> None:
         """Do nothing: the engine belongs to whoever made it."""

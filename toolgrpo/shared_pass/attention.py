@@ -20,6 +20,7 @@ Not covered: attention sinks, soft-capped scores, biases; models that have them 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -78,12 +79,21 @@ def _attend(
     in_window = sliding_window is None or prefix_layout.longest_row <= sliding_window
     if in_window and query.device.type == "cpu":
         groups = query.shape[1] // key.shape[1]
-        whole_key, whole_value = (states.repeat_interleave(groups, 1) for states in (key, value))
-        if fits(query, whole_key, whole_value, dropout):
-            tree = tree_attention(query, whole_key, whole_value, prefix_layout.tiles, scaling)
+        own, *others = _of_one_type(query, key, value)
+        whole_key, whole_value = (states.repeat_interleave(groups, 1) for states in others)
+        if fits(own, whole_key, whole_value, dropout):
+            tree = tree_attention(own, whole_key, whole_value, prefix_layout.tiles, scaling)
             return tree.transpose(1, 2).contiguous(), None
     batches = prefix_layout.batches(None if in_window else sliding_window, query.device)
     return attend_in_batches(query, key, value, batches, scaling, dropout), None
+
+
+def _of_one_type(*states: torch.Tensor) -> list[torch.Tensor]:
+    """Return them in the widest number type among them: under autocast, queries and keys come out of the
+    rotation in another one than values.
+    """
+    widest = functools.reduce(torch.promote_types, (one.dtype for one in states))
+    return [one.to(widest) for one in states]
 
 
 AttentionInterface.register(NAME, _attend)

@@ -83,8 +83,9 @@ class _TreeAttention(torch.autograd.Function):
         tiles: Sequence[Tile],
         scale: float | None,
     ) -> torch.Tensor:
-        output = torch.empty(query.shape, dtype=query.dtype)
-        total = torch.empty(query.shape[:3], dtype=torch.float64 if query.dtype == torch.float64 else torch.float32)
+        exact = _summed_in(query.dtype)
+        output = torch.empty(query.shape, dtype=exact)
+        total = torch.empty(query.shape[:3], dtype=exact)
         for tile in tiles:
             rows = tile.queries
             part, log_sum = cpu_attention_forward(
@@ -94,9 +95,10 @@ class _TreeAttention(torch.autograd.Function):
                 before = total[:, :, rows]
                 joined = torch.logaddexp(before, log_sum)
                 old = output[:, :, rows] * (before - joined).exp().unsqueeze(-1)
-                part = (old + part * (log_sum - joined).exp().unsqueeze(-1)).to(query.dtype)
+                part = old + part * (log_sum - joined).exp().unsqueeze(-1)
                 log_sum = joined
             output[:, :, rows], total[:, :, rows] = part, log_sum
+        output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, total)
         ctx.tiles, ctx.scale = tiles, scale
         return output
@@ -104,7 +106,7 @@ class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, total = ctx.saved_tensors
-        grad_query, grad_key, grad_value = (torch.zeros(query.shape, dtype=query.dtype) for _ in range(3))
+        grad_query, grad_key, grad_value = (torch.zeros(query.shape, dtype=total.dtype) for _ in range(3))
         for tile in ctx.tiles:
             rows, seen = tile.queries, tile.keys
             parts = cpu_attention_backward(
@@ -121,4 +123,9 @@ class _TreeAttention(torch.autograd.Function):
             grad_query[:, :, rows] += parts[0]
             grad_key[:, :, seen] += parts[1]
             grad_value[:, :, seen] += parts[2]
-        return grad_query, grad_key, grad_value, None, None
+        return *(grad.to(query.dtype) for grad in (grad_query, grad_key, grad_value)), None, None
+
+
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    """The type in which parts are joined: numbers of 16 bits would be rounded with every one."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

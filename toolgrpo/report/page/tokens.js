@@ -98,11 +98,16 @@ function describe(token, episode) {
   ]);
 }
 
-// Weights may have changed while a turn was drawn: then it is said from which to which step.
+// Weights may have changed while a turn was drawn. Where the engine did not say at which token, it is said from which to
+// which step.
 function weightsOf(token, episode) {
-  const [first, last] = ((episode.turns || [])[token.turn] || {}).w || [episode.w, episode.w];
+  const turn = (episode.turns || [])[token.turn] || {};
+  const [first, last] = turn.w || [episode.w, episode.w];
   if (first === undefined) return null;
-  return first === last ? `step ${first} done` : `step ${first} to ${last} done`;
+  if (first === last) return `step ${first} done`;
+  if (!turn.tk) return `step ${first} to ${last} done`;
+  const before = turn.tk.filter(([from]) => turn.st + from <= token.index);
+  return `step ${before.length ? before[before.length - 1][1] : first} done`;
 }
 
 // The tokens that training moved most, in words.
