@@ -68,6 +68,7 @@ TABLE = {
     "report": Benchmark(about="The recording and the report", minutes=8),
     "reading": Benchmark(about="Does nano read its tools", minutes=5),
     "learning": Benchmark(about="The embedded job, on three seeds", minutes=15),
+    "real_model": Benchmark(about="SmolLM2-135M, from worked examples to GRPO, on three seeds", minutes=150),
     "unseen_tools": Benchmark(about="Tools that no training showed", minutes=60),
     "segments": Benchmark(about="Episodes of several segments", minutes=90),
     "gateway": Benchmark(about="The gateway, beside our own loop", minutes=40),

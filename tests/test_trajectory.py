@@ -69,7 +69,12 @@ def drawn_with(*turns: dict[str, Any]) -> Trajectory:
 def test_every_sampled_token_has_the_step_of_its_weights_and_no_other_token_has() -> None:
     changed = {"weights": (3, 4), "taken_over": ((1, 4),)}
     assert drawn_with(changed, {"weights": (4, 4)}).weight_steps == (3, 4, None, 4)
-    assert drawn_with({"weights": (3, 4), "taken_over": None}, {"weights": (4, 4)}).weight_steps == (None, None, None, 4)
+    assert drawn_with({"weights": (3, 4), "taken_over": None}, {"weights": (4, 4)}).weight_steps == (
+        None,
+        None,
+        None,
+        4,
+    )
     assert drawn_with({"weights": (3, 3), "taken_over": None}, {}).weight_steps == (3, 3, None, None)
 
 
@@ -82,7 +87,9 @@ def test_a_record_keeps_whose_weights_drew_which_token() -> None:
 
 
 def test_a_record_of_earlier_days_does_not_say_which_token_was_the_first_of_later_weights() -> None:
-    record = json.loads(json.dumps(drawn_with({"weights": (3, 4), "taken_over": None}, {"weights": (4, 4)}).to_record()))
+    record = json.loads(
+        json.dumps(drawn_with({"weights": (3, 4), "taken_over": None}, {"weights": (4, 4)}).to_record())
+    )
     for turn in record["turns"]:
         turn.pop("taken_over", None)
     assert Trajectory.from_record(record).weight_steps == (None, None, None, 4)

@@ -139,7 +139,9 @@ class Turn:
     state: str | None = None  # how it names the state it was in then, if it does
     user: str | None = None  # what the user said to it, where the episode went on with that
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
-    taken_over: tuple[tuple[int, int], ...] | None = ()  # from which of its tokens on those of a later step did; None: unknown
+    taken_over: (
+        tuple[tuple[int, int], ...] | None
+    ) = ()  # from which of its tokens on those of a later step did; None: unknown
     summary: bool = False  # what was asked of the model when its context was full; see `rollout/compaction.py`
 
     def drawn_with(self, token: int) -> int | None:

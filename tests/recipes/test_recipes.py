@@ -71,7 +71,8 @@ PROMISED: dict[str, dict[str, Any]] = {
         **{"reward": ["by_task", "tool_use"]},
     },
     "smollm2_135m": {
-        **{"model_name_or_path": "smollm2", "dataset_id_or_path": "recipes/data/arithmetic_with_examples.yaml"},
+        **{"model_name_or_path": "outputs/smollm2_135m_shown", "dataset_id_or_path": "arithmetic"},
+        **{"reward": ["accuracy", "exact_match"], "rollout_correction": "bypass", "eval_questions": 120},
     },
 }
 
