@@ -163,7 +163,7 @@ def rows(results: dict[str, Any]) -> list[Row]:
 
 
 def show(results: dict[str, Any]) -> None:
-    print(f"\nas it comes, greedy: {results['untrained']['pass@1']['rate']:.3f}")
+    print(f"\nas it comes, greedy: {results['untrained']['pass@1']['value']:.3f}")
     print(f"{'seed':>5} {'':>8} {'shown':>22} {'after GRPO':>22} {'minutes':>8} {'s/step':>7}")
     for run in results["runs"]:
         for way in WAYS:

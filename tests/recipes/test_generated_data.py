@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from toolgrpo.data import load_tasks
+from toolgrpo.data.arithmetic import Problem, Step, success
 from toolgrpo.rewards import get_reward
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
@@ -47,7 +48,7 @@ def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     (tmp_path / "tools_funcs").symlink_to(ROOT / "tools_funcs")
     subprocess.run([sys.executable, str(copy / "generate.py")], check=True, timeout=300, env={**os.environ})
     made = sorted(path.relative_to(copy) for path in copy.rglob("*") if path.suffix in (".jsonl", ".md"))
-    assert len(made) == 2 + 1 + 2 * len(KINDS) + 1 + 24
+    assert len(made) == 2 + 1 + 2 * len(KINDS) + 1 + 24 + 1
     for path in made:
         assert (copy / path).read_text() == (DATA / path).read_text(), path
 
@@ -57,6 +58,19 @@ def test_no_question_is_both_trained_on_and_held_out() -> None:
         train, heldout = ({row["prompt"] for row in rows(f"{name}_{split}")} for split in ("train", "heldout"))
         assert len(train) in (60, 400) and len(heldout) in (12, 240)
         assert not train & heldout
+
+
+def test_no_worked_arithmetic_problem_is_held_out_and_each_is_solved() -> None:
+    worked = [row["messages"] for row in rows("arithmetic_examples")]
+    assert len({messages[0]["content"] for messages in worked}) == len(worked) == 80
+    for messages in worked:
+        calls = [message["tool_calls"][0]["function"] for message in messages if message.get("tool_calls")]
+        steps = tuple(Step(call["name"], call["arguments"]["a"], call["arguments"]["b"]) for call in calls)
+        problem = Problem(messages[0]["content"], steps)
+        assert problem.split == "train", problem
+        assert all(str(step.right) in problem.question for step in steps)
+        assert [after.left for after in steps[1:]] == [step.result for step in steps[:-1]]
+        assert success(messages[1:], str(problem.answer)), problem
 
 
 def test_no_worked_finance_question_is_asked_again() -> None:
