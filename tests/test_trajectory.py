@@ -83,7 +83,7 @@ def test_a_record_keeps_whose_weights_drew_which_token() -> None:
         done = drawn_with({"weights": weights, "taken_over": taken_over}, {})
         text = json.dumps(done.to_record())
         assert Trajectory.from_record(json.loads(text)) == done
-        assert text.count("taken_over") == (taken_over != ()), "where it says nothing, it is left out"
+        assert text.count("taken_over") == bool(taken_over), "where it says nothing, it is left out"
 
 
 def test_a_record_of_earlier_days_does_not_say_which_token_was_the_first_of_later_weights() -> None:

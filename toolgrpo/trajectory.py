@@ -327,7 +327,7 @@ class Trajectory:
         record["messages"] = copied(self.messages)
         record["metadata"] = copied(dict(self.metadata))
         record["turns"] = tuple(
-            {name: value for name, value in _fields(turn).items() if value != _LEFT_OUT.get(name, _NOTHING)}
+            {name: value for name, value in _fields(turn).items() if name not in _left_out(turn)}
             | {
                 "attempts": tuple(
                     _fields(attempt) | {"arguments": copied(attempt.arguments)} for attempt in turn.attempts
@@ -385,14 +385,19 @@ class Trajectory:
         )
 
 
-_NOTHING = object()
-_LEFT_OUT = {"summary": False, "taken_over": ()}  # of a turn's record, where that is all they say
+def _left_out(turn: Turn) -> set[str]:
+    """Return the fields that a turn's record goes without, since nothing is lost by it."""
+    found = set() if turn.summary else {"summary"}
+    return found | {"taken_over"} if turn.taken_over == _unsaid(turn.weights) else found
+
+
+def _unsaid(weights: Sequence[int] | None) -> tuple[()] | None:
+    """Return what is meant where a record does not say at which tokens weights changed."""
+    return () if weights is None or weights[0] == weights[1] else None
 
 
 def _taken_over(turn: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    """Return what a turn's record says of it; one of earlier days says nothing."""
-    weights = turn.get("weights")
-    found = turn.get("taken_over", () if weights is None or weights[0] == weights[1] else None)
+    found = turn.get("taken_over", _unsaid(turn.get("weights")))
     return None if found is None else tuple((first, step) for first, step in found)
 
 
