@@ -227,9 +227,9 @@ def test_autocast_leaves_no_tile_to_the_way_with_masks(monkeypatch: pytest.Monke
     """Queries and keys come out of the rotation in float32 there, and values in bf16."""
     types: list[set[torch.dtype]] = []
 
-    def seen(*states: torch.Tensor) -> bool:
-        types.append({one.dtype for one in states[:3]})
-        return fits(*states)
+    def seen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
+        types.append({one.dtype for one in (query, key, value)})
+        return fits(query, key, value, dropout)
 
     monkeypatch.setattr(attention, "fits", seen)
     monkeypatch.setattr(attention, "attend_in_batches", None)
