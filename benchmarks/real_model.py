@@ -55,7 +55,7 @@ def untrained(folder: Path, quick: bool) -> dict[str, Any]:
 
 def shown(folder: Path) -> Path:
     """Show the model the form."""
-    made(folder / "config.json", "sft", "--config", SHOWN_BY)
+    made(folder / "model.safetensors", "sft", "--config", SHOWN_BY)
     return folder
 
 

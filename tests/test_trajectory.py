@@ -69,30 +69,16 @@ def drawn_with(*turns: dict[str, Any]) -> Trajectory:
 def test_every_sampled_token_has_the_step_of_its_weights_and_no_other_token_has() -> None:
     changed = {"weights": (3, 4), "taken_over": ((1, 4),)}
     assert drawn_with(changed, {"weights": (4, 4)}).weight_steps == (3, 4, None, 4)
-    assert drawn_with({"weights": (3, 4), "taken_over": None}, {"weights": (4, 4)}).weight_steps == (
-        None,
-        None,
-        None,
-        4,
-    )
-    assert drawn_with({"weights": (3, 3), "taken_over": None}, {}).weight_steps == (3, 3, None, None)
+    assert drawn_with({"weights": (3, 4)}, {"weights": (4, 4)}).weight_steps == (None, None, None, 4)
+    assert drawn_with({"weights": (3, 3)}, {}).weight_steps == (3, 3, None, None)
 
 
 def test_a_record_keeps_whose_weights_drew_which_token() -> None:
-    for weights, taken_over in (((3, 3), ()), ((3, 4), ((1, 4),)), ((3, 4), None)):
+    for weights, taken_over in (((3, 3), ()), ((3, 4), ((1, 4),)), ((3, 4), ())):
         done = drawn_with({"weights": weights, "taken_over": taken_over}, {})
         text = json.dumps(done.to_record())
         assert Trajectory.from_record(json.loads(text)) == done
         assert text.count("taken_over") == bool(taken_over), "where it says nothing, it is left out"
-
-
-def test_a_record_of_earlier_days_does_not_say_which_token_was_the_first_of_later_weights() -> None:
-    record = json.loads(
-        json.dumps(drawn_with({"weights": (3, 4), "taken_over": None}, {"weights": (4, 4)}).to_record())
-    )
-    for turn in record["turns"]:
-        turn.pop("taken_over", None)
-    assert Trajectory.from_record(record).weight_steps == (None, None, None, 4)
 
 
 def test_a_record_shares_nothing_with_its_trajectory() -> None:

@@ -139,16 +139,14 @@ class Turn:
     state: str | None = None  # how it names the state it was in then, if it does
     user: str | None = None  # what the user said to it, where the episode went on with that
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
-    taken_over: (
-        tuple[tuple[int, int], ...] | None
-    ) = ()  # from which of its tokens on those of a later step did; None: unknown
+    taken_over: tuple[tuple[int, int], ...] = ()  # from which token on which later step's did; empty too if unknown
     summary: bool = False  # what was asked of the model when its context was full; see `rollout/compaction.py`
 
     def drawn_with(self, token: int) -> int | None:
         """Return the step whose weights drew this one of its tokens, counted from 0; None where nobody said."""
-        if self.weights is None or (self.taken_over is None and self.weights[0] != self.weights[1]):
+        if self.weights is None or (self.weights[0] != self.weights[1] and not self.taken_over):
             return None
-        return [self.weights[0], *(step for first, step in self.taken_over or () if first <= token)][-1]
+        return [self.weights[0], *(step for first, step in self.taken_over if first <= token)][-1]
 
     def answered(self, results: Sequence[ToolResult]) -> Turn:
         """Return the turn with what came back, one result for each of its first attempts.
@@ -327,7 +325,7 @@ class Trajectory:
         record["messages"] = copied(self.messages)
         record["metadata"] = copied(dict(self.metadata))
         record["turns"] = tuple(
-            {name: value for name, value in _fields(turn).items() if name not in _left_out(turn)}
+            {name: value for name, value in _fields(turn).items() if value or name not in ("summary", "taken_over")}
             | {
                 "attempts": tuple(
                     _fields(attempt) | {"arguments": copied(attempt.arguments)} for attempt in turn.attempts
@@ -355,7 +353,7 @@ class Trajectory:
                 **{
                     **turn,
                     "weights": None if turn.get("weights") is None else tuple(turn["weights"]),
-                    "taken_over": _taken_over(turn),
+                    "taken_over": tuple((first, step) for first, step in turn.get("taken_over", ())),
                     "attempts": tuple(
                         CallAttempt(**{**a, "status": AttemptStatus(a["status"])}) for a in turn["attempts"]
                     ),
@@ -383,22 +381,6 @@ class Trajectory:
                 "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
         )
-
-
-def _left_out(turn: Turn) -> set[str]:
-    """Return the fields that a turn's record goes without, since nothing is lost by it."""
-    found = set() if turn.summary else {"summary"}
-    return found | {"taken_over"} if turn.taken_over == _unsaid(turn.weights) else found
-
-
-def _unsaid(weights: Sequence[int] | None) -> tuple[()] | None:
-    """Return what is meant where a record does not say at which tokens weights changed."""
-    return () if weights is None or weights[0] == weights[1] else None
-
-
-def _taken_over(turn: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    found = turn.get("taken_over", _unsaid(turn.get("weights")))
-    return None if found is None else tuple((first, step) for first, step in found)
 
 
 def _copied(value: Any) -> Any:

@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch
         ensure_smollm2(say=lambda text: None)
 
 
-def test_the_recipe_shows_a_system_prompt_and_worked_examples_before_each_question() -> None:
+def test_its_worked_examples_stand_behind_a_system_prompt_before_each_question() -> None:
     rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=3)
     for row in rows:
         roles = [message["role"] for message in row["prompt"]]

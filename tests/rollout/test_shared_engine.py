@@ -76,8 +76,8 @@ def test_of_weights_that_drew_nothing_nothing_is_said() -> None:
 
 def test_an_engine_that_does_not_count_knows_the_first_and_the_last() -> None:
     sample = drawn(Paused(), (4, 4), (7, 5))
-    assert (sample.weights, sample.taken_over) == ((3, 5), None)
-    assert drawn(Paused()).taken_over == ()
+    assert (sample.weights, sample.taken_over) == ((3, 5), ())
+    assert drawn(Paused()).weights == (3, 3)
 
 
 def _replica(model: Any) -> Iterator[Engine]:
@@ -131,12 +131,12 @@ def test_every_token_is_as_probable_as_the_weights_that_it_names_make_it(name: s
             await shared.close()
 
     samples = asyncio.run(main())
-    assert max(len(sample.taken_over or ()) for sample in samples) == 3
+    assert max(len(sample.taken_over) for sample in samples) == 3
     for request, sample in zip([*requests, *late], samples, strict=True):
         ids = torch.tensor([[*request.ids, *sample.ids]])
         with torch.no_grad():
             by_model = [model(ids).logits[0, len(request.ids) - 1 : -1].log_softmax(-1) for model in models]
-        assert sample.weights is not None and sample.taken_over is not None and sample.logprobs is not None
+        assert sample.weights is not None and sample.logprobs is not None
         changes = [(0, sample.weights[0]), *sample.taken_over]
         assert sample.weights[1] == changes[-1][1]
         for place, token in enumerate(sample.ids):

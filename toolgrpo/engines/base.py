@@ -63,7 +63,7 @@ class Sample:
     logprobs: tuple[float, ...] | None
     finish_reason: FinishReason
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token
-    taken_over: tuple[tuple[int, int], ...] | None = ()  # from which token on those of a later step did; None: unknown
+    taken_over: tuple[tuple[int, int], ...] = ()  # from which token on which later step's did; empty too if unknown
 
 
 class Engine(Protocol):

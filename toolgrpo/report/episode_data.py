@@ -109,7 +109,7 @@ def _turn(turn: Record) -> dict[str, Any]:
             "re": [_result(result) for result in turn.get("results") or ()] or None,
             "u": None if turn.get("user") is None else cut_text(turn["user"]),
             "w": _weights(turn.get("weights")),
-            "tk": turn.get("taken_over", ()) or None,
+            "tk": turn.get("taken_over"),
         }
     )
 

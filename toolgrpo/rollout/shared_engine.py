@@ -34,7 +34,7 @@ class _Open:
         by_token = {0: self.step}  # of several that took over at one token, the last drew it
         for token, step in self.taken_over:
             if token is None:
-                return replace(sample, weights=(self.step, self.taken_over[-1][1]), taken_over=None)
+                return replace(sample, weights=(self.step, self.taken_over[-1][1]))
             if token < len(sample.ids):
                 by_token[token] = step
         (_, first), *later = by_token.items()
