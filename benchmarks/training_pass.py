@@ -10,6 +10,8 @@ Three ways, each in a process of its own, which take turns, so that a busy machi
               tuned output head; what is left is the sharing alone
     shared    ours, as a training run has it
 
+and `products`: the matrix products of that shared pass alone, which is what it cannot be quicker than (`_pass_products.py`).
+
 One row per size: seconds of forward + backward as TRL's loss needs them (fused LM head, entropies), of the whole optimizer step
 (with clipping and AdamW), and the most memory the first pass adds (high-water mark of resident memory). Medians of
 the rounds. Completion lengths are either all the longest ("full") or spread evenly from a quarter of it to all of it
@@ -43,10 +45,13 @@ if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
 
 if TYPE_CHECKING:
     import torch
+    from _pass_products import Products
 
 SIZES = [(1200, 200, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8), (400, 100, 1)]
 QUICK_SIZES = [SIZES[0], SIZES[2], SIZES[3]]
 WAYS = ("trl", "padded", "shared")
+PRODUCTS = "products"
+TARGET = 1.3  # times its own products
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,9 @@ def _serve_case(way: str, case: Case) -> None:
     small = Case(40, 20, 2, "full", case.hidden, case.layers)
     score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # type: ignore[no-untyped-call]  # loads what is loaded on first use
     model.zero_grad()
+    if way == PRODUCTS:
+        _serve_products(case, model, ids, mask)
+        return
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = _status_mib("VmRSS")
     score(way, case, model, ids, mask).backward()  # type: ignore[no-untyped-call]
@@ -119,6 +127,26 @@ def _serve_case(way: str, case: Case) -> None:
         optimizer.step()
         _say([passed - start, time.perf_counter() - start])
     _say("over")  # answered, so that no process reads what is meant for the next one
+
+
+def _serve_products(case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
+    products = products_of(case, model, ids, mask)
+    products.compute()  # its memory is made here
+    _say(0.0)
+    while sys.stdin.readline() == "step\n":
+        start = time.perf_counter()
+        products.compute()
+        _say(2 * [time.perf_counter() - start])
+    _say("over")
+
+
+def products_of(case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Products:
+    """What the shared pass of this case multiplies."""
+    from _pass_products import recorded
+
+    with recorded() as products:
+        score("shared", case, model, ids, mask).backward()  # type: ignore[no-untyped-call]
+    return products
 
 
 def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
@@ -152,7 +180,7 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The forward pass; a sum to go backward from."""
     scored = None
-    if way == "shared":
+    if way in ("shared", PRODUCTS):
         scored = _shared_pass().score_completions(
             model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
         )
@@ -206,7 +234,7 @@ class Server:
 
 @contextmanager
 def servers(threads: int) -> Iterator[dict[str, Server]]:
-    opened = {way: Server(way, threads) for way in WAYS}
+    opened = {way: Server(way, threads) for way in (*WAYS, PRODUCTS)}
     try:
         yield opened
     finally:
@@ -250,6 +278,7 @@ def rows(results: dict[str, Any]) -> list[Row]:
             ("step_s", "trl", "TRL"),
         ):
             said = "forward and backward" if what == "pass_s" else "the whole step"
+            bound = one[PRODUCTS]["pass_s"] if what == "pass_s" and PRODUCTS in one else None
             made.append(
                 Row(
                     benchmark="training_pass",
@@ -257,6 +286,17 @@ def rows(results: dict[str, Any]) -> list[Row]:
                     ours=figure("shared", what),
                     other=figure(way, what),
                     other_name=name,
+                    bound=bound,
+                )
+            )
+        if PRODUCTS in one:
+            made.append(
+                Row(
+                    benchmark="training_pass",
+                    what=f"{size}: times its own matrix products",
+                    unit="",
+                    ours=Figure(one["shared"]["pass_s"] / one[PRODUCTS]["pass_s"]),
+                    target=f"at most {TARGET}",
                 )
             )
         made.append(
@@ -279,7 +319,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--serve", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=(*WAYS, PRODUCTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.threads)
@@ -287,8 +327,10 @@ def main() -> None:
     hidden, layers, rounds = (128, 2, min(args.rounds, 2)) if args.quick else (args.hidden, args.layers, args.rounds)
     machine = {"threads": args.threads, "device": "cpu", "hidden": hidden, "layers": layers, "rounds": rounds}
     results: list[dict[str, Any]] = []
-    print(f"{'':20} {'forward + backward, s':^22} {'faster than':^16} {'step':^16} {'peak memory, MiB':^24}")
-    print(f"{'prompt compl. lengths':21}" + "".join(f"{way:>7}" for way in WAYS), end=" ")
+    print(
+        f"{'':20} {'forward + backward, s':^22} {'products, s':^17} {'faster than':^16} {'step':^16} {'peak memory, MiB':^24}"
+    )
+    print(f"{'prompt compl. lengths':21}" + "".join(f"{way:>7}" for way in WAYS) + f"{'alone':>9}{'times':>7}", end=" ")
     print(2 * f"{'trl':>8}{'padded':>7} " + "".join(f"{way:>8}" for way in WAYS))
     with servers(args.threads) as by_way:
         for prompt, completion, group in QUICK_SIZES if args.quick else SIZES:
@@ -296,6 +338,7 @@ def main() -> None:
                 case = Case(prompt, completion, group, lengths, hidden, layers)
                 ways = measure(by_way, case, rounds)
                 trl, padded, shared = (ways[way] for way in WAYS)
+                alone = ways[PRODUCTS].pass_s
                 faster = {
                     "than_trl": trl.pass_s / shared.pass_s,
                     "than_padded": padded.pass_s / shared.pass_s,
@@ -305,6 +348,7 @@ def main() -> None:
                 results.append({**asdict(case), **{way: asdict(m) for way, m in ways.items()}, "faster": faster})
                 print(
                     f"{prompt:6} {completion:6} {lengths:>7}{trl.pass_s:7.2f}{padded.pass_s:7.2f}{shared.pass_s:7.2f} "
+                    f"{alone:8.2f}{shared.pass_s / alone:7.2f} "
                     f"{faster['than_trl']:7.2f}x{faster['than_padded']:6.2f}x "
                     f"{faster['step_than_trl']:7.2f}x{faster['step_than_padded']:6.2f}x"
                     + "".join(f"{way.peak_mib:8.0f}" for way in (trl, padded, shared)),
