@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here asks the hub but the tests that bring one (trainer/test_hub.py)
 ROOT = Path(__file__).parents[1]
 TRAIN_TINY = ROOT / "tests" / "fixtures" / "scale" / "train_tiny.py"
 

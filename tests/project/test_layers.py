@@ -32,7 +32,7 @@ LAYERS = (
         "plugin_files",
         "processes",
     }
-    | {"startup", "storage", "folder_claim", "named_models", "trl_parts"},
+    | {"startup", "storage", "folder_claim", "hub", "named_models", "trl_parts"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},

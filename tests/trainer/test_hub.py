@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,20 @@ for more in ([], ["--model_revision", "v1"]):
         given = take_parts(model.model_name_or_path, "accuracy", config, None, None, None, **nothing, opened=opened)
     longest.append(given.tokenizer.model_max_length)
 Path("longest").write_text(json.dumps(longest))
+"""
+NOT_REACHED = """
+import json, os, subprocess, sys
+from toolgrpo.data import load_tasks
+from toolgrpo.errors import ToolGRPOError
+from toolgrpo.trainer.given_parts import load_tokenizer
+longest = load_tokenizer("somebody/model").model_max_length
+refused = []
+for load in (lambda: load_tokenizer("somebody/other"), lambda: load_tasks("somebody/rows", split="train")):
+    try:
+        load()
+    except ToolGRPOError as error:
+        refused.append(str(error))
+print(json.dumps([longest, refused, os.environ.get("HF_HUB_OFFLINE")]))
 """
 ASKED = [("gsm8k", "train"), ("gsm8k", "heldout"), ("mbpp", "train"), ("aime", "train"), ("somebody/rows", "train")]
 
@@ -130,10 +145,11 @@ def test_usual_ids_are_loaded_from_the_hub_and_offline_from_its_cache(hub: Any, 
     assert load(hub, tmp_path, ASKED, HF_HUB_OFFLINE="1") == found
 
 
-def test_the_tokenizer_is_of_the_models_revision(tmp_path: Path) -> None:
+def keep_model(cache: Path, **longest_of: int) -> None:
+    """What the hub's client leaves of somebody/model: revisions that differ in their longest text."""
     tokenizer = trl_tokenizer("qwen3")
-    kept = tmp_path / "hub" / "models--somebody--model"
-    for revision, longest in (("main", 222), ("v1", 111)):
+    kept = cache / "models--somebody--model"
+    for revision, longest in longest_of.items():
         commit = hashlib.sha1(revision.encode()).hexdigest()
         (kept / "refs").mkdir(parents=True, exist_ok=True)
         (kept / "refs" / revision).write_text(commit)
@@ -141,6 +157,10 @@ def test_the_tokenizer_is_of_the_models_revision(tmp_path: Path) -> None:
         (kept / "snapshots" / commit / "config.json").write_text('{"model_type": "qwen3"}')
         settings = kept / "snapshots" / commit / "tokenizer_config.json"
         settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": longest}))
+
+
+def test_the_tokenizer_is_of_the_models_revision(tmp_path: Path) -> None:
+    keep_model(tmp_path / "hub", main=222, v1=111)
     done = subprocess.run(
         [sys.executable, "-c", TOKENIZER],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},
@@ -153,6 +173,35 @@ def test_the_tokenizer_is_of_the_models_revision(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "longest").read_text()) == [222, 111]
 
 
+def test_a_hub_that_is_not_there_is_said_once_and_what_is_kept_is_loaded(tmp_path: Path) -> None:
+    keep_model(tmp_path / "hub", main=222)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", NOT_REACHED],
+            env={
+                **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
+                **{
+                    "HF_ENDPOINT": url,
+                    "HF_HUB_CACHE": str(tmp_path / "hub"),
+                    "HF_DATASETS_CACHE": str(tmp_path / "rows"),
+                },
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    longest, (model, rows), offline = json.loads(done.stdout.splitlines()[-1])
+    assert longest == 222
+    assert "somebody/other" in model and "somebody/rows" in rows
+    assert offline == "1", "for processes that begin later"
+    assert done.stderr.count(f"the hub at {url} cannot be reached") == 1
+    assert "Retrying" not in done.stderr
+
+
 def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +211,7 @@ def test_a_trained_model_is_pushed_as_trl_does_it_and_nothing_private_with_it(
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)  # what HF_ENDPOINT sets at the first import
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
     out = tmp_path / "out"
     flags = [

@@ -25,6 +25,7 @@ from toolgrpo.engines.build import choose_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
+from toolgrpo.hub import settle_hub
 from toolgrpo.named_models import missing_folder
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -48,6 +49,7 @@ def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfi
     unset_hf_deepspeed_config()  # else ZeRO-3 would split the parameters while they are loaded
     is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()
     kwargs = {"trust_remote_code": config.trust_remote_code, **init_kwargs}
+    settle_hub(path)
     try:
         policy = None if is_adapter else _policy_of_files(path, kwargs, config)
         policy = policy or _policy_of_whole(path, kwargs, config, is_adapter=is_adapter)

@@ -13,6 +13,7 @@ from toolgrpo.data.files import find_files, read_file
 from toolgrpo.data.formats import HubPlace
 from toolgrpo.data.rows import RawRow
 from toolgrpo.errors import DataError, StorageError
+from toolgrpo.hub import settle_hub
 from toolgrpo.missing_files import no_data_file
 from toolgrpo.nearest import nearest
 from toolgrpo.storage import storage_errors
@@ -64,6 +65,7 @@ class HubRows:
         from datasets import config, load_dataset
 
         cache = Path(config.HF_DATASETS_CACHE)
+        settle_hub(self.place.repository)
         try:
             with storage_errors(f"{name}, which is kept in {cache} (HF_DATASETS_CACHE),", cache):
                 return load_dataset(self.place.repository, self.place.config, split=self.place.split)

@@ -23,6 +23,7 @@ from toolgrpo.chat.raw_text import RawText
 from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
+from toolgrpo.hub import settle_hub
 from toolgrpo.named_models import folder_of, missing_folder
 from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards.named import named_rewards
@@ -188,6 +189,7 @@ def load_tokenizer(
     path = model if isinstance(model, str) else model.config._name_or_path
     if not path:
         raise ModelError("the model was not loaded from a path, so its tokenizer is unknown; pass `processing_class`")
+    settle_hub(path)
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision or "main", trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
