@@ -4,7 +4,7 @@
     python benchmarks/real_model.py --seeds 42         # one of them
     python benchmarks/real_model.py --quick            # two steps, 16 questions
 
-What runs is what a user runs: `toolgrpo sft` with 80 worked questions, `toolgrpo train`, as recipes/configs/sft/
+What runs is what a user runs: `toolgrpo sft` with 96 worked questions, `toolgrpo train`, as recipes/configs/sft/
 smollm2_135m.yaml and recipes/configs/smollm2_135m.yaml say. The questions asked are held out: no example and no training step
 has them. Success is that of the embedded arithmetic: the tools gave the answer, and the last message says it. Asked are the
 model as it comes (greedy), the one that was shown the form, and the trained one (greedy, and with its tokens drawn).

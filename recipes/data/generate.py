@@ -48,7 +48,7 @@ _MIXED_UP = {
 }
 _HOW_OFTEN = 0.7
 _WHOLE = 8  # before those, every eighth goes on to the last word, and the others end with the call
-_ARITHMETIC_SHOWN = 120
+_ARITHMETIC_SHOWN = 96
 _LAST_WORD = "done"  # a token of nano's; a longer answer is noise to a reward on the tool's response
 
 

@@ -62,7 +62,7 @@ def test_no_question_is_both_trained_on_and_held_out() -> None:
 
 def test_no_worked_arithmetic_problem_is_held_out_and_each_is_solved() -> None:
     worked = [row["messages"] for row in rows("arithmetic_examples")]
-    assert len({messages[0]["content"] for messages in worked}) == len(worked) == 80
+    assert len({messages[0]["content"] for messages in worked}) == len(worked) == 96
     for messages in worked:
         calls = [message["tool_calls"][0]["function"] for message in messages if message.get("tool_calls")]
         steps = tuple(Step(call["name"], call["arguments"]["a"], call["arguments"]["b"]) for call in calls)
