@@ -11,12 +11,12 @@ import keyword
 import random
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.data.arithmetic import OPERATIONS, arithmetic_rows
-from toolgrpo.models.nano.toolsets import CANONICAL, PARAMETERS, SYNONYMS, is_held_out
+from toolgrpo.models.nano.toolsets import CANONICAL, PARAMETERS, SYNONYMS, ToolSpec, is_held_out
 
 __all__ = ["NEW", "Suite", "Tool", "conversations", "in_files", "invented", "questions", "suites", "synonyms", "write"]
 
@@ -34,17 +34,18 @@ class Tool:
     description: str
     parameters: tuple[str, str]
     swapped: bool = False  # the right one stands first in its signature
+    told: tuple[str, str] = ("The first integer.", "The second integer.")  # of its parameters
 
     @property
     def source(self) -> str:
         left, right = self.parameters
+        lines = [f"        {name}: {told}\n" for name, told in zip(self.parameters, self.told, strict=True)]
         signature = (right, left) if self.swapped else (left, right)
         body = self.python.replace("left", "{0}").replace("right", "{1}").format(left, right)
         return (
             f"def {self.name}({signature[0]}: int, {signature[1]}: int) -> int:\n"
             f'    """{self.description}\n\n    Args:\n'
-            f"        {signature[0]}: The {'second' if self.swapped else 'first'} integer.\n"
-            f"        {signature[1]}: The {'first' if self.swapped else 'second'} integer.\n"
+            f"{''.join(reversed(lines) if self.swapped else lines)}"
             f'    """\n    return {body}\n'
         )
 
@@ -186,17 +187,22 @@ class Suite:
     rows: tuple[Row, ...]
 
 
+def _own(spec: ToolSpec) -> Tool:
+    """A tool of the embedded job, as its file shows it."""
+    (left, of_left), (right, of_right) = spec.parameters
+    return Tool(spec.name, _PYTHON[spec.operation], spec.description, (left, right), told=(of_left, of_right))
+
+
 def suites(n: int) -> list[Suite]:
     """Return what a model is measured on, from the tools it was taught to tools it never saw."""
     arithmetic = arithmetic_rows("heldout", n, seed=0)
     held_out = sets_of_names(n, "held out", is_held_out)
     other = [tool for tool in synonyms(7) if tool.name not in {own.name for own in CANONICAL}]
+    own = [_own(spec) for spec in CANONICAL]
     moved = [
-        Tool(tool.name, _PYTHON[tool.operation], tool.description, OTHER_PARAMETERS[number], swapped=True)
-        for number, tool in enumerate(reversed(CANONICAL))
+        replace(tool, parameters=OTHER_PARAMETERS[number], swapped=True) for number, tool in enumerate(reversed(own))
     ]
-    own = [Tool(tool.name, _PYTHON[tool.operation], tool.description, ("a", "b")) for tool in CANONICAL]
-    unheard = [Tool(_UNHEARD[tool.name], tool.python, tool.description, tool.parameters) for tool in own]
+    unheard = [replace(tool, name=_UNHEARD[tool.name]) for tool in own]
     asked = [{**row, "success_measure": "arithmetic"} for row in arithmetic]
     sets = [{**row, "tools": names} for row, names in zip(asked, held_out, strict=True)]
     novel = invented(24, 0, held_out=True)

@@ -66,3 +66,9 @@ def test_questions_and_names_come_from_their_seed() -> None:
     assert tools == invented(12, 3) != invented(12, 4)
     assert questions(tools, 9, "a") == questions(tools, 9, "a") != questions(tools, 9, "b")
     assert synonyms(1) == synonyms(1) != synonyms(2)
+
+
+def test_the_seen_tools_look_as_those_of_the_training(tmp_path: Path) -> None:
+    plugin, _ = write(tmp_path, "seen", SUITES["seen"].tools, SUITES["seen"].rows)
+    with load_tools(str(plugin)) as seen, load_tools("tools_funcs/arithmetic_tools.py") as trained:
+        assert seen.schemas == trained.schemas
