@@ -31,6 +31,7 @@ NAME = "real_model"
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG, SHOWN_BY = "recipes/configs/smollm2_135m.yaml", "recipes/configs/sft/smollm2_135m.yaml"
 OF_THE_RECIPE = (CONFIG, SHOWN_BY, "recipes/data/arithmetic_examples.jsonl")
+WORK = ROOT / "outputs" / NAME
 TIME_LIMIT_S = 4 * 3600
 SEEDS = (42, 1, 2)
 QUICK = ("--max_steps", "2", "--per_device_train_batch_size", "16", "--eval_questions", "16")
@@ -84,8 +85,13 @@ def kept(quick: bool) -> list[dict[str, Any]]:
     return found["runs"] if found.get("recipe") == recipe() else []
 
 
+def kept_in(quick: bool, work: Path = WORK) -> Path:
+    """Where the models of this recipe are."""
+    return work / (recipe() + ("-quick" if quick else ""))
+
+
 def measure(seeds: list[int], work: Path, quick: bool) -> dict[str, Any]:
-    folder = work / (recipe() + ("-quick" if quick else ""))
+    folder = kept_in(quick, work)
     progress("the model as it comes")
     results: dict[str, Any] = {"recipe": recipe(), "untrained": untrained(folder / "untrained", quick)}
     progress("showing it the form")
@@ -186,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two steps, 16 questions, one seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--work", type=Path, default=ROOT / "outputs" / NAME, help="where the models are kept")
+    parser.add_argument("--work", type=Path, default=WORK, help="where the models are kept")
     options = parser.parse_args()
     show(measure(options.seeds[:1] if options.quick else options.seeds, options.work, options.quick))
 

@@ -4,8 +4,8 @@
     python benchmarks/unseen_tools.py --ways base own --seeds 42 1 2   # some of them
     python benchmarks/unseen_tools.py --quick                          # two steps each, 16 questions
 
-nano is trained in several ways, and each result is asked 240 questions with tools of each of six kinds (greedy), by
-`toolgrpo evaluate --tools_script FILE`, where each row names the tools that it is offered:
+Models are trained in several ways, and each result is asked 240 questions (SmolLM2: 120) with tools of each of six kinds
+(greedy), by `toolgrpo evaluate --tools_script FILE`, where each row names the tools that it is offered:
 
     seen       the four tools of the embedded job          renamed    sets of names that no demonstration showed together
     reordered  tools and parameters in another order,      unheard    the four operations under words it never read
@@ -18,6 +18,9 @@ nano is trained in several ways, and each result is asked 240 questions with too
     warm_8     supervised training first, on 8 invented tools, four of them offered a row
     warm_400   the same on 400 invented tools
     wide       `warm_400`, then `toolgrpo train` on questions for the 400
+    smollm2_shown, smollm2
+               a real language model after its 96 worked questions, and after GRPO, with the embedded job's tools alone
+               (`real_model.py`, whose models are used if they are there)
 
 Questions for tools of other operations name their tool ("Find the remainder of 17 and 5."). Models are kept in --work and
 used again. Writes benchmarks/results/unseen_tools.json after each model.
@@ -32,9 +35,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import real_model
 from _reporting import STAMP, progress, result_file, save
 from _rows import Figure, Row
 from _tool_families import conversations, in_files, invented, questions, sets_of_names, suites, synonyms, write
@@ -42,7 +47,7 @@ from _tool_families import conversations, in_files, invented, questions, sets_of
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "toolgrpo")
 CONFIG = "recipes/configs/nano.yaml"
-LIMIT_S = 3600
+LIMIT_S = real_model.TIME_LIMIT_S
 N_FEW, N_MANY = 8, 400
 N_CONVERSATIONS = 6000
 Sizes = dict[str, int]
@@ -141,14 +146,43 @@ def wide(work: Path, seed: int, sizes: Sizes) -> str:
     return train(model_of(f"warm_{N_MANY}", work, seed, sizes), *files, work / f"wide-{seed}", seed, sizes)
 
 
-WAYS: dict[str, Callable[[Path, int, Sizes], str]] = {
-    "base": lambda work, seed, sizes: "nano",
-    "own": own,
-    "names": names,
-    f"warm_{N_FEW}": warmed(N_FEW),
-    f"warm_{N_MANY}": warmed(N_MANY),
-    "wide": wide,
+def smollm2_shown(work: Path, seed: int, sizes: Sizes) -> str:
+    return str(real_model.shown(real_model.kept_in(sizes == QUICK) / "shown"))
+
+
+def smollm2(work: Path, seed: int, sizes: Sizes) -> str:
+    quick = sizes == QUICK
+    folder = real_model.kept_in(quick) / f"seed{seed}"
+    real_model.trained(Path(smollm2_shown(work, seed, sizes)), seed, folder, quick)
+    return str(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a model is made, how it is asked, and what it is better than."""
+
+    make: Callable[[Path, int, Sizes], str]
+    base: str = "base"
+    config: str = CONFIG
+    asking: tuple[str, ...] = ("--engine", "transformers")
+    part: int = 1  # of the questions, one in so many
+
+    @classmethod
+    def of_smollm2(cls, make: Callable[[Path, int, Sizes], str]) -> Way:
+        return cls(make, base="smollm2_shown", config=real_model.CONFIG, asking=(), part=2)
+
+
+WAYS = {
+    "base": Way(lambda work, seed, sizes: "nano"),
+    "own": Way(own),
+    "names": Way(names),
+    f"warm_{N_FEW}": Way(warmed(N_FEW)),
+    f"warm_{N_MANY}": Way(warmed(N_MANY)),
+    "wide": Way(wide),
+    "smollm2_shown": Way.of_smollm2(smollm2_shown),
+    "smollm2": Way.of_smollm2(smollm2),
 }
+UNTRAINED = {way.base for way in WAYS.values()}  # no seed changes them
 
 
 def model_of(way: str, work: Path, seed: int, sizes: Sizes) -> str:
@@ -156,22 +190,23 @@ def model_of(way: str, work: Path, seed: int, sizes: Sizes) -> str:
     kept = work / f"{way}-{seed}.made"
     if not kept.exists():
         progress(f"{way}, seed {seed}: training")
-        folder = WAYS[way](work, seed, sizes)
+        folder = WAYS[way].make(work, seed, sizes)
         work.mkdir(parents=True, exist_ok=True)
         kept.write_text(folder)
     return kept.read_text()
 
 
-def measured(model: str, folder: Path, n: int) -> dict[str, Any]:
+def measured(model: str, way: Way, folder: Path, n: int) -> dict[str, Any]:
     """Return the success with each suite's tools, with its interval."""
     found: dict[str, Any] = {}
     for name, tools, asked in in_files(suites(n)):
         plugin, data = write(folder, name, tools, asked)
         out = folder / name
         run(
-            *("evaluate", "--config", CONFIG, "--model_name_or_path", model, "--tools_script", plugin),
+            *("evaluate", "--config", way.config, "--model_name_or_path", model, "--tools_script", plugin),
             *("--eval_dataset_id_or_path", data, "--eval_questions", str(len(asked)), "--temperature", "0"),
-            *("--samples", "1", "--output_dir", out, "--engine", "transformers"),
+            *("--samples", "1", "--output_dir", out),
+            *way.asking,
         )
         for suite, said in json.loads((out / "evaluation.json").read_text())["model"]["by_task"].items():
             found[suite] = {**said["pass@1"], "questions": said["questions"]}
@@ -186,20 +221,21 @@ def figure(share: dict[str, Any]) -> Figure:
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-    base = results["models"].get("base-0", {})
     made = []
     for key, one in results["models"].items():
         way, _, seed = key.partition("-")
+        base = WAYS[way].base
+        of_base = results["models"].get(f"{base}-0", {}).get("success", {})
         for suite, share in one["success"].items():
-            before = base.get("success", {}).get(suite) if way != "base" else None
+            before = of_base.get(suite) if way not in UNTRAINED else None
             made.append(
                 Row(
                     benchmark="unseen_tools",
-                    what=f"{suite} tools, {way}" + ("" if way == "base" else f", seed {seed}"),
+                    what=f"{suite} tools, {way}" + ("" if way in UNTRAINED else f", seed {seed}"),
                     unit="",
                     ours=figure(share),
                     other=None if before is None else figure(before),
-                    other_name="" if before is None else "base",
+                    other_name="" if before is None else base,
                     more_is_better=True,
                 )
             )
@@ -233,11 +269,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     work = options.work.absolute() / ("quick" if options.quick else "whole")
     models = earlier(options.quick)
     for way in options.ways:
-        for seed in options.seeds if way != "base" else [0]:
+        for seed in options.seeds if way not in UNTRAINED else [0]:
             started = time.monotonic()
             model = model_of(way, work, seed, sizes)
             progress(f"{way}, seed {seed}: asking ({time.monotonic() - started:.0f} s)")
-            success = measured(model, work / "asked" / f"{way}-{seed}", sizes["questions"])
+            asked = sizes["questions"] // WAYS[way].part
+            success = measured(model, WAYS[way], work / "asked" / f"{way}-{seed}", asked)
             models[f"{way}-{seed}"] = {"success": success, "seconds": time.monotonic() - started}
             save("unseen_tools", {"models": models, "sizes": sizes}, quick=options.quick, number_type="float32")
     show(models)
