@@ -18,6 +18,11 @@ __all__ = ["settle_hub"]
 
 logger = logging.getLogger(__name__)
 
+_SAID_IN = {
+    "huggingface_hub.constants": ("HF_HUB_OFFLINE",),
+    "datasets.config": ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
+}
+"""Where these libraries keep what the environment said when they were imported."""
 _ATTEMPTS, _PAUSE_S, _TIMEOUT_S = 2, 2.0, 10.0
 
 
@@ -40,10 +45,9 @@ def _settle() -> None:
         if reason is None:
             return
     os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that begin later
-    constants.HF_HUB_OFFLINE = True
-    datasets = sys.modules.get("datasets")
-    if datasets is not None:  # it made a copy when it was imported
-        datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = True
+    for module, names in _SAID_IN.items():
+        for name in names if module in sys.modules else ():
+            setattr(sys.modules[module], name, True)
     kept = constants.HF_HUB_CACHE
     logger.warning("the hub at %s cannot be reached (%s): only what %s holds is used", constants.ENDPOINT, reason, kept)
 
