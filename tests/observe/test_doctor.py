@@ -66,7 +66,7 @@ NO_CALLS = {
 DEAD = {"reward/groups_without_spread": 1.0}
 FALLING = [0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1, 0.06, 0.05, 0.05, 0.04]
 RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6]
-
+SWAYING = [0.3, 0.23, 0.23, 0.31, 0.38, 0.12, 0.33, 0.19, 0.5, 0.31, 0.2, 0.55]  # of a model of 135M that gave up chains
 GIVEN_UP = [1.9, 1.9, 1.9, 1.8, 1.7, 1.5, 1.3, 1.2, 1.0, 1.0, 0.9, 0.9]
 
 TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -102,8 +102,8 @@ TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "entropy_collapses": ({"entropy": FALLING}, ["from 0.7 to 0.0467"]),
     "tool_never_used": ({"tools/multiply/calls": 0.0, "tools/multiply/failures": 0.0}, ["multiply", "60 calls"]),
     "calls_given_up": (
-        {"tools/call_frequency": GIVEN_UP, "success": 0.4},
-        ["has 0.93 of them, and had 1.80", "steps 3 to 12", "0.40 to 0.40"],
+        {"tools/call_frequency": GIVEN_UP, "success": SWAYING},
+        ["has 0.93 of them, and had 1.80", "steps 3 to 12", "0.31 to 0.35"],
     ),
     "reward_without_success": ({"reward": RISING, "success": 0.1}, ["from 0.17 to 0.60", "0.10 to 0.10"]),
 }

@@ -52,6 +52,7 @@ DOCS = "docs/training_issues.md"
 LOGS_KEPT = 12  # no rule looks further back
 
 _SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
+_SWAY = 0.1  # by which the success of a few batches differs with the questions that were drawn
 _PARSE_CAUSES = {
     "invalid_json": "what stands in the call is no JSON",
     "unclosed": "the call is never closed",
@@ -313,7 +314,7 @@ def _calls_given_up(logs: Sequence[Log]) -> str | None:
     if trend is None:
         return None
     (calls, calls_now), (success, success_now) = trend
-    if calls < 0.5 or not 0.05 < calls_now <= 0.7 * calls or success_now - success > 0.02 or success_now >= 0.9:
+    if calls < 0.5 or not 0.05 < calls_now <= 0.7 * calls or success_now - success > _SWAY or success_now >= 0.9:
         return None
     return (
         f"calls are given up: an episode has {calls_now:.2f} of them, and had {calls:.2f}, {span_of(logs)}, while success "
