@@ -84,9 +84,9 @@ def recorded() -> Iterator[Products]:
         yield products
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
     def __init__(self, products: Products) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._products = products
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

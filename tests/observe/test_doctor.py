@@ -66,7 +66,7 @@ NO_CALLS = {
 DEAD = {"reward/groups_without_spread": 1.0}
 FALLING = [0.8, 0.8, 0.7, 0.5, 0.3, 0.2, 0.1, 0.1, 0.06, 0.05, 0.05, 0.04]
 RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6]
-SWAYING = [0.3, 0.23, 0.23, 0.31, 0.38, 0.12, 0.33, 0.19, 0.5, 0.31, 0.2, 0.55]  # of a model of 135M that gave up chains
+SWAYING = [0.3, 0.23, 0.23, 0.31, 0.38, 0.12, 0.33, 0.19, 0.5, 0.31, 0.2, 0.55]  # of a model that gave chains up
 GIVEN_UP = [1.9, 1.9, 1.9, 1.8, 1.7, 1.5, 1.3, 1.2, 1.0, 1.0, 0.9, 0.9]
 
 TROUBLES: dict[str, tuple[dict[str, Any], list[str]]] = {
