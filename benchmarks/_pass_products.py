@@ -7,6 +7,7 @@ see each other; of a causal square one half). `Products.compute` does these and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ class Products:
     @property
     def operations(self) -> int:
         """Multiplications and additions, all together."""
-        return sum(2 * left.shape[-1] * _size(left.shape[:-1]) * right.shape[-1] for left, right in self._pairs)
+        return sum(2 * left.shape[-1] * math.prod(left.shape[:-1]) * right.shape[-1] for left, right in self._pairs)
 
     def add(self, left: _Operand, right: _Operand) -> None:
         self._pairs.append((left, right))
@@ -70,10 +71,6 @@ class Products:
             numbers = torch.randn(reach, dtype=operand.dtype)  # of a widened operand, several places are one
             self._memory[side, operand] = numbers.as_strided(operand.shape, operand.stride)
         return self._memory[side, operand]
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
 from _reporting import progress, result_file, save
 from _rows import Figure, Row
 from _whole_step_learning import difference
@@ -72,10 +73,12 @@ def trained(model: Path, seed: int, folder: Path, quick: bool) -> dict[str, Any]
 
 def recipe() -> str:
     """What it was measured with; another recipe is another measurement."""
-    digest = hashlib.sha256()
-    for name in OF_THE_RECIPE:
-        digest.update((ROOT / name).read_bytes())
-    return digest.hexdigest()[:12]
+    texts = [(ROOT / name).read_text() for name in OF_THE_RECIPE]
+    said = [
+        yaml.safe_load(text) if name.endswith(".yaml") else text
+        for name, text in zip(OF_THE_RECIPE, texts, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
 
 
 def kept(quick: bool) -> list[dict[str, Any]]:
