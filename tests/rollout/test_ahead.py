@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout import EpisodeLimits, Rollouts
@@ -69,7 +70,7 @@ class World:
             engine_retries=0,
             **more,
         )
-        self.ahead = RolloutsAhead(self.rollouts)
+        self.ahead = RolloutsAhead(self.rollouts, trained=torch.nn.Linear(1, 1))
 
     def script(self, request: SampleRequest, number: int) -> list[int] | ScriptedReply:
         text = ByteChat.text(request.ids)
@@ -184,8 +185,8 @@ def told_of_cores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
 
     class Cores:
-        def __init__(self, loop: asyncio.AbstractEventLoop, busy_s: Any) -> None:
-            assert busy_s() == 0.0
+        def __init__(self, loop: asyncio.AbstractEventLoop, has_work: Any, trained: Any) -> None:
+            assert has_work() is False
 
         def __getattr__(self, name: str) -> Any:
             return lambda: told.append(name)
@@ -218,7 +219,7 @@ def test_a_line_of_groups_says_who_computes(monkeypatch: pytest.MonkeyPatch) -> 
     told = told_of_cores(monkeypatch)
     world = World()
     world.engine.shares_cores = True  # type: ignore[attr-defined]
-    line: GroupLine[Any] = GroupLine(world.rollouts, group_size=1)
+    line: GroupLine[Any] = GroupLine(world.rollouts, group_size=1, trained=torch.nn.Linear(1, 1))
     rule = Admission.of(1, oversample=1.0, max_groups_drawn=1.0).ahead(carried=0, beyond=1)
     began = RolloutBegan(1, 0, "train", "episodes")
     rows = ((place, {"prompt": f"question {place}"}) for place in range(2))

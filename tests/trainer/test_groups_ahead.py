@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PeerError
@@ -69,6 +70,7 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: b
                 group_size=4,
                 process=number,
                 n_processes=n,
+                trained=torch.nn.Linear(1, 1),
                 weights=lambda: iter(()),
                 step=lambda: at[0],
                 left=lambda: steps - at[0],

@@ -57,10 +57,13 @@ class Begun:
 
 
 class RolloutsAhead:
-    """Runs rollouts of `rollouts` on a thread, from the first `begin` until `stop`."""
+    """Runs rollouts of `rollouts` on a thread, from the first `begin` until `stop`, beside the passes
+    of `trained`.
+    """
 
-    def __init__(self, rollouts: Rollouts) -> None:
+    def __init__(self, rollouts: Rollouts, *, trained: torch.nn.Module | None = None) -> None:
         self._rollouts = rollouts
+        self._trained = trained
         self._begun: deque[Begun] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -175,10 +178,10 @@ class RolloutsAhead:
             self._quiet = replace(self._rollouts, engine=engine, observers=Observers())
             most = self._rollouts.max_concurrent
             self._gate = None if most is None else asyncio.Semaphore(most)
-            if getattr(self._rollouts.engine, "shares_cores", False):
+            if self._trained is not None and getattr(self._rollouts.engine, "shares_cores", False):
                 from toolgrpo.engines.shared_cores import SharedCores
 
-                self._cores = SharedCores(self._loop, lambda: engine.busy_s)
+                self._cores = SharedCores(self._loop, lambda: engine.has_work, self._trained)
             self._thread = threading.Thread(target=_run(self._loop), name="toolgrpo-rollouts-ahead", daemon=True)
             self._thread.start()
         return self._loop, self._quiet

@@ -98,10 +98,10 @@ class _Standing(Generic[V]):
 class GroupLine(Generic[V]):
     """The groups of one process, from the first `draw` until `stop`."""
 
-    def __init__(self, rollouts: Rollouts, *, group_size: int) -> None:
+    def __init__(self, rollouts: Rollouts, *, group_size: int, trained: torch.nn.Module | None = None) -> None:
         self._rollouts = rollouts
         self._group_size = group_size
-        self._ahead = RolloutsAhead(rollouts)
+        self._ahead = RolloutsAhead(rollouts, trained=trained)
         self._line: list[_Standing[V]] = []
         self._ended: list[_Standing[V]] = []  # those that were judged, in the order in which they ended
         self._news: queue.SimpleQueue[_Standing[V]] = queue.SimpleQueue()

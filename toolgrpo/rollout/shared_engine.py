@@ -8,13 +8,11 @@ weights change between two steps of the engine.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from toolgrpo.engines.base import CountsTokens, Engine, Sample, SampleRequest
-from toolgrpo.rollout.busy_time import BusyTime
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +47,6 @@ class SharedEngine:
         self._users = 0
         self._opening = asyncio.Lock()
         self._step = 0  # of the weights
-        self._busy = BusyTime(time.monotonic)
         self._open: list[_Open] = []
 
     @property
@@ -69,9 +66,9 @@ class SharedEngine:
         return self._engine.same_numbers_as_trainer
 
     @property
-    def busy_s(self) -> float:
-        """For how long it has had work so far."""
-        return self._busy.total_s
+    def has_work(self) -> bool:
+        """Whether something is being drawn."""
+        return bool(self._open)
 
     async def open(self) -> None:
         async with self._opening:
@@ -83,8 +80,7 @@ class SharedEngine:
         one = _Open(request, self._step)
         self._open.append(one)
         try:
-            with self._busy:
-                sample = await self._engine.sample(request)
+            sample = await self._engine.sample(request)
         finally:
             self._open.remove(one)
         return one.with_weights(sample)

@@ -61,7 +61,7 @@ class GroupsAhead:
 
     def __init__(self, run: RunAhead, lookahead: Lookahead) -> None:
         self._run = run
-        self._line: GroupLine[Any] = GroupLine(run.rollouts, group_size=run.group_size)
+        self._line: GroupLine[Any] = GroupLine(run.rollouts, group_size=run.group_size, trained=run.trained)
         self._lookahead = lookahead
         self._in_line: list[int] = []  # places of all processes' groups among the rows that are planned next
         self.planned: list[int] = []

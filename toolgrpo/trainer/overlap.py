@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from accelerate.utils import gather_object
 
@@ -26,6 +26,9 @@ from toolgrpo.rollout.ahead import RolloutsAhead
 from toolgrpo.rollout.batch import RolloutBatch, Row
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.signal.row_order import RowOrder
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["HANDOVERS", "BatchesAhead", "Exchange", "OverlapOptions", "RunAhead", "check_engine"]
 
@@ -167,7 +170,7 @@ class Exchange:
 class RunAhead:
     """What whatever runs ahead of a training knows of it, in one process.
 
-    `weights` walks the policy's; `step` is that of the training; `left` says how many batches are to
+    `weights` walks those of `trained`; `step` is that of the training; `left` says how many batches are to
     come, this one included.
     """
 
@@ -179,6 +182,7 @@ class RunAhead:
     group_size: int
     process: int
     n_processes: int
+    trained: torch.nn.Module
     weights: Callable[[], Iterable[tuple[str, Any]]]
     step: Callable[[], int]
     left: Callable[[], int]
@@ -207,7 +211,7 @@ class BatchesAhead:
 
     def __init__(self, run: RunAhead, *, staleness: int) -> None:
         self._run = run
-        self._ahead = RolloutsAhead(run.rollouts)
+        self._ahead = RolloutsAhead(run.rollouts, trained=run.trained)
         self._most = staleness + 1
         self._began_at: list[int] = []  # the steps of the weights, of the batches in flight
 

@@ -45,6 +45,7 @@ def open_ahead(trainer: Any) -> BatchesAhead | GroupsAhead:
         group_size=args.num_generations,
         process=trainer.accelerator.process_index,
         n_processes=trainer.accelerator.num_processes,
+        trained=trainer.model,
         weights=trainer.policy.weights,
         step=step,
         left=partial(_batches_left, trainer),
