@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -113,6 +114,13 @@ def test_a_pass_in_another_thread_leaves_its_threads_alone(engine: Engine) -> No
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(other).result(20) == 3
+
+
+def test_a_model_that_is_watched_can_be_copied(engine: Engine) -> None:
+    model = Linear(1, 1)
+    cores = SharedCores(engine.loop, lambda: True, model)
+    cores.both()
+    assert torch.equal(copy.deepcopy(model)(torch.ones(1, 1)), model(torch.ones(1, 1)))
 
 
 def test_one_core_is_one_thread_each(engine: Engine) -> None:

@@ -65,6 +65,9 @@ class SharedCores:
             hook.remove()
         sys.setswitchinterval(self._switch_s)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedCores:
+        return self  # whoever copies the model copies its hooks
+
     def _at_layer(self, layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if not self._beside:
             return
