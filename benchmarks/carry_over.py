@@ -1,6 +1,6 @@
 """Groups that are carried over to the next step (`carry_over`), alone and with `max_staleness` 1: seconds a step.
 
-    python benchmarks/carry_over.py            # table on the terminal, JSON in benchmarks/results/carry_over.json
+    python benchmarks/carry_over.py            # table on the terminal, JSON in benchmarks/results/; 24 minutes
     python benchmarks/carry_over.py --quick    # one round instead of three
     python benchmarks/carry_over.py --simulated        # the simulation alone, in a second
 
@@ -29,7 +29,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from _reporting import run
+from _reporting import progress, run, save
 from _rollout_loops import MAX_TURNS, TOOLS, ScriptedDecisions, _turn, _uid, decision, question
 from _rows import Figure, Row
 
@@ -206,13 +206,17 @@ def train_one(way: str, target: Path) -> None:
 def measure(quick: bool) -> dict[str, Any]:
     seconds: dict[str, dict[str, list[float]]] = {way: {phase: [] for phase in PHASES} for way in WAYS}
     staleness: dict[str, float] = {}
-    for _ in range(1 if quick else 3):
+    results = {"seconds": seconds, "most_staleness": staleness, "simulated": ideal()}
+    rounds = 1 if quick else 3
+    for number in range(rounds):
         for way in WAYS:
+            progress(f"round {number + 1} of {rounds}, max_staleness + carry_over {way}")
             found = measure_one(way)
             for phase in PHASES:
                 seconds[way][phase] += found["seconds"][phase]
             staleness[way] = max(found["overlap"].get("overlap/staleness", [0.0]))
-    return {"seconds": seconds, "most_staleness": staleness, "simulated": ideal()}
+        save("carry_over", results, quick=quick)
+    return results
 
 
 def ideal() -> dict[str, dict[str, float]]:
