@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout import EpisodeLimits, Rollouts
@@ -54,7 +55,7 @@ class World:
             tools=ScriptedTools({"wait": lambda: "waited"}),
             engine_retries=0,
         )
-        self.line: GroupLine[Any] = GroupLine(self.rollouts, group_size=GROUP)
+        self.line: GroupLine[Any] = GroupLine(self.rollouts, group_size=GROUP, trained=torch.nn.Linear(1, 1))
         self.rule = Admission.of(2, oversample=1.0, max_groups_drawn=3.0 if dead else 1.0).ahead(
             carried=carried, beyond=beyond
         )

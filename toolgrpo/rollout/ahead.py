@@ -1,6 +1,6 @@
 """Rollouts that run on a thread of their own, several at a time, while the caller does something else.
 
-    ahead = RolloutsAhead(rollouts)
+    ahead = RolloutsAhead(rollouts, trained=model)
     ahead.begin(rows, options, step=0)      # returns at once
     ahead.begin(more, options, step=1)      # joins the first in the engine
     batch = ahead.take()                    # the oldest, when all its episodes have ended
@@ -61,7 +61,7 @@ class RolloutsAhead:
     of `trained`.
     """
 
-    def __init__(self, rollouts: Rollouts, *, trained: torch.nn.Module | None = None) -> None:
+    def __init__(self, rollouts: Rollouts, *, trained: torch.nn.Module) -> None:
         self._rollouts = rollouts
         self._trained = trained
         self._begun: deque[Begun] = deque()
@@ -178,7 +178,7 @@ class RolloutsAhead:
             self._quiet = replace(self._rollouts, engine=engine, observers=Observers())
             most = self._rollouts.max_concurrent
             self._gate = None if most is None else asyncio.Semaphore(most)
-            if self._trained is not None and getattr(self._rollouts.engine, "shares_cores", False):
+            if getattr(self._rollouts.engine, "shares_cores", False):
                 from toolgrpo.engines.shared_cores import SharedCores
 
                 self._cores = SharedCores(self._loop, lambda: engine.has_work, self._trained)

@@ -1,6 +1,6 @@
 """Groups that stand in line for the steps of a training, and run while it trains.
 
-    line = GroupLine(rollouts, group_size=8)
+    line = GroupLine(rollouts, group_size=8, trained=model)
     line.hand_over(weights, step)
     drawn = line.draw(rule, options, began, row_at=..., judge=...)    # what this step takes
     line.renumber(used)                                               # the rows that are gone
@@ -98,7 +98,7 @@ class _Standing(Generic[V]):
 class GroupLine(Generic[V]):
     """The groups of one process, from the first `draw` until `stop`."""
 
-    def __init__(self, rollouts: Rollouts, *, group_size: int, trained: torch.nn.Module | None = None) -> None:
+    def __init__(self, rollouts: Rollouts, *, group_size: int, trained: torch.nn.Module) -> None:
         self._rollouts = rollouts
         self._group_size = group_size
         self._ahead = RolloutsAhead(rollouts, trained=trained)

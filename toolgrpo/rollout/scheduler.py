@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 
 from toolgrpo.errors import EngineError
 from toolgrpo.rollout.batch import RolloutTimes
-from toolgrpo.rollout.busy_time import BusyTime
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.trajectory import StopReason, Trajectory
 
@@ -75,7 +74,7 @@ class Scheduler:
         on_done: Callable[[Episode, Trajectory], None] | None = None,
         gate: asyncio.Semaphore | None = None,
     ) -> None:
-        self._waiting = BusyTime(runner.clock)
+        self._waiting = _BusyTime(runner.clock)
         self._runner = replace(runner, waiting=self._waiting)
         self._gate: AbstractAsyncContextManager[None] = gate or nullcontext()
         if gate is None and max_concurrent is not None:
@@ -248,3 +247,27 @@ def _in_thread(function: Callable[[], T], cancel: Callable[[], None]) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+class _BusyTime:
+    """How long at least one of many was at something: a clock that runs while at least one `with` block over it is open."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open = 0
+        self._since_s = 0.0
+        self._total_s = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self._total_s + (self._clock() - self._since_s if self._open else 0.0)
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._since_s = self._clock()
+        self._open += 1
+
+    def __exit__(self, *failure: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._total_s += self._clock() - self._since_s
