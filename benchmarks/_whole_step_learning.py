@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -51,7 +52,7 @@ OF_THE_RECIPE = (
         "disable_tqdm",
     ),
 )
-SLOW_S = 0.5
+TENTH_S, SLOW_S = 0.1, 0.5
 TOOLS = '''
 """The tools of the embedded job; a call takes as long as a file says."""
 
@@ -85,7 +86,7 @@ def plan(latency_s: float, asked: Asked) -> list[dict[str, Any]]:
         {"seed": seed, "way": way, "latency_s": latency_s, "quick": asked.quick}
         for seed in asked.seeds[: 1 if asked.quick else None]
         for way in WAYS
-        if way != "TRL" or latency_s == 0  # one call after the other: half an hour of waiting a run
+        if way != "TRL" or latency_s == 0 or (latency_s < SLOW_S and seed == asked.seeds[0])  # minutes to an hour a run
     ]
 
 
@@ -199,7 +200,7 @@ def part(latency_s: float) -> Part:
     return Part(partial(plan, latency_s), measure, summary, partial(show, latency_s), partial(rows, latency_s))
 
 
-LEARNING, SLOW_LEARNING = part(0.0), part(SLOW_S)
+LEARNING, TENTH_LEARNING, SLOW_LEARNING = part(0.0), part(TENTH_S), part(SLOW_S)
 
 # --- in the process of one run ---------------------------------------------------------------------------------------
 
@@ -227,7 +228,18 @@ def train(latency_s: float, argv: list[str], folder: Path) -> dict[str, Any]:
     return run([*argv, "--tools_script", str(tools)], plan_of(partial(delay.write_text, "0")))
 
 
-def train_trl(argv: list[str], folder: Path) -> None:
+def slowed(function: Callable[..., Any], latency_s: float) -> Callable[..., Any]:
+    """The function, which takes as long as this before it begins."""
+
+    @wraps(function)
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(latency_s)
+        return function(*args, **kwargs)
+
+    return slow
+
+
+def train_trl(latency_s: float, argv: list[str], folder: Path) -> None:
     """The recipe in TRL's own trainer; what it keeps is asked in another process, by `ask`."""
     import torch
     from _heldout_runs import Kept, following
@@ -255,7 +267,7 @@ def train_trl(argv: list[str], folder: Path) -> None:
     kept: Kept = []
     place = parts.model_path(str(model.model_name_or_path))
     with trl_on_this_machine():
-        tools = [as_ours_renders(one) for one in TOOL_FUNCTIONS]
+        tools = [slowed(as_ours_renders(one), latency_s) for one in TOOL_FUNCTIONS]
         trainer = GRPOTrainer(place, parts.rewards(), args, parts.training_rows(), tools=tools)
     trainer.add_callback(
         following(plan_of(), lambda: trainer.state.global_step * args.per_device_train_batch_size, kept=kept)
@@ -280,7 +292,7 @@ def main() -> None:
     mode, latency_s, argv = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
     folder = Path(parse_arguments(argv)[1].output_dir)
     if mode == "trl":
-        train_trl(argv, folder)
+        train_trl(latency_s, argv, folder)
         os._exit(0)  # the vLLM inside TRL's trainer is never ended, and the process would wait for it
     found = train(latency_s, argv, folder) if mode == "train" else ask(argv, folder)
     (folder / "curve.json").write_text(json.dumps(found))

@@ -24,6 +24,7 @@ from toolgrpo.drops import Drop, DropCause
 from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
 
 __all__ = [
+    "RUNNABLE",
     "AttemptStatus",
     "Call",
     "CallAttempt",
@@ -68,7 +69,12 @@ class AttemptStatus(StrEnum):
     MISSING_NAME = "missing_name"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
-    UNMARKED = "unmarked"  # without the markers of a call; it has a name and arguments, and may have been run
+    UNMARKED = "unmarked"  # without the markers of a call; it has a name and arguments, and is not run
+    ACCEPTED = "accepted"  # the same, and run (`unmarked_calls: accept`)
+
+
+RUNNABLE = frozenset({AttemptStatus.OK, AttemptStatus.ACCEPTED})
+"""Of these calls the tools are asked; all others are answered with what is wrong with them."""
 
 
 class ToolErrorKind(StrEnum):

@@ -126,6 +126,15 @@ def test_a_mistake_is_one_clear_error(tmp_path: Path, flags: list[str], says: st
         parse_evaluation_arguments(["--config", str(ROOT / NANO[1]), "--output_dir", str(tmp_path), *flags])
 
 
+def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
+    """Nothing is trained, so no data to train on has to be named beside them."""
+    flags = ["--model_name_or_path", "nano", "--output_dir", str(tmp_path)]
+    _, script, _, _ = parse_evaluation_arguments([*flags, "--eval_dataset_id_or_path", "questions.jsonl"])
+    assert script.dataset_id_or_path == script.eval_dataset_id_or_path == "questions.jsonl"
+    with pytest.raises(ConfigError, match="--dataset_id_or_path is missing"):
+        parse_evaluation_arguments(flags)
+
+
 def test_a_folder_that_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(ModelError, match=r"is a folder without config\.json"):

@@ -142,6 +142,7 @@ NEARLY: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "all lengths alike": ("lengths_weighted_unlike", {f"correction/ess/q{q}": 0.4 for q in (1, 4)}, ()),
     "no tool is offered": ("no_tool_calls", {"tools/call_frequency": 0.0}, ("tools/add", "tools/multiply")),
     "a few calls are enough": ("no_tool_calls", {**NO_CALLS, "tools/add/calls": 5.0}, ()),
+    "calls without markers that were run": ("no_tool_calls", {"tools/unmarked": 110.0}, ()),
     "one live step in three": ("groups_all_failed", {**DEAD, "success": 0.0, "reward_std": 0.0}, ()),
     "a solved run needs no entropy": ("entropy_collapses", {"entropy": FALLING, "success": 0.95}, ()),
     "fewer calls do as well": ("calls_given_up", {"tools/call_frequency": GIVEN_UP, "success": RISING}, ()),
@@ -172,6 +173,11 @@ def test_what_only_looks_like_trouble_is_passed_over(case: str) -> None:
     if case == "one live step in three":
         logs[-2]["reward/groups_without_spread"] = 0.2
     assert name not in spoken(logs)
+
+
+def test_calls_that_were_only_answered_are_none() -> None:
+    answered = run(**{"tools/unmarked": 110.0, "tools/error/unmarked": 96.0})
+    assert "0.00 calls per episode" in spoken(answered)["no_tool_calls"], "14 of them ended their episode"
 
 
 def test_broken_calls_of_one_cause_are_told_earlier_and_with_what_it_means() -> None:

@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 
 from toolgrpo.chat import resolve_format
+from toolgrpo.credit.built_in import call_ok
 from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.evaluation.untrained import untrained_facts
 from toolgrpo.observe.metrics import merged, rollout_metrics
+from toolgrpo.report.episode_data import REPEATED, flags_of
+from toolgrpo.rewards.gold_calls import made_calls
+from toolgrpo.rewards.tool_use import tool_use
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutBatch, Scored
+from toolgrpo.rollout.batch import Grade
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, trl_tokenizer
 from toolgrpo.testing.chat_samples import LOOK_UP
 from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, Trajectory
+from toolgrpo.void_turns import is_void, is_void_record
 
 TOKENIZER = trl_tokenizer("qwen2_5")
 CHAT: Any = resolve_format(TOKENIZER)
@@ -76,7 +83,8 @@ def test_accept_runs_it_and_the_bridge_is_the_one_after_a_marked_call(said: str)
     marked = f"<tool_call>\n{json.dumps(json.loads(CALL))}\n</tool_call>"
     accepted, called = run([said, "done"], "accept"), run([marked, "done"], "accept")
     assert accepted.results[0].content == called.results[0].content == "value of x"
-    assert [attempt.status for attempt in accepted.attempts] == [AttemptStatus.UNMARKED]
+    assert [attempt.status for attempt in accepted.attempts] == [AttemptStatus.ACCEPTED]
+    assert accepted.attempts[0].detail == "" and accepted.messages[0]["tool_calls"] == called.messages[0]["tool_calls"]
     assert sampled_ids(accepted) == [*CHAT.encode(f"{said}<|im_end|>"), *CHAT.encode("done<|im_end|>")]
     context = [[i for i, mine in zip(t.ids, t.mask, strict=True) if not mine] for t in (accepted, called)]
     assert context[0] == context[1]
@@ -95,5 +103,29 @@ def test_a_marked_call_is_not_looked_at_again_and_an_answer_ends_the_episode() -
     assert [attempt.status for attempt in trajectory.attempts] == [AttemptStatus.OK]
 
 
-def test_in_the_last_turn_it_is_a_call_that_nobody_can_read_the_result_of() -> None:
-    assert run([CALL], "answer", max_turns=1).stop_reason is StopReason.MAX_TURNS
+@pytest.mark.parametrize(("policy", "void"), [("answer", True), ("accept", False)])
+def test_in_the_last_turn_it_is_a_call_that_nobody_can_read_the_result_of(policy: str, void: bool) -> None:
+    trajectory = run([CALL], policy, max_turns=1)
+    assert trajectory.stop_reason is StopReason.MAX_TURNS and trajectory.results == ()
+    assert [is_void(turn) for turn in trajectory.turns] == [void]
+    assert [is_void_record(turn) for turn in trajectory.to_record()["turns"]] == [void]
+
+
+@pytest.mark.parametrize(
+    ("policy", "found"),
+    [
+        ("accept", (0.875, ["look_up", "look_up"], 0, True, [1.0, 0.0, 0.0])),
+        ("answer", (0.375, [None, None], 2, False, [0.0, 0.0, 0.0])),
+    ],
+)
+def test_what_was_accepted_is_a_call_to_whoever_reads_the_episode(policy: str, found: tuple[Any, ...]) -> None:
+    """Rewards, credit, the check before a run and the report, of one call that is made twice."""
+    trajectory = run([CALL, CALL, "done"], policy)
+    graded = batch(trajectory).graded([Grade({}, 0.0)], lambda one: False)
+    assert found == (
+        tool_use([trajectory.messages], [trajectory])[0],
+        [call.name for call in made_calls(trajectory.attempts)],
+        untrained_facts(graded, 1).malformed.total(),
+        bool(flags_of(trajectory.to_record()) & REPEATED),
+        call_ok([trajectory])[0],
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, Message
+from toolgrpo.trajectory import RUNNABLE, CallAttempt, Message
 
 __all__ = ["assistant_message", "tool_message"]
 
@@ -15,7 +15,7 @@ def assistant_message(parsed: ParsedTurn) -> Message:
     message: Message = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
-    calls = [_call(attempt) for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
+    calls = [_call(attempt) for attempt in parsed.attempts if attempt.status in RUNNABLE]
     if calls:
         message["tool_calls"] = calls
     return message

@@ -259,6 +259,8 @@ def parse_evaluation_arguments(
     """
     kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
     evaluation, script, config, model = parse_args(kinds, list(argv))
+    if script.dataset_id_or_path is None:  # nothing is trained, so the questions are all that is needed
+        script.dataset_id_or_path = script.eval_dataset_id_or_path
     check_arguments(script, config, model, given_names(kinds, argv))
     return evaluation, script, config, model
 

@@ -108,7 +108,7 @@ class ReplayRun:
         say = self.terminal.say
         differ, then = False, self.then
         if tools is not None:
-            again = calls_again(tools, self.row, then, cut=self._cut(), unmarked_calls=self.config.unmarked_calls)
+            again = calls_again(tools, self.row, then, cut=self._cut())
             for call in again.calls:
                 differ |= not call.same
                 self._say_call(call)

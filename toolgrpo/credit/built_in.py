@@ -17,7 +17,7 @@ from typing import Any
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
-from toolgrpo.trajectory import AttemptStatus, Trajectory, Turn
+from toolgrpo.trajectory import RUNNABLE, Trajectory, Turn
 
 __all__ = ["BUILT_IN_TURN_REWARDS", "call_ok", "environment", "gold_call"]
 
@@ -41,8 +41,7 @@ def _changes_of_share(trajectory: Trajectory) -> list[float]:
 
 def _n_good(turn: Turn) -> int:
     return sum(
-        attempt.status in (AttemptStatus.OK, AttemptStatus.UNMARKED) and result.ok
-        for attempt, result in zip(turn.attempts, turn.results, strict=False)
+        attempt.status in RUNNABLE and result.ok for attempt, result in zip(turn.attempts, turn.results, strict=False)
     )
 
 

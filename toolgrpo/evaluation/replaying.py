@@ -19,7 +19,7 @@ from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider, speaks
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.trajectory import RUNNABLE, AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory
 
 __all__ = ["CallAgain", "SessionAgain", "UserAgain", "calls_again", "episode_again", "first_parting", "rewards_again"]
 
@@ -62,7 +62,6 @@ def calls_again(
     trajectory: Trajectory,
     *,
     cut: Callable[[ToolResult], ToolResult] = lambda result: result,
-    unmarked_calls: str = "answer",
 ) -> SessionAgain:
     """Make the calls again; `cut` makes long results as short as the model saw them."""
 
@@ -75,7 +74,7 @@ def calls_again(
         async with offered.session(row) as session:
             for number, turn in enumerate(trajectory.turns):
                 pairs = [
-                    (_as_called(attempt, unmarked_calls), result)
+                    (_as_called(attempt), result)
                     for attempt, result in zip(turn.attempts, turn.results, strict=False)
                     if result.error is not ToolErrorKind.LIMIT
                 ]
@@ -120,13 +119,9 @@ def first_parting(then: Trajectory, now: Trajectory) -> int | None:
     return None if len(then.ids) == len(now.ids) else min(len(then.ids), len(now.ids))
 
 
-def _as_called(attempt: CallAttempt, unmarked_calls: str) -> CallAttempt:
+def _as_called(attempt: CallAttempt) -> CallAttempt:
     """Return an attempt as the tools got it: those that they refused are asked of them again."""
     refused_by_tools = attempt.status in (AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
-    accepted = attempt.status is AttemptStatus.UNMARKED and unmarked_calls == "accept"
     well_read = attempt.name is not None and attempt.arguments is not None
-    return (
-        replace(attempt, status=AttemptStatus.OK, detail="")
-        if (refused_by_tools and well_read) or accepted
-        else attempt
-    )
+    runs = attempt.status in RUNNABLE or (refused_by_tools and well_read)
+    return replace(attempt, status=AttemptStatus.OK, detail="") if runs else attempt

@@ -102,7 +102,7 @@ class ModelReport:
                 "episodes_using_it": fmean(map(bool, calls)),
                 "failures": causes.total(),
                 "failures_by_cause": dict(causes),
-                "unmarked": sum(call.status is AttemptStatus.UNMARKED for call in of_tool),
+                "unmarked": sum(call.status in (AttemptStatus.UNMARKED, AttemptStatus.ACCEPTED) for call in of_tool),
                 "seconds_p50": median(call.duration_s for call in of_tool),
             }
         return found

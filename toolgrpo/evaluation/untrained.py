@@ -13,7 +13,7 @@ from statistics import fmean, median
 from toolgrpo.evaluation.measures import pass_at_k
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.signal.dead_groups import is_dead
-from toolgrpo.trajectory import AttemptStatus
+from toolgrpo.trajectory import RUNNABLE
 
 __all__ = ["Spread", "Untrained", "quantile", "untrained_facts"]
 
@@ -71,7 +71,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
     groups = [batch.episodes[start : start + k] for start in range(0, len(batch), k)]
     attempts = [attempt for trajectory in batch.trajectories for attempt in trajectory.attempts]
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
-    malformed = Counter(a.status.value for a in attempts if a.status is not AttemptStatus.OK)
+    malformed = Counter(a.status.value for a in attempts if a.status not in RUNNABLE)
     return Untrained(
         n=len(groups),
         k=k,
@@ -106,7 +106,7 @@ def quantile(values: Collection[float], q: float) -> float:
 
 
 def _calls_well(episode: Scored) -> bool:
-    return any(attempt.status is AttemptStatus.OK for attempt in episode.trajectory.attempts)
+    return any(attempt.status in RUNNABLE for attempt in episode.trajectory.attempts)
 
 
 def _successes(group: Sequence[Scored]) -> int:

@@ -43,6 +43,7 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.trajectory import (
+    RUNNABLE,
     AttemptStatus,
     CallAttempt,
     Message,
@@ -279,7 +280,7 @@ class Session:
             calls=tuple(calls),
             finish_reason=reason,
         )
-        readable = [attempt for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
+        readable = [attempt for attempt in parsed.attempts if attempt.status in RUNNABLE]
         return said, line, {call.id: attempt for call, attempt in zip(calls, readable, strict=False)}
 
     def _write(self, start: Start, sample: Sample, parsed: ParsedTurn, started: float) -> None:
@@ -323,12 +324,14 @@ class Session:
             return parsed
         found = unmarked_call(parsed.content, list(line.schemas), form=self.shared.chat.call_text, made=[])
         return (
-            parsed if found is None else replace(parsed, attempts=(replace(found, status=AttemptStatus.OK, detail=""),))
+            parsed
+            if found is None
+            else replace(parsed, attempts=(replace(found, status=AttemptStatus.ACCEPTED, detail=""),))
         )
 
     def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
         """Return the calls that the agent is to answer; none in the last turn, where it could not."""
-        readable = [attempt for attempt in parsed.attempts if attempt.status is AttemptStatus.OK]
+        readable = [attempt for attempt in parsed.attempts if attempt.status in RUNNABLE]
         if readable and last:
             self.limit = self.limit or StopReason.MAX_TURNS
             return []

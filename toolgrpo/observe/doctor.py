@@ -147,11 +147,11 @@ def why_broken(errors: Mapping[str, float], calls: float) -> str | None:
 def _no_tool_calls(logs: Sequence[Log]) -> str | None:
     if not tools_in(logs):
         return None  # no tool is offered
-    calls, unmarked = calls_in(logs), total_of(logs, "tools/unmarked")
+    calls = calls_in(logs) - total_of(logs, "tools/error/unmarked")  # those are answered, and not run
     episodes = episodes_in(logs)
-    if not episodes or calls - unmarked > 0.05 * episodes:
+    if not episodes or calls > 0.05 * episodes:
         return None
-    said = f"no tool is called: {(calls - unmarked) / episodes:.2f} calls per episode {span_of(logs)}"
+    said = f"no tool is called: {calls / episodes:.2f} calls per episode {span_of(logs)}"
     forms = Counter({form: total_of(logs, f"answers/like_calls/{form}") for form in FORMS})
     written = [f"{FORMS[form]} ({count / len(logs):.3g})" for form, count in forms.most_common() if count]
     if written:

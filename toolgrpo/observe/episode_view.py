@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolgrpo.plain_text import plain
+from toolgrpo.trajectory import RUNNABLE
 
 __all__ = ["causes_of", "conversation", "episode_table", "group_table", "tokens"]
 
@@ -148,13 +149,15 @@ def _headline(record: Record) -> Text:
 def _calls(turn: Record) -> Iterable[Text]:
     results = turn["results"]
     for place, attempt in enumerate(turn["attempts"]):
-        well = attempt["status"] == "ok"
+        well = attempt["status"] in RUNNABLE
         if attempt.get("name") is not None and attempt.get("arguments") is not None:
             arguments = ", ".join(f"{name}={_json(value)}" for name, value in attempt["arguments"].items())
             call = f"{attempt['name']}({arguments})"
         else:
             call = str(attempt.get("raw"))
-        yield _said("calls" if well else f"calls, {attempt['status']}", call, "yellow" if well else "red")
+        yield _said(
+            "calls" if attempt["status"] == "ok" else f"calls, {attempt['status']}", call, "yellow" if well else "red"
+        )
         if place >= len(results):
             yield Text("  not answered", style="red")
             continue

@@ -99,7 +99,8 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
     sampled = [t.n_sampled for t in trajectories]
     finished = [t.n_sampled for t in trajectories if t.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)]
     stops = Counter(t.stop_reason for t in trajectories)
-    unmarked = sum(attempt.status is AttemptStatus.UNMARKED for t in trajectories for attempt in t.attempts)
+    without_markers = (AttemptStatus.UNMARKED, AttemptStatus.ACCEPTED)
+    unmarked = sum(attempt.status in without_markers for t in trajectories for attempt in t.attempts)
     idle_share = times.engine_idle_s / times.duration_s if times.duration_s > 0 else 0.0
     return {
         "completions/mean_length": Metric(sum(sampled) / n),

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolgrpo.observe.records import ids_checksum
+from toolgrpo.trajectory import RUNNABLE
 from toolgrpo.void_turns import is_void_record
 
 __all__ = [
@@ -233,7 +234,7 @@ def flags_of(record: Record) -> int:
         attempts = turn.get("attempts") or ()
         for attempt in attempts:
             n_calls += 1
-            key = f"{attempt.get('name')} {attempt.get('arguments')!r}" if attempt.get("status") == "ok" else None
+            key = f"{attempt.get('name')} {attempt.get('arguments')!r}" if attempt.get("status") in RUNNABLE else None
             if key is not None and key in seen:
                 flags |= REPEATED
             if key is not None:

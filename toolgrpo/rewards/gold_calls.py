@@ -33,7 +33,7 @@ from toolgrpo.trajectory import AttemptStatus, CallAttempt, Trajectory
 __all__ = ["GoldCall", "gold_calls", "listed_calls", "made_calls"]
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
-_READABLE = (AttemptStatus.OK, AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
+_READABLE = (AttemptStatus.OK, AttemptStatus.ACCEPTED, AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
 _FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
 
 

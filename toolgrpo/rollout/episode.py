@@ -52,6 +52,7 @@ from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.rollout.user_turns import User, user_of
 from toolgrpo.tools.base import ToolSession
 from toolgrpo.trajectory import (
+    RUNNABLE,
     AttemptStatus,
     CallAttempt,
     Message,
@@ -290,17 +291,19 @@ class _EpisodeRun:
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
         form = self.shared.chat.call_text
         found = unmarked_call(parsed.content, self.tools.schemas, form=form, made=made)
-        return parsed if found is None else replace(parsed, attempts=(found,))
+        if found is None:
+            return parsed
+        if self.shared.unmarked_calls == "accept":
+            found = replace(found, status=AttemptStatus.ACCEPTED, detail="")
+        return replace(parsed, attempts=(found,))
 
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:
             return room.when_full
         if not turn.attempts:
             return StopReason.FINISHED if turn.closed else StopReason.LENGTH
-        if self.shared.end_at_void_turn:
-            called = replace(turn, attempts=tuple(map(self._as_called, turn.attempts)))
-            if is_void(called):
-                return StopReason.VOID_TURN
+        if self.shared.end_at_void_turn and is_void(turn):
+            return StopReason.VOID_TURN
         return StopReason.MAX_TURNS if self._is_last_turn(ledger) else None
 
     def _is_last_turn(self, ledger: Ledger) -> bool:
@@ -328,7 +331,7 @@ class _EpisodeRun:
         try:
             budget = self.shared.limits.max_tool_calls
             allowed = len(turn.attempts) if budget is None else max(0, budget - self.calls_run)
-            called = [self._as_called(attempt) for attempt in turn.attempts[:allowed]]
+            called = [_as_called(attempt) for attempt in turn.attempts[:allowed]]
             answered = await session.call(called) if allowed else ()
             refused = tuple(refusal(attempt.name, budget) for attempt in turn.attempts[allowed:])
             self.calls_run += len(answered)
@@ -349,11 +352,6 @@ class _EpisodeRun:
         if self.shared.on_turn is not None:
             self.shared.on_turn(self.episode, turn)
 
-    def _as_called(self, attempt: CallAttempt) -> CallAttempt:
-        """Return an attempt as the tools get it: an unmarked call runs where that is wanted, and stays one in the record."""
-        accepted = attempt.status is AttemptStatus.UNMARKED and self.shared.unmarked_calls == "accept"
-        return replace(attempt, status=AttemptStatus.OK, detail="") if accepted else attempt
-
     def _as_shown(self, result: ToolResult, started_s: float) -> ToolResult:
         """Return a result as the model reads it."""
         shown = self.cutter(result.content, result.left_out)
@@ -373,3 +371,8 @@ class _EpisodeRun:
 
     def _now(self) -> float:
         return self.shared.clock() - self.started
+
+
+def _as_called(attempt: CallAttempt) -> CallAttempt:
+    """Return an attempt as the tools get it: to them a call that was accepted without its markers is one like any."""
+    return replace(attempt, status=AttemptStatus.OK) if attempt.status in RUNNABLE else attempt
