@@ -24,6 +24,7 @@ from toolgrpo.drops import Drop, DropCause
 from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
 
 __all__ = [
+    "READABLE",
     "RUNNABLE",
     "AttemptStatus",
     "Call",
@@ -75,6 +76,8 @@ class AttemptStatus(StrEnum):
 
 RUNNABLE = frozenset({AttemptStatus.OK, AttemptStatus.ACCEPTED})
 """Of these calls the tools are asked; all others are answered with what is wrong with them."""
+READABLE = RUNNABLE | {AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS}
+"""These calls stand there as calls, whatever became of them."""
 
 
 class ToolErrorKind(StrEnum):
@@ -169,7 +172,7 @@ def _judged(attempt: CallAttempt, result: ToolResult) -> CallAttempt:
         ToolErrorKind.UNKNOWN_TOOL: AttemptStatus.UNKNOWN_TOOL,
         ToolErrorKind.BAD_ARGUMENTS: AttemptStatus.BAD_ARGUMENTS,
     }
-    if attempt.status is not AttemptStatus.OK or result.error not in refused:
+    if attempt.status not in RUNNABLE or result.error not in refused:
         return attempt
     return replace(attempt, status=refused[result.error], detail=result.content)
 
@@ -192,7 +195,7 @@ class Call:
     @property
     def ok(self) -> bool:
         """Well formed, answered, and without an error."""
-        return self.status is AttemptStatus.OK and self.result is not None and self.error is None
+        return self.status in RUNNABLE and self.result is not None and self.error is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolgrpo.trajectory import AttemptStatus, Trajectory, Turn
+from toolgrpo.trajectory import READABLE, Trajectory, Turn
 
 __all__ = ["VOID_TURNS", "has_void_turn", "is_void", "is_void_record"]
 
 VOID_TURNS = ("keep", "mask_turn", "mask_episode", "end")
-
-_READABLE = (AttemptStatus.OK, AttemptStatus.ACCEPTED, AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
 
 
 def is_void(turn: Turn) -> bool:
@@ -24,14 +22,14 @@ def is_void(turn: Turn) -> bool:
     A final answer is some text, said to its end, with no attempt at a call.
     """
     if turn.attempts:
-        return not any(attempt.status in _READABLE for attempt in turn.attempts)
+        return not any(attempt.status in READABLE for attempt in turn.attempts)
     return not (turn.closed and turn.content.strip())
 
 
 def is_void_record(turn: Mapping[str, Any]) -> bool:
     """Return the same of a turn as it is recorded."""
     if attempts := turn.get("attempts"):
-        return not any(attempt.get("status") in _READABLE for attempt in attempts)
+        return not any(attempt.get("status") in READABLE for attempt in attempts)
     return not (turn.get("closed", True) and str(turn.get("content") or "").strip())
 
 

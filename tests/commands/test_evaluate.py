@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
+from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.observe.recorder import read_episodes
@@ -129,8 +130,11 @@ def test_a_mistake_is_one_clear_error(tmp_path: Path, flags: list[str], says: st
 def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
     """Nothing is trained, so no data to train on has to be named beside them."""
     flags = ["--model_name_or_path", "nano", "--output_dir", str(tmp_path)]
-    _, script, _, _ = parse_evaluation_arguments([*flags, "--eval_dataset_id_or_path", "questions.jsonl"])
-    assert script.dataset_id_or_path == script.eval_dataset_id_or_path == "questions.jsonl"
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "What is 2 + 3?", "answer": "5"}\n')
+    _, script, config, model = parse_evaluation_arguments([*flags, "--eval_dataset_id_or_path", str(questions)])
+    rows = RunParts(script, config, model, Terminal(None, io.StringIO(), quiet=False)).heldout_rows(1)
+    assert rows is not None and rows["answer"] == ["5"]
     with pytest.raises(ConfigError, match="--dataset_id_or_path is missing"):
         parse_evaluation_arguments(flags)
 

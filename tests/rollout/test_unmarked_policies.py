@@ -114,8 +114,8 @@ def test_in_the_last_turn_it_is_a_call_that_nobody_can_read_the_result_of(policy
 @pytest.mark.parametrize(
     ("policy", "found"),
     [
-        ("accept", (0.875, ["look_up", "look_up"], 0, True, [1.0, 0.0, 0.0])),
-        ("answer", (0.375, [None, None], 2, False, [0.0, 0.0, 0.0])),
+        ("accept", (0.875, ["look_up", "look_up"], 0, True, [1.0, 0.0, 0.0], [True, True])),
+        ("answer", (0.375, [None, None], 2, False, [0.0, 0.0, 0.0], [False, False])),
     ],
 )
 def test_what_was_accepted_is_a_call_to_whoever_reads_the_episode(policy: str, found: tuple[Any, ...]) -> None:
@@ -128,4 +128,5 @@ def test_what_was_accepted_is_a_call_to_whoever_reads_the_episode(policy: str, f
         untrained_facts(graded, 1).malformed.total(),
         bool(flags_of(trajectory.to_record()) & REPEATED),
         call_ok([trajectory])[0],
+        [call.ok for call in trajectory.calls],
     )

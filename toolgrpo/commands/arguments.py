@@ -119,11 +119,17 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfi
 
 
 def check_arguments(
-    script: ScriptArguments, config: ToolGRPOConfig, model: ModelConfig, given: Collection[str] = frozenset()
+    script: ScriptArguments,
+    config: ToolGRPOConfig,
+    model: ModelConfig,
+    given: Collection[str] = frozenset(),
+    *,
+    trains: bool = True,
 ) -> None:
     """Check that what must be given is given, once, and that the output folder can be written.
 
-    `given` names the fields that have a value of the user's.
+    `given` names the fields that have a value of the user's. Where nothing `trains`, the questions are all the rows that are
+    needed.
     """
     _check_paths(script)
     lora = sorted(name for name in given if name.startswith("lora_") or name in ("use_rslora", "use_dora"))
@@ -139,7 +145,7 @@ def check_arguments(
         )
     for name, flag in (
         ("model_name_or_path", model.model_name_or_path),
-        ("dataset_id_or_path", script.dataset_id_or_path),
+        ("dataset_id_or_path", script.dataset_id_or_path or (not trains and script.eval_dataset_id_or_path)),
     ):
         if not flag:
             raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")

@@ -259,9 +259,7 @@ def parse_evaluation_arguments(
     """
     kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
     evaluation, script, config, model = parse_args(kinds, list(argv))
-    if script.dataset_id_or_path is None:  # nothing is trained, so the questions are all that is needed
-        script.dataset_id_or_path = script.eval_dataset_id_or_path
-    check_arguments(script, config, model, given_names(kinds, argv))
+    check_arguments(script, config, model, given_names(kinds, argv), trains=False)
     return evaluation, script, config, model
 
 

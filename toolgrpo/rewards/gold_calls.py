@@ -28,12 +28,11 @@ from typing import Any
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.assignment import best_total
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, Trajectory
+from toolgrpo.trajectory import READABLE, CallAttempt, Trajectory
 
 __all__ = ["GoldCall", "gold_calls", "listed_calls", "made_calls"]
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
-_READABLE = (AttemptStatus.OK, AttemptStatus.ACCEPTED, AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
 _FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
 
 
@@ -78,7 +77,7 @@ def made_calls(attempts: Sequence[CallAttempt]) -> list[GoldCall]:
     """Return the calls that were tried; those that cannot be read are calls of no tool."""
     calls: list[GoldCall] = []
     for attempt in attempts:
-        readable = attempt.status in _READABLE and len(calls) < _MOST_CALLS
+        readable = attempt.status in READABLE and len(calls) < _MOST_CALLS
         calls.append(GoldCall(attempt.name, _normal(attempt.arguments or {})) if readable else GoldCall(None, {}))
     return calls
 

@@ -21,14 +21,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolgrpo.rewards.episode_reading import Call, calls
-from toolgrpo.trajectory import AttemptStatus, ToolErrorKind, Trajectory
+from toolgrpo.trajectory import READABLE, AttemptStatus, ToolErrorKind, Trajectory
 
 __all__ = ["ToolUse", "tool_use"]
-
-_UNREADABLE = (
-    *(AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED, AttemptStatus.MISSING_NAME),
-    AttemptStatus.UNMARKED,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ def _parts(trajectory: Trajectory, expected: Sequence[str] | None) -> ToolUse:
         return ToolUse(0.0, 0.0, 0.0, 0.0) if made else ToolUse(1.0, 1.0, 1.0, 1.0)
     if not made:
         return ToolUse(0.0, 0.0, 0.0, 0.0)
-    readable = [call for call in made if call.status not in _UNREADABLE]
+    readable = [call for call in made if call.status in READABLE]
     return ToolUse(
         format=len(readable) / len(made),
         tool=_tool(made, expected),
