@@ -53,7 +53,7 @@ TABLE = {
         about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=80
     ),
     "scaling_curves": Benchmark(about="How the cost grows, beside TRL's", minutes=6),
-    "whole_step": Benchmark(about="Whole training steps, beside TRL's trainer", minutes=55),
+    "whole_step": Benchmark(about="Whole training steps, beside TRL's trainer", minutes=80),
     "carry_over": Benchmark(about="Groups carried over to the next step", minutes=24),
     "chat": Benchmark(about="Reading a turn and going on", minutes=4, fast=("--quick",), fast_s=20),
     "tools": Benchmark(about="Tool calls", minutes=1, fast=("--quick",), fast_s=8),
