@@ -176,8 +176,8 @@ def test_what_only_looks_like_trouble_is_passed_over(case: str) -> None:
 
 
 def test_calls_that_were_only_answered_are_none() -> None:
-    answered = run(**{"tools/unmarked": 110.0, "tools/error/unmarked": 96.0})
-    assert "0.00 calls per episode" in spoken(answered)["no_tool_calls"], "14 of them ended their episode"
+    answered: dict[str, Any] = {"tools/unmarked": 110.0, "tools/error/unmarked": 96.0}
+    assert "0.00 calls per episode" in spoken(run(**answered))["no_tool_calls"], "14 of them ended their episode"
 
 
 def test_broken_calls_of_one_cause_are_told_earlier_and_with_what_it_means() -> None:
