@@ -26,6 +26,7 @@ from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_s
 __all__ = [
     "READABLE",
     "RUNNABLE",
+    "WITHOUT_MARKERS",
     "AttemptStatus",
     "Call",
     "CallAttempt",
@@ -78,6 +79,7 @@ RUNNABLE = frozenset({AttemptStatus.OK, AttemptStatus.ACCEPTED})
 """Of these calls the tools are asked; all others are answered with what is wrong with them."""
 READABLE = RUNNABLE | {AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS}
 """These calls stand there as calls, whatever became of them."""
+WITHOUT_MARKERS = frozenset({AttemptStatus.UNMARKED, AttemptStatus.ACCEPTED})
 
 
 class ToolErrorKind(StrEnum):

@@ -128,6 +128,16 @@ def test_what_overlap_could_give() -> None:
     assert slow[0] > 1.8 * slow[1] and slow[1] > 1.3 * slow[2]
 
 
+def test_trls_trainer_learns_where_that_takes_minutes() -> None:
+    """With tools of 0.1 s on one seed, with tools of 0.5 s not at all."""
+    with_trl = {
+        name: [run["seed"] for run in part.plan(ASKED) if run["way"] == "TRL"]
+        for name, part in whole_step.PARTS.items()
+        if name.endswith("learning")
+    }
+    assert with_trl == {"learning": [42, 1], "tenth_learning": [42], "slow_learning": []}
+
+
 def test_rows_of_the_learning() -> None:
     finals = {(42, 0): 0.95, (1, 0): 0.93, (42, 1): 0.94, (1, 1): 0.96, (42, 2): 0.5, (1, 2): 0.9}
     runs = [learning_run(seed, k, 100.0 / (k + 1), final) for (seed, k), final in finals.items()]

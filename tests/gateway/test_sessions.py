@@ -15,7 +15,7 @@ from toolgrpo.gateway.said_turns import as_repeated
 from toolgrpo.gateway.session import Session
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
-from toolgrpo.trajectory import Message, StopReason, Trajectory
+from toolgrpo.trajectory import AttemptStatus, Message, StopReason, Trajectory
 
 CALL = 'call add {"a": 1, "b": 2}'
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -61,6 +61,21 @@ def test_a_turn_that_is_repeated_without_its_thinking_or_spaces_is_extended() ->
     done, engine = session_of([ByteChat.say(f"so\n{CALL}"), ByteChat.say("3")], act)
     assert done.metadata["gateway"]["forks"] == {} and len(done.segments) == 1
     assert tuple(engine.requests[1].ids) == (*done.prompt_ids, *done.ids[:-2])
+
+
+def test_a_call_without_its_markers_is_handed_out_where_that_is_wanted() -> None:
+    numbers = {"type": "object", "properties": {name: {"type": "integer"} for name in "ab"}}
+    add = {"type": "function", "function": {"name": "add", "parameters": numbers}}
+
+    async def act(session: Session) -> None:
+        first = await session.chat(asked(QUESTION, tools=[add]))
+        assert [(call.name, call.arguments) for call in first.calls] == [("add", '{"a": 1, "b": 2}')]
+        await session.chat(asked(QUESTION, as_repeated(first), result(first), tools=[add]))
+
+    bare = ByteChat.say('{"name": "add", "arguments": {"a": 1, "b": 2}}')
+    done, _ = session_of([bare, ByteChat.say("3")], act, unmarked_calls="accept")
+    assert [(call.status, call.ok) for call in done.calls] == [(AttemptStatus.ACCEPTED, True)]
+    assert len(done.segments) == 1
 
 
 def test_a_rewritten_history_forks_and_says_so() -> None:

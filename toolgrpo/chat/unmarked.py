@@ -27,11 +27,12 @@ _NO_FORM = CallForm("", "")
 
 
 def unmarked_call(
-    text: str, schemas: Sequence[Mapping[str, Any]], *, form: str, made: Iterable[CallAttempt] = ()
+    text: str, schemas: Sequence[Mapping[str, Any]], *, form: str | None, made: Iterable[CallAttempt] = ()
 ) -> CallAttempt | None:
     """Return the call that stands in this text without markers, if one does.
 
-    `form` is a call as it should be, `made` are the calls of the turns before.
+    `form` is a call as it should be, which the model is told; with None it is accepted as it stands. `made` are the calls
+    of the turns before.
     """
     if "{" not in text:
         return None
@@ -44,6 +45,8 @@ def unmarked_call(
     (read,) = json_attempts(raw, value, _NO_FORM)
     if read.status is not AttemptStatus.OK or not _fits(read, schemas) or any(_same(read, call) for call in made):
         return None
+    if form is None:
+        return CallAttempt(AttemptStatus.ACCEPTED, raw, read.name, read.arguments)
     detail = f"the call was not run, because it does not stand in the form of a call. Write it as {form}"
     return CallAttempt(AttemptStatus.UNMARKED, raw, read.name, read.arguments, detail)
 

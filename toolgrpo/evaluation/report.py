@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from toolgrpo.evaluation.measures import Answered, Difference, Share, majority_at_k, pass_at_k
-from toolgrpo.trajectory import AttemptStatus, Call
+from toolgrpo.trajectory import WITHOUT_MARKERS, AttemptStatus, Call
 
 __all__ = ["Comparison", "EpisodeFacts", "ModelReport"]
 
@@ -102,7 +102,7 @@ class ModelReport:
                 "episodes_using_it": fmean(map(bool, calls)),
                 "failures": causes.total(),
                 "failures_by_cause": dict(causes),
-                "unmarked": sum(call.status in (AttemptStatus.UNMARKED, AttemptStatus.ACCEPTED) for call in of_tool),
+                "unmarked": sum(call.status in WITHOUT_MARKERS for call in of_tool),
                 "seconds_p50": median(call.duration_s for call in of_tool),
             }
         return found

@@ -44,7 +44,6 @@ from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.trajectory import (
     RUNNABLE,
-    AttemptStatus,
     CallAttempt,
     Message,
     StopReason,
@@ -322,12 +321,8 @@ class Session:
         parsed = self.shared.chat.parse(sample.ids, before=ids)
         if self.shared.unmarked_calls != "accept" or not line.schemas or parsed.attempts or not parsed.closed:
             return parsed
-        found = unmarked_call(parsed.content, list(line.schemas), form=self.shared.chat.call_text, made=[])
-        return (
-            parsed
-            if found is None
-            else replace(parsed, attempts=(replace(found, status=AttemptStatus.ACCEPTED, detail=""),))
-        )
+        found = unmarked_call(parsed.content, list(line.schemas), form=None)
+        return parsed if found is None else replace(parsed, attempts=(found,))
 
     def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
         """Return the calls that the agent is to answer; none in the last turn, where it could not."""

@@ -29,7 +29,7 @@ from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.signal.shaping import Member, Shaping, members_of
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.trajectory import WITHOUT_MARKERS, StopReason, ToolErrorKind, ToolResult, Trajectory
 from toolgrpo.void_turns import is_void
 
 __all__ = [
@@ -99,8 +99,7 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
     sampled = [t.n_sampled for t in trajectories]
     finished = [t.n_sampled for t in trajectories if t.stop_reason in (StopReason.FINISHED, StopReason.STOP_TOOL)]
     stops = Counter(t.stop_reason for t in trajectories)
-    without_markers = (AttemptStatus.UNMARKED, AttemptStatus.ACCEPTED)
-    unmarked = sum(attempt.status in without_markers for t in trajectories for attempt in t.attempts)
+    unmarked = sum(attempt.status in WITHOUT_MARKERS for t in trajectories for attempt in t.attempts)
     idle_share = times.engine_idle_s / times.duration_s if times.duration_s > 0 else 0.0
     return {
         "completions/mean_length": Metric(sum(sampled) / n),

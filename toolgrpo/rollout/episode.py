@@ -289,13 +289,9 @@ class _EpisodeRun:
         if self.shared.unmarked_calls == "ignore" or self.tools is None or parsed.attempts or not parsed.closed:
             return parsed
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
-        form = self.shared.chat.call_text
+        form = None if self.shared.unmarked_calls == "accept" else self.shared.chat.call_text
         found = unmarked_call(parsed.content, self.tools.schemas, form=form, made=made)
-        if found is None:
-            return parsed
-        if self.shared.unmarked_calls == "accept":
-            found = replace(found, status=AttemptStatus.ACCEPTED, detail="")
-        return replace(parsed, attempts=(found,))
+        return parsed if found is None else replace(parsed, attempts=(found,))
 
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:

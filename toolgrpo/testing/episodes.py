@@ -32,6 +32,7 @@ def scripted_runner(
     engine_retries: int = 0,
     end_at_void_turn: bool = False,
     find_outputs: bool = False,
+    unmarked_calls: str = "answer",
     clock: FakeClock | None = None,
     **limits: Any,
 ) -> EpisodeRunner:
@@ -46,6 +47,7 @@ def scripted_runner(
         engine_retries=engine_retries,
         end_at_void_turn=end_at_void_turn,
         find_outputs=find_outputs,
+        unmarked_calls=unmarked_calls,
         clock=clock or time.monotonic,
     )
 
