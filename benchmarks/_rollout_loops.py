@@ -177,8 +177,8 @@ class ScriptedDecisions:
         return bridged
 
     def parse(self, ids: Any, **kwargs: Any) -> Any:
+        from toolgrpo.calls import AttemptStatus, CallAttempt
         from toolgrpo.chat.base import ParsedTurn
-        from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
         self._chat.parse(ids, **kwargs)  # its cost belongs to ours
         uid, turn = _uid.get(), _turn.get()

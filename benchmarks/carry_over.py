@@ -111,11 +111,11 @@ def train_one(way: str, target: Path) -> None:
     from transformers import AutoTokenizer, TrainerCallback
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+    from toolgrpo.calls import AttemptStatus, CallAttempt
     from toolgrpo.chat import resolve_format
     from toolgrpo.chat.base import ParsedTurn
     from toolgrpo.models.nano import ensure_nano
     from toolgrpo.observe.options import RecordedShare
-    from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
     staleness, share = WAYS[way]
     plan = [phase for phase in PHASES for _ in range(WARM + MEASURED)] + [PHASES[-1]] * LAST

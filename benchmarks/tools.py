@@ -20,9 +20,9 @@ from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
+from toolgrpo.calls import ToolResult
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, tool
-from toolgrpo.trajectory import ToolResult
 
 
 def add(a: int, b: int) -> int:

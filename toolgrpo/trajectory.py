@@ -7,9 +7,9 @@ Invariants:
 * An episode of one training sequence is its prompt and its ids. One of several has all of them in
   its row, one after the other (`toolgrpo/segments.py`), and `segments` gives each by itself.
 
-A trajectory is written by a `Ledger` (`toolgrpo/ledger.py`). Not covered: what the tokens mean
-(`toolgrpo.chat`), and who sampled them (`toolgrpo.engines`). This module imports nothing heavier
-than the standard library.
+A trajectory is written by a `Ledger` (`toolgrpo/ledger.py`); its calls are those of
+`toolgrpo/calls.py`. Not covered: what the tokens mean (`toolgrpo.chat`), and who sampled them
+(`toolgrpo.engines`). This module imports nothing heavier than the standard library.
 """
 
 from __future__ import annotations
@@ -20,23 +20,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, Call, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
 
 __all__ = [
-    "READABLE",
-    "RUNNABLE",
-    "WITHOUT_MARKERS",
-    "AttemptStatus",
-    "Call",
-    "CallAttempt",
     "Message",
     "Segment",
     "SegmentStart",
     "StopReason",
-    "ToolErrorKind",
     "ToolOutput",
-    "ToolResult",
     "Trajectory",
     "Turn",
 ]
@@ -60,77 +53,6 @@ class StopReason(StrEnum):
     ENGINE_FAILURE = "engine_failure"
     DROPPED = "dropped"  # a tool or an environment raised DropEpisode
     VOID_TURN = "void_turn"  # a turn without a call or an answer, where these end an episode
-
-
-class AttemptStatus(StrEnum):
-    """What became of one tool call that the model tried to write."""
-
-    OK = "ok"
-    INVALID_JSON = "invalid_json"
-    UNCLOSED = "unclosed"
-    MISSING_NAME = "missing_name"
-    UNKNOWN_TOOL = "unknown_tool"
-    BAD_ARGUMENTS = "bad_arguments"
-    UNMARKED = "unmarked"  # without the markers of a call; it has a name and arguments, and is not run
-    ACCEPTED = "accepted"  # the same, and run (`unmarked_calls: accept`)
-
-
-RUNNABLE = frozenset({AttemptStatus.OK, AttemptStatus.ACCEPTED})
-"""Of these calls the tools are asked; all others are answered with what is wrong with them."""
-READABLE = RUNNABLE | {AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS}
-"""These calls stand there as calls, whatever became of them."""
-WITHOUT_MARKERS = frozenset({AttemptStatus.UNMARKED, AttemptStatus.ACCEPTED})
-
-
-class ToolErrorKind(StrEnum):
-    """Why a tool call has no good result."""
-
-    INVALID_JSON = "invalid_json"
-    UNCLOSED = "unclosed"
-    MISSING_NAME = "missing_name"
-    UNKNOWN_TOOL = "unknown_tool"
-    BAD_ARGUMENTS = "bad_arguments"
-    UNMARKED = "unmarked"
-    RAISED = "raised"  # the tool raised an exception
-    TIMEOUT = "timeout"  # the tool overran its deadline
-    DIED = "died"  # the process of the tool went away
-    BAD_RESULT = "bad_result"  # the result could not be rendered as text
-    LIMIT = "limit"  # the episode's budget of calls is used up
-    DROPPED = "dropped"  # the tool raised DropEpisode, which ends the episode
-
-
-@dataclass(frozen=True, slots=True)
-class CallAttempt:
-    """One tool call as the model wrote it, well formed or not."""
-
-    status: AttemptStatus
-    raw: str  # the text between the markers, exactly as decoded
-    name: str | None = None
-    arguments: Mapping[str, Any] | None = None
-    detail: str = ""  # for a malformed attempt: what is wrong, in words a model can learn from
-    call_id: str | None = None  # as the model wrote it, for a family whose results name the call they answer
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """The answer to one call attempt."""
-
-    content: str  # the text the model sees
-    name: str | None = None
-    error: ToolErrorKind | None = None
-    started_s: float = 0.0  # seconds since the episode began
-    duration_s: float = 0.0
-    left_out: int = 0  # characters of the result that were cut out of the text
-    cached: bool = False
-    ends_episode: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.error is None
-
-    @property
-    def truncated(self) -> bool:
-        return self.left_out > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,39 +87,8 @@ class Turn:
         Whether a tool exists and takes the arguments only shows here: an attempt that was read well
         and refused for one of the two gets the status that says so.
         """
-        judged = [_judged(attempt, result) for attempt, result in zip(self.attempts, results, strict=False)]
+        judged = [attempt.answered(result) for attempt, result in zip(self.attempts, results, strict=False)]
         return replace(self, attempts=(*judged, *self.attempts[len(judged) :]), results=tuple(results))
-
-
-def _judged(attempt: CallAttempt, result: ToolResult) -> CallAttempt:
-    refused = {
-        ToolErrorKind.UNKNOWN_TOOL: AttemptStatus.UNKNOWN_TOOL,
-        ToolErrorKind.BAD_ARGUMENTS: AttemptStatus.BAD_ARGUMENTS,
-    }
-    if attempt.status not in RUNNABLE or result.error not in refused:
-        return attempt
-    return replace(attempt, status=refused[result.error], detail=result.content)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One tool call as a reader of an episode sees it: the attempt, and what came back.
-
-    `result` is None if the episode ended before the call was answered.
-    """
-
-    turn: int
-    name: str | None
-    arguments: Mapping[str, Any]
-    status: AttemptStatus
-    result: str | None
-    error: ToolErrorKind | None
-    duration_s: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Well formed, answered, and without an error."""
-        return self.status in RUNNABLE and self.result is not None and self.error is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +197,7 @@ class Trajectory:
     def calls(self) -> tuple[Call, ...]:
         """Return every call attempt with what came back, in order, malformed ones included."""
         return tuple(
-            _call(number, attempt, turn.results[place] if place < len(turn.results) else None)
+            Call.of(number, attempt, turn.results[place] if place < len(turn.results) else None)
             for number, turn in enumerate(self.turns)
             for place, attempt in enumerate(turn.attempts)
         )
@@ -405,15 +296,3 @@ def _copied(value: Any) -> Any:
 
 def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | ToolOutput | SegmentStart | Drop) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-def _call(turn: int, attempt: CallAttempt, result: ToolResult | None) -> Call:
-    return Call(
-        turn=turn,
-        name=attempt.name,
-        arguments=attempt.arguments or {},
-        status=attempt.status,
-        result=None if result is None else result.content,
-        error=None if result is None else result.error,
-        duration_s=0.0 if result is None else result.duration_s,
-    )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolgrpo.trajectory import READABLE, Trajectory, Turn
+from toolgrpo.calls import READABLE
+from toolgrpo.trajectory import Trajectory, Turn
 
 __all__ = ["VOID_TURNS", "has_void_turn", "is_void", "is_void_record"]
 

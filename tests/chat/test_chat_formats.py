@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from trl.chat_template_utils import add_response_schema
 
+from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import check_vocabulary, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError, ModelError
@@ -21,7 +22,7 @@ from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.testing.chat_families import template_names, template_text
 from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn, thinking_markers
 from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
-from toolgrpo.trajectory import AttemptStatus, Message, StopReason
+from toolgrpo.trajectory import Message, StopReason
 
 pytestmark = pytest.mark.contract
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from trl.chat_template_utils import add_response_schema
 
+from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.encoding import Guard
 from toolgrpo.chat.format import TemplateFormat
@@ -17,7 +18,6 @@ from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer, trl_tokenizer
 from toolgrpo.testing.chat_families import template_names, template_text
 from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
-from toolgrpo.trajectory import AttemptStatus
 
 pytestmark = pytest.mark.contract
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.unmarked import unmarked_call
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 
 def schema(name: str, required: list[str] | None = None, **properties: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.config_files import given_values, parse_args
 from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
@@ -24,7 +25,7 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"
 TOOLS = "tools_funcs/arithmetic_tools.py"

@@ -10,9 +10,9 @@ from itertools import combinations
 import pytest
 from rich.console import Console
 
+from toolgrpo.calls import AttemptStatus, Call, ToolErrorKind
 from toolgrpo.evaluation.measures import Answered, Difference, Share, given_answer, majority_at_k, pass_at_k
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
-from toolgrpo.trajectory import AttemptStatus, Call, ToolErrorKind
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.evaluation.replaying import calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 ADD = {"add": lambda a, b: str(a + b)}
 

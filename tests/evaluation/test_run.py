@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.evaluation.run import Evaluation, evaluate
@@ -19,7 +20,6 @@ from toolgrpo.rewards import get_reward
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
-from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 ROWS = [{"prompt": f"question {i}", "answer": str(i)} for i in range(3)]
 EVALUATION = Evaluation(

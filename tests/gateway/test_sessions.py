@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.gateway.openai_forms import ChatRequest, Said
 from toolgrpo.gateway.said_turns import as_repeated
 from toolgrpo.gateway.session import Session
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer
-from toolgrpo.trajectory import AttemptStatus, Message, StopReason, Trajectory
+from toolgrpo.trajectory import Message, StopReason, Trajectory
 
 CALL = 'call add {"a": 1, "b": 2}'
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes, lookalike_form
 from toolgrpo.testing.tools import attempt
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 WRITTEN = {
     "markers": '<tool_call>{"name": "add", "arguments": {}}</tool_call>',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import (
     Metric,
@@ -15,7 +16,7 @@ from toolgrpo.observe.metrics import (
     tool_metrics,
 )
 from toolgrpo.rollout.batch import Grade, RolloutBatch, RolloutTimes, Scored
-from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def trajectory(sampled: int, context: int, results: tuple[ToolResult, ...], reason: StopReason) -> Trajectory:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import pytest
 
+from toolgrpo.calls import ToolResult
 from toolgrpo.errors import StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, read_episodes
 from toolgrpo.observe.records import prompt_id, read_vocabulary, row_of
@@ -19,7 +20,7 @@ from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.rollout import RolloutBegan
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.testing import numbered_tokenizer
-from toolgrpo.trajectory import StopReason, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def episode(number: int) -> Trajectory:

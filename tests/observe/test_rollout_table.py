@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.observe.tables import COLUMNS, as_markdown, episode_rows
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 
 def trajectory() -> Trajectory:

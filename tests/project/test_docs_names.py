@@ -11,6 +11,8 @@ import torch
 import trl.trainer.grpo_trainer
 from trl import GRPOConfig, ModelConfig
 
+from toolgrpo.calls import AttemptStatus as Status
+from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
@@ -22,8 +24,7 @@ from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.signal.token_weights import weight_metrics, weights_of_rows
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trajectory import AttemptStatus as Status
-from toolgrpo.trajectory import CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
 GUIDES = (

@@ -14,6 +14,7 @@ SDK = {"mcp"}
 WORKER = TRAINING | SDK | {"numpy", "jsonschema", "httpx", "aiohttp"}  # it has pydantic, to convert arguments
 PLAIN = WORKER | {"pydantic"}  # next to nothing but the standard library
 LIGHT = {
+    "toolgrpo.calls": PLAIN,
     "toolgrpo.trajectory": PLAIN,
     "toolgrpo.errors": PLAIN,
     "toolgrpo.chat": PLAIN,

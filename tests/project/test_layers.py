@@ -21,6 +21,7 @@ LAYERS = (
     {
         "errors",
         "drops",
+        "calls",
         "trajectory",
         "ledger",
         "segments",

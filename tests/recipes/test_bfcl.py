@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import StopReason, ToolErrorKind
+from toolgrpo.trajectory import StopReason
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "bfcl"

@@ -11,9 +11,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.testing.engine import Reply, ScriptedEngine, ScriptedReply
-from toolgrpo.trajectory import StopReason, ToolErrorKind
+from toolgrpo.trajectory import StopReason
 
 __all__ = ["KINDS", "run_with_every_error"]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.report.build import build_report
 from toolgrpo.testing.chromium import Chromium
-from toolgrpo.trajectory import StopReason, ToolErrorKind
+from toolgrpo.trajectory import StopReason
 
 pytestmark = pytest.mark.e2e
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolResult
 from toolgrpo.data.arithmetic import success
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.measures import given_answer
@@ -33,7 +34,7 @@ from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode, encode
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.render import cut, render_result
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 pytestmark = pytest.mark.property
 

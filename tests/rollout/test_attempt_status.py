@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toolgrpo.calls import AttemptStatus
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.tools import load_tools
-from toolgrpo.trajectory import AttemptStatus
 
 MATH = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
 SAID = 'call add {"a": 1, "b": 2}\ncall ad {"a": 1}\ncall add {"a": "one", "b": 2}\ncall add {\ncall'

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import EngineError, FinalEngineError, PluginError
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, run_episode
 from toolgrpo.tools.render import cut
-from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.lock
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import DataError
 from toolgrpo.rollout.row_tools import check_tool_names, offered_tools
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 BOTH = 'call add {"a": 1, "b": 2}\ncall sub {"a": 1, "b": 2}\ncall add {"a": 3, "b": 4}'
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import EngineError, PluginError
 from toolgrpo.rollout import (
@@ -20,7 +21,7 @@ from toolgrpo.rollout import (
     run_rollout,
 )
 from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, scripted_runner
-from toolgrpo.trajectory import StopReason, ToolErrorKind, ToolResult
+from toolgrpo.trajectory import StopReason
 
 CALL = 'call add {"a": 1, "b": 2}'
 

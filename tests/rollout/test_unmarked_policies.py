@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
 from toolgrpo.credit.built_in import call_ok
 from toolgrpo.engines.base import SamplingOptions
@@ -20,7 +21,7 @@ from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutBatch
 from toolgrpo.rollout.batch import Grade
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, trl_tokenizer
 from toolgrpo.testing.chat_samples import LOOK_UP
-from toolgrpo.trajectory import AttemptStatus, StopReason, ToolErrorKind, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void, is_void_record
 
 TOKENIZER = trl_tokenizer("qwen2_5")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.commands.config_files import parse_args
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.metrics import rollout_metrics
@@ -15,7 +16,7 @@ from toolgrpo.signal.penalties import Overlong
 from toolgrpo.signal.shaping import ShapingOptions, loss_mask
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.episodes import run_episode
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 from toolgrpo.void_turns import is_void
 
 

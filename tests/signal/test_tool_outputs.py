@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from toolgrpo import ToolGRPOTrainer
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.chat import resolve_format
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.signal.tool_outputs import ToolOutputOptions, output_mask
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode, tiny_trainer, trl_tokenizer
-from toolgrpo.trajectory import ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.trajectory import Trajectory
 
 TOOLS: dict[str, Callable[..., str | ToolResult]] = {
     "add": lambda a, b: str(a + b),

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import load_tools
-from toolgrpo.trajectory import StopReason, ToolErrorKind
+from toolgrpo.trajectory import StopReason
 
 pytestmark = pytest.mark.e2e
 

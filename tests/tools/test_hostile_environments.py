@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.tools.toolbox import ToolboxSession
-from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 pytestmark = pytest.mark.e2e
 

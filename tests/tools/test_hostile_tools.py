@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
-from toolgrpo.trajectory import ToolErrorKind
 
 pytestmark = pytest.mark.e2e
 

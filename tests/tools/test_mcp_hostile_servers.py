@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.testing.ports import free_port
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
-from toolgrpo.trajectory import ToolErrorKind
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(300)]
 SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "hostile_mcp_server.py")

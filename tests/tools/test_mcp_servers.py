@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.testing.ports import free_port
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.mcp.config_file import read_mcp_config
-from toolgrpo.trajectory import ToolErrorKind
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
 SERVER = str(Path(__file__).parents[1] / "fixtures" / "tools" / "mcp_server.py")

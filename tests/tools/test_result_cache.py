@@ -9,9 +9,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.tools.result_cache import CacheLookup, ResultCache
 from toolgrpo.tools.tool_reply import Reply
-from toolgrpo.trajectory import ToolErrorKind
 
 
 def ask(cache: ResultCache, number: int, reply: Reply | Exception | None) -> CacheLookup:

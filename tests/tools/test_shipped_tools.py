@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.tools import load_tools, run_tool
 from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
-from toolgrpo.trajectory import ToolErrorKind
 
 FOLDER = Path(__file__).parents[2] / "tools_funcs"
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.processes.linux import children
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
-from toolgrpo.trajectory import CallAttempt, ToolErrorKind, ToolResult
 
 TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "process_tools.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

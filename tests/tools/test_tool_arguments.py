@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolgrpo.calls import AttemptStatus
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, names_near, signature_text, signatures_text
 from toolgrpo.tools.bounds import MAX_DEPTH, read_json
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.plugin.schema import function_schema
-from toolgrpo.trajectory import AttemptStatus
 
 
 class Unit(enum.Enum):

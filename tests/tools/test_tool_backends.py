@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind
 
 pytestmark = pytest.mark.contract
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import CallAttempt, ToolErrorKind
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.errors import PluginError
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
@@ -16,7 +17,7 @@ from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.base import AfterTurn
 from toolgrpo.tools.toolbox import ToolboxSession
-from toolgrpo.trajectory import CallAttempt, StopReason, ToolErrorKind
+from toolgrpo.trajectory import StopReason
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, run_tool
-from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "tools"

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.tools import Toolbox, load_tools, run_tool
-from toolgrpo.trajectory import ToolErrorKind
 
 FILE = Path(__file__).parents[1] / "fixtures" / "tools" / "typed_tools.py"
 

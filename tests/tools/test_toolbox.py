@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.observe.metrics import tool_metrics
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 from toolgrpo.tools.call_input import parse_call
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 MATH = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.workers.health import Health
-from toolgrpo.trajectory import ToolErrorKind
 
 TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "wearing_tools.py"
 HONEST = (

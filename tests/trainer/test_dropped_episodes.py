@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from toolgrpo import DropEpisode, ToolGRPOTrainer
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
-from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 pytestmark = pytest.mark.e2e
 

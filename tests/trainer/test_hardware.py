@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from toolgrpo.engines.policy import compute_dtype
-from toolgrpo.trainer.hardware import _line_of, bf16_factor, bf16_line, settled_bf16, trains_on_cpu
+from toolgrpo.trainer.hardware import _line_of, bf16_factor, bf16_line, settled_bf16, settled_cpu, trains_on_cpu
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
@@ -43,6 +43,38 @@ def test_precision(
 def test_fp16_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "fp16")
     assert settled_bf16(False, True, on_cpu=False) is False and os.environ[VARIABLE] == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("environment", "given", "settled"),
+    [
+        ({}, (False, None, False), (False, None)),
+        ({}, (False, None, True), (True, None)),  # Transformers takes bf16 on a CPU from nobody else
+        ({"WORLD_SIZE": "2"}, (False, None, False), (True, None)),  # accelerate makes it gloo
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, (False, None, True), (False, None)),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"}, (False, None, True), (False, "gloo")),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "2"}, (False, "mpi", False), (False, "mpi")),
+    ],
+)
+def test_what_a_cpu_trains_with(
+    environment: dict[str, str],
+    given: tuple[bool, str | None, bool],
+    settled: tuple[bool, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("WORLD_SIZE", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert settled_cpu(*given) == settled
+
+
+def test_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert settled_cpu(False, None, True) == (False, None)
 
 
 def test_the_cpu_may_train_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.observe.recorder import read_episodes
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
-from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 ROWS = [{"prompt": f"q{i}", "answer": str(i)} for i in range(8)]
 

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 from transformers import PrinterCallback, TrainerControl, TrainerState
 
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, WorldError
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.records import iter_steps
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_config, tiny_trainer
-from toolgrpo.trajectory import ToolErrorKind, ToolResult
 
 
 def never_calls(request: SampleRequest, number: int) -> list[int]:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = [
     "BareCalls",

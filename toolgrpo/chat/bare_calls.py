@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.calls import CallAttempt
 from toolgrpo.chat.attempts import BareCalls, CallForm, load_json, unclosed, unreadable
 from toolgrpo.chat.call_bodies import python_calls
 from toolgrpo.chat.objects import is_call, json_attempts
-from toolgrpo.trajectory import CallAttempt
 
 __all__ = ["Objects", "llama_calls", "objects_at_end"]
 

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from toolgrpo.trajectory import CallAttempt, Message
+from toolgrpo.calls import CallAttempt
+from toolgrpo.trajectory import Message
 
 __all__ = ["ChatFormat", "ParsedTurn"]
 

@@ -26,11 +26,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat.encoding import unguarded
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.messages import tool_message
 from toolgrpo.errors import ChatFormatError
-from toolgrpo.trajectory import AttemptStatus, Message
+from toolgrpo.trajectory import Message
 
 __all__ = ["prove", "prove_systems"]
 

@@ -15,10 +15,10 @@ import re
 import warnings
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import CallForm, attempt_from, load_json, malformed, nameless, unreadable
 from toolgrpo.chat.encoding import unguarded
 from toolgrpo.chat.objects import json_attempts
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["deepseek_call", "gemma_object", "mistral_calls", "python_calls"]
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import CallForm, load_json, nameless, unreadable
 from toolgrpo.chat.encoding import is_guarded, unguarded
 from toolgrpo.chat.objects import is_call, json_attempts
 from toolgrpo.chat.transformers_seam import process_field
 from toolgrpo.regex_budget import RegexBudget
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["CallReader"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolgrpo.calls import RUNNABLE, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.trajectory import RUNNABLE, CallAttempt, Message
+from toolgrpo.trajectory import Message
 
 __all__ = ["assistant_message", "tool_message"]
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import CallForm, attempt_from, malformed, nameless
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["is_call", "json_attempts"]
 

@@ -27,13 +27,13 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 
+from toolgrpo.calls import CallAttempt
 from toolgrpo.chat.attempts import CallForm, Marker, Segment, unclosed, unreadable
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_content import CallReader
 from toolgrpo.chat.encoding import Guard, unguarded
 from toolgrpo.chat.transformers_seam import ResponseTemplate
 from toolgrpo.regex_budget import RegexBudget
-from toolgrpo.trajectory import CallAttempt
 
 __all__ = ["CALLS", "CONTENT", "REASONING", "TurnReader"]
 

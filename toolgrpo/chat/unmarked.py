@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import CallForm, load_json
 from toolgrpo.chat.bare_calls import objects_at_end
 from toolgrpo.chat.objects import is_call, json_attempts
 from toolgrpo.tools.arguments import ArgumentChecker
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["POLICIES", "unmarked_call"]
 

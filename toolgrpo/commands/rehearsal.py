@@ -19,21 +19,13 @@ from typing import Any
 
 from datasets import Dataset
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout import RolloutBatch, Scored
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trajectory import (
-    AttemptStatus,
-    CallAttempt,
-    Message,
-    StopReason,
-    ToolErrorKind,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 __all__ = ["rehearse"]
 

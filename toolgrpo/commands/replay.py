@@ -17,6 +17,7 @@ from typing import Any
 
 from trl import ModelConfig
 
+from toolgrpo.calls import ToolResult
 from toolgrpo.chat import resolve_format
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import given_names, parse_args
@@ -37,7 +38,7 @@ from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import load_tokenizer
-from toolgrpo.trajectory import ToolResult, Trajectory
+from toolgrpo.trajectory import Trajectory
 
 __all__ = ["ReplayArguments", "ReplayRun", "parse_replay_arguments"]
 

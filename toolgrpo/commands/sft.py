@@ -12,7 +12,6 @@ Not covered: packing several conversations into one sequence, which TRL does wit
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,7 +45,7 @@ from toolgrpo.sft.carded_trainer import CardedSFTTrainer
 from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
-from toolgrpo.trainer.hardware import bf16_line, settled_bf16, trains_on_cpu
+from toolgrpo.trainer.hardware import bf16_line, settled_bf16, settled_cpu, trains_on_cpu
 from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.trainer import load_tokenizer
 from toolgrpo.trainer.trl_seam import tune_fused_head
@@ -93,14 +92,12 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     logging_steps: float = field(default=1, metadata={"help": "Steps between two entries of the log."})
 
     def __post_init__(self) -> None:
-        if trains_on_cpu(self.use_cpu) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-                self.ddp_backend: str | None = self.ddp_backend or "gloo"
-            else:
-                self.use_cpu: bool = True  # gloo, or each process would train for itself
         if trains_on_cpu(self.use_cpu):
             self.dataloader_pin_memory: bool = False
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        use_cpu, ddp_backend = settled_cpu(self.use_cpu, self.ddp_backend, self.bf16)
+        self.use_cpu: bool = use_cpu
+        self.ddp_backend: str | None = ddp_backend
         for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
             if getattr(self, name):
                 raise ConfigError(

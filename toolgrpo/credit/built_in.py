@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from toolgrpo.calls import RUNNABLE
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
-from toolgrpo.trajectory import RUNNABLE, Trajectory, Turn
+from toolgrpo.trajectory import Trajectory, Turn
 
 __all__ = ["BUILT_IN_TURN_REWARDS", "call_ok", "environment", "gold_call"]
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.rollout import RolloutBatch, RolloutBegan, Rollouts, Scored
@@ -19,7 +20,7 @@ from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider, speaks
-from toolgrpo.trajectory import RUNNABLE, AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 __all__ = ["CallAgain", "SessionAgain", "UserAgain", "calls_again", "episode_again", "first_parting", "rewards_again"]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.table import Table
 
+from toolgrpo.calls import WITHOUT_MARKERS, AttemptStatus, Call
 from toolgrpo.evaluation.measures import Answered, Difference, Share, majority_at_k, pass_at_k
-from toolgrpo.trajectory import WITHOUT_MARKERS, AttemptStatus, Call
 
 __all__ = ["Comparison", "EpisodeFacts", "ModelReport"]
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from toolgrpo.calls import RUNNABLE
 from toolgrpo.evaluation.measures import pass_at_k
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.signal.dead_groups import is_dead
-from toolgrpo.trajectory import RUNNABLE
 
 __all__ = ["Spread", "Untrained", "quantile", "untrained_facts"]
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.chat.user_proof import can_hear_users
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, WorldError
@@ -37,7 +38,7 @@ from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool
 from toolgrpo.tools.workers.pool_records import PoolOptions
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
-from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 if TYPE_CHECKING:
     from toolgrpo.gateway.server import Endpoint

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.messages import tool_message
 from toolgrpo.ledger import Ledger
 from toolgrpo.segments import Segment, first_columns
-from toolgrpo.trajectory import CallAttempt, Message, StopReason, ToolOutput, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
 
 __all__ = ["Line", "Place", "Start", "answer_to", "joined", "results_of"]
 

@@ -29,6 +29,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from toolgrpo.calls import RUNNABLE, CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.messages import assistant_message
 from toolgrpo.chat.unmarked import unmarked_call
@@ -42,16 +43,7 @@ from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, te
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.rollout.tool_contents import content_spans
-from toolgrpo.trajectory import (
-    RUNNABLE,
-    CallAttempt,
-    Message,
-    StopReason,
-    ToolOutput,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
 
 __all__ = ["Session"]
 

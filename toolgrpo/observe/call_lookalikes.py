@@ -14,7 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from toolgrpo.trajectory import AttemptStatus, Trajectory, Turn
+from toolgrpo.calls import AttemptStatus
+from toolgrpo.trajectory import Trajectory, Turn
 
 __all__ = ["FORMS", "count_lookalikes", "lookalike_form"]
 

@@ -17,8 +17,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from toolgrpo.calls import RUNNABLE
 from toolgrpo.plain_text import plain
-from toolgrpo.trajectory import RUNNABLE
 
 __all__ = ["causes_of", "conversation", "episode_table", "group_table", "tokens"]
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from accelerate.utils import gather_object
 
+from toolgrpo.calls import WITHOUT_MARKERS, ToolErrorKind, ToolResult
 from toolgrpo.observe.agent_metrics import agent_metrics
 from toolgrpo.observe.log_reading import NO_NAME, NO_TOOL
 from toolgrpo.observe.metric import Metric, Metrics
@@ -29,7 +30,7 @@ from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 from toolgrpo.signal.dead_groups import is_dead
 from toolgrpo.signal.shaping import Member, Shaping, members_of
-from toolgrpo.trajectory import WITHOUT_MARKERS, StopReason, ToolErrorKind, ToolResult, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void
 
 __all__ = [

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.metrics import Metric, Metrics, tool_called
 from toolgrpo.rollout.limits import EpisodeLimits
-from toolgrpo.trajectory import StopReason, ToolErrorKind, Trajectory
+from toolgrpo.trajectory import StopReason, Trajectory
 
 __all__ = ["WORLD_CAUSES", "failed_by_world", "trouble_metrics"]
 

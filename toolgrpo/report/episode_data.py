@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from toolgrpo.calls import RUNNABLE
 from toolgrpo.observe.records import ids_checksum
-from toolgrpo.trajectory import RUNNABLE
 from toolgrpo.void_turns import is_void_record
 
 __all__ = [

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from toolgrpo.trajectory import Call, Message, Trajectory
+from toolgrpo.calls import Call
+from toolgrpo.trajectory import Message, Trajectory
 
 __all__ = ["Call", "calls", "final_answer", "last_tool_response", "tool_counts"]
 

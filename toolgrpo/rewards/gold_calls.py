@@ -26,9 +26,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.calls import READABLE, CallAttempt
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.assignment import best_total
-from toolgrpo.trajectory import READABLE, CallAttempt, Trajectory
+from toolgrpo.trajectory import Trajectory
 
 __all__ = ["GoldCall", "gold_calls", "listed_calls", "made_calls"]
 

@@ -36,6 +36,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.messages import assistant_message
 from toolgrpo.chat.unmarked import unmarked_call
@@ -51,18 +52,7 @@ from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.rollout.user_turns import User, user_of
 from toolgrpo.tools.base import ToolSession
-from toolgrpo.trajectory import (
-    RUNNABLE,
-    AttemptStatus,
-    CallAttempt,
-    Message,
-    StopReason,
-    ToolErrorKind,
-    ToolOutput,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
 from toolgrpo.void_turns import is_void
 
 if TYPE_CHECKING:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.chat.messages import tool_message
 from toolgrpo.drops import Drop, DropCause
-from toolgrpo.trajectory import CallAttempt, Message, ToolErrorKind, ToolResult
+from toolgrpo.trajectory import Message
 
 __all__ = ["answer_message", "drop_of", "refusal", "with_observation"]
 

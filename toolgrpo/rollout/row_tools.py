@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import DataError
 from toolgrpo.nearest import nearest
 from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession, speaks
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 __all__ = ["check_tool_names", "offered_tools"]
 

@@ -15,8 +15,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, Message
+from toolgrpo.trajectory import Message
 
 __all__ = ["ByteChat", "byte_tokenizer"]
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.messages import tool_message
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, Message
+from toolgrpo.trajectory import Message
 
 __all__ = ["Conversation", "Tally", "random_conversation", "tally"]
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.testing.episodes import cut_into_segments
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, StopReason, ToolErrorKind, ToolResult, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 __all__ = ["KINDS", "record_run"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from toolgrpo.trajectory import CallAttempt, ToolResult
+from toolgrpo.calls import CallAttempt, ToolResult
 
 __all__ = ["TOOL_TIMEOUT_S", "TOOL_WORKERS", "AfterTurn", "ToolProvider", "ToolSession", "speaks"]
 

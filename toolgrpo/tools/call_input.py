@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.tools.bounds import read_json
-from toolgrpo.trajectory import AttemptStatus, CallAttempt
 
 __all__ = ["parse_call"]
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropEpisode, EnvironmentLost
 from toolgrpo.errors import PluginError
 from toolgrpo.processes.wire import pack_objects
@@ -24,7 +25,6 @@ from toolgrpo.tools.plugin.loaded_plugin import EnvironmentSpec
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.pool import WorkerPool
-from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["EnvironmentBackend"]
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropEpisode
 from toolgrpo.tools.backends import StatelessBackend
 from toolgrpo.tools.loop_thread import LoopThread
@@ -23,7 +24,6 @@ from toolgrpo.tools.plugin.plugin_file import LoadedTool
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import UnrenderableResult, describe_exception, render_result
 from toolgrpo.tools.tool_reply import Reply
-from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["InProcessBackend"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toolgrpo.trajectory import ToolErrorKind
+from toolgrpo.calls import ToolErrorKind
 
 __all__ = ["Reply"]
 

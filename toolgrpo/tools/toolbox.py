@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, names_near
 from toolgrpo.tools.backends import BackendSession, ToolBackend
@@ -23,7 +24,6 @@ from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import RenderedText, cut
-from toolgrpo.trajectory import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 
 __all__ = ["Toolbox", "ToolboxSession", "run_tool"]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -34,7 +33,7 @@ from toolgrpo.signal.shaping import ShapingOptions
 from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
-from toolgrpo.trainer.hardware import settled_bf16, trains_on_cpu
+from toolgrpo.trainer.hardware import settled_bf16, settled_cpu, trains_on_cpu
 from toolgrpo.trainer.overlap import OverlapOptions
 from toolgrpo.trainer.profile import ProfileOptions
 from toolgrpo.trainer.prompt_lengths import PromptOptions
@@ -162,9 +161,10 @@ class ToolGRPOConfig(
     )
 
     def __post_init__(self) -> None:
-        if trains_on_cpu(self.use_cpu):
-            self._use_gloo()
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
+        use_cpu, ddp_backend = settled_cpu(self.use_cpu, self.ddp_backend, self.bf16)
+        self.use_cpu: bool = use_cpu
+        self.ddp_backend: str | None = ddp_backend
         self.take_trl_arguments()
         self._check_fields_of_trl()
         own_batch = self.generation_batch_size is None and self.steps_per_generation is None
@@ -208,15 +208,6 @@ class ToolGRPOConfig(
         self.check_shaping()
         self.check_tool_outputs()
         self.check_credit()
-
-    def _use_gloo(self) -> None:
-        """Choose gloo for several processes without a GPU; else each would train for itself."""
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-            return
-        if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-            self.ddp_backend: str | None = self.ddp_backend or "gloo"
-        else:
-            self.use_cpu: bool = True
 
     def _check_fields_of_trl(self) -> None:
         """Refuse what TRL and Transformers take without a word, or divide by zero on."""

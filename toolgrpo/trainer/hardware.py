@@ -12,7 +12,7 @@ import time
 import torch
 from accelerate.utils import parse_flag_from_env
 
-__all__ = ["bf16_factor", "bf16_line", "settled_bf16", "trains_on_cpu"]
+__all__ = ["bf16_factor", "bf16_line", "settled_bf16", "settled_cpu", "trains_on_cpu"]
 
 _PRECISION = "ACCELERATE_MIXED_PRECISION"  # what a launch file said
 _ROWS, _WIDTH = 128, 512  # of a matrix product that takes a millisecond in fp32, and up to ten in an emulated bf16
@@ -36,6 +36,20 @@ def settled_bf16(bf16: bool | None, fp16: bool | None, *, on_cpu: bool) -> bool 
     if bf16 is False and not fp16 and os.environ.get(_PRECISION, "no") != "no":
         os.environ[_PRECISION] = "no"  # Transformers reads the launch file where no flag is true
     return bf16
+
+
+def settled_cpu(use_cpu: bool, ddp_backend: str | None, bf16: bool | None) -> tuple[bool, str | None]:
+    """Return `use_cpu` and `ddp_backend` as TRL shall read them.
+
+    Where the CPU trains, several processes need gloo, or each would train for itself, and
+    Transformers takes bf16 only from who says `use_cpu`. DeepSpeed must not be told.
+    """
+    if not trains_on_cpu(use_cpu):
+        return use_cpu, ddp_backend
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        return use_cpu, ddp_backend or ("gloo" if several else None)
+    return use_cpu or several or bool(bf16), ddp_backend
 
 
 def bf16_line(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -26,13 +26,13 @@ import pydantic
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.mcp.config_file import McpServerConfig
 from toolgrpo.tools.mcp.stdio import MAX_MESSAGE_BYTES, Keepers, ServerOutput, stdio_transport
 from toolgrpo.tools.render import cut, describe_exception
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.output_log import OutputLog
-from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["ConnectionOptions", "McpConnection"]
 

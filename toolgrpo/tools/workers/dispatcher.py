@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
 from toolgrpo.tools.tool_reply import Reply
@@ -41,7 +42,6 @@ from toolgrpo.tools.workers.pool_records import (
     describe_ending,
 )
 from toolgrpo.tools.workers.supervision import Supervision, SupervisionEvents
-from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["Dispatcher"]
 

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropEpisode
 from toolgrpo.processes.linux import children
 from toolgrpo.processes.wire import pack, receive, unpack_objects
@@ -44,7 +45,6 @@ from toolgrpo.tools.plugin.plugin_file import LoadedTool
 from toolgrpo.tools.render import UnrenderableResult, cut, describe_exception, render_result
 from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import Health
-from toolgrpo.trajectory import ToolErrorKind
 
 __all__ = ["Worker", "WorkerLimits"]
 

@@ -1,0 +1,138 @@
+"""One tool call, from the text that the model wrote to what came back.
+
+A format's parser makes a `CallAttempt`, the tools a `ToolResult`; a `Call` is both, as a reader of an episode sees them.
+
+Not covered: how calls are written (`toolgrpo.chat`), how they are run (`toolgrpo.tools`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+__all__ = [
+    "READABLE",
+    "RUNNABLE",
+    "WITHOUT_MARKERS",
+    "AttemptStatus",
+    "Call",
+    "CallAttempt",
+    "ToolErrorKind",
+    "ToolResult",
+]
+
+
+class AttemptStatus(StrEnum):
+    """What became of one tool call that the model tried to write."""
+
+    OK = "ok"
+    INVALID_JSON = "invalid_json"
+    UNCLOSED = "unclosed"
+    MISSING_NAME = "missing_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    UNMARKED = "unmarked"  # without the markers of a call; it has a name and arguments, and is not run
+    ACCEPTED = "accepted"  # the same, and run (`unmarked_calls: accept`)
+
+
+RUNNABLE = frozenset({AttemptStatus.OK, AttemptStatus.ACCEPTED})
+"""Of these calls the tools are asked; all others are answered with what is wrong with them."""
+READABLE = RUNNABLE | {AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS}
+"""These calls stand there as calls, whatever became of them."""
+WITHOUT_MARKERS = frozenset({AttemptStatus.UNMARKED, AttemptStatus.ACCEPTED})
+
+
+class ToolErrorKind(StrEnum):
+    """Why a tool call has no good result."""
+
+    INVALID_JSON = "invalid_json"
+    UNCLOSED = "unclosed"
+    MISSING_NAME = "missing_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    UNMARKED = "unmarked"
+    RAISED = "raised"  # the tool raised an exception
+    TIMEOUT = "timeout"  # the tool overran its deadline
+    DIED = "died"  # the process of the tool went away
+    BAD_RESULT = "bad_result"  # the result could not be rendered as text
+    LIMIT = "limit"  # the episode's budget of calls is used up
+    DROPPED = "dropped"  # the tool raised DropEpisode, which ends the episode
+
+
+@dataclass(frozen=True, slots=True)
+class CallAttempt:
+    """One tool call as the model wrote it, well formed or not."""
+
+    status: AttemptStatus
+    raw: str  # the text between the markers, exactly as decoded
+    name: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    detail: str = ""  # for a malformed attempt: what is wrong, in words a model can learn from
+    call_id: str | None = None  # as the model wrote it, for a family whose results name the call they answer
+
+    def answered(self, result: ToolResult) -> CallAttempt:
+        """Return the same attempt as the tools judged it: a call that they refuse does not stay runnable."""
+        refused = {
+            ToolErrorKind.UNKNOWN_TOOL: AttemptStatus.UNKNOWN_TOOL,
+            ToolErrorKind.BAD_ARGUMENTS: AttemptStatus.BAD_ARGUMENTS,
+        }
+        if self.status not in RUNNABLE or result.error not in refused:
+            return self
+        return replace(self, status=refused[result.error], detail=result.content)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to one call attempt."""
+
+    content: str  # the text the model sees
+    name: str | None = None
+    error: ToolErrorKind | None = None
+    started_s: float = 0.0  # seconds since the episode began
+    duration_s: float = 0.0
+    left_out: int = 0  # characters of the result that were cut out of the text
+    cached: bool = False
+    ends_episode: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def truncated(self) -> bool:
+        return self.left_out > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One tool call as a reader of an episode sees it: the attempt, and what came back.
+
+    `result` is None if the episode ended before the call was answered.
+    """
+
+    turn: int
+    name: str | None
+    arguments: Mapping[str, Any]
+    status: AttemptStatus
+    result: str | None
+    error: ToolErrorKind | None
+    duration_s: float = 0.0
+
+    @classmethod
+    def of(cls, turn: int, attempt: CallAttempt, result: ToolResult | None) -> Call:
+        return cls(
+            turn=turn,
+            name=attempt.name,
+            arguments=attempt.arguments or {},
+            status=attempt.status,
+            result=None if result is None else result.content,
+            error=None if result is None else result.error,
+            duration_s=0.0 if result is None else result.duration_s,
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Well formed, answered, and without an error."""
+        return self.status in RUNNABLE and self.result is not None and self.error is None
