@@ -30,8 +30,6 @@ from toolgrpo.observe.doctor_phrases import (
     world_causes,
 )
 from toolgrpo.observe.log_reading import (
-    NO_NAME,
-    NO_TOOL,
     Log,
     calls_in,
     cut_shares,
@@ -39,6 +37,7 @@ from toolgrpo.observe.log_reading import (
     last_of,
     listed,
     mean_of,
+    named_tools_in,
     percent,
     span_of,
     tools_in,
@@ -205,8 +204,7 @@ def _cut_by_length(logs: Sequence[Log]) -> str | None:
 
 
 def _tool_fails(logs: Sequence[Log]) -> str | None:
-    tools = [name for name in tools_in(logs) if name not in (NO_NAME, NO_TOOL)]  # that is `_broken_calls`
-    worst = max(tools, key=lambda name: share_failed(logs, name), default=None)
+    worst = max(named_tools_in(logs), key=lambda name: share_failed(logs, name), default=None)
     if worst is None or share_failed(logs, worst) < 0.5:
         return None
     return (
@@ -301,7 +299,7 @@ def _void_turns(logs: Sequence[Log]) -> str | None:
 
 def _tool_never_used(logs: Sequence[Log]) -> str | None:
     calls = calls_in(logs)
-    unused = [name for name in tools_in(logs) if not total_of(logs, f"tools/{name}/calls")]
+    unused = [name for name in named_tools_in(logs) if not total_of(logs, f"tools/{name}/calls")]
     if not unused or calls < 50:
         return None
     names = ", ".join(sorted(unused)[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")

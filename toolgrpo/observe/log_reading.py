@@ -17,6 +17,7 @@ __all__ = [
     "last_of",
     "listed",
     "mean_of",
+    "named_tools_in",
     "percent",
     "span_of",
     "tools_in",
@@ -58,6 +59,11 @@ def tools_in(logs: Sequence[Log]) -> list[str]:
     """Return the tools that are offered or were called, by the names in the metrics."""
     names = {name for log in logs for name in log if name.startswith("tools/") and name.endswith("/calls")}
     return sorted(name.removeprefix("tools/").removesuffix("/calls") for name in names)
+
+
+def named_tools_in(logs: Sequence[Log]) -> list[str]:
+    """Return those of them that there are: calls of no tool, or of one that is made up, are another matter."""
+    return [name for name in tools_in(logs) if name not in (NO_NAME, NO_TOOL)]
 
 
 def calls_in(logs: Sequence[Log]) -> float:

@@ -2,7 +2,8 @@
 the model writes where it should call a tool.
 
 `docs/training_issues.md` says what is healthy, `doctor.py` says it of a run. Every name is there in
-every batch, so that a mean over several of them is one.
+every batch, so that a mean over several of them is one; but of more than `EACH_TOOL` tools only
+those have metrics that were called.
 
 Not covered: metrics that need no knowledge of the run's tools and limits (`metrics.py`).
 """
@@ -13,12 +14,15 @@ from collections.abc import Sequence
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
+from toolgrpo.observe.log_reading import NO_TOOL
 from toolgrpo.observe.metrics import Metric, Metrics, tool_called
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.trajectory import StopReason, Trajectory
 
-__all__ = ["WORLD_CAUSES", "failed_by_world", "trouble_metrics"]
+__all__ = ["EACH_TOOL", "WORLD_CAUSES", "failed_by_world", "trouble_metrics"]
 
+EACH_TOOL = 32
+"""Of so many tools each has metrics in every batch; a catalogue of hundreds would bury all others."""
 WORLD_CAUSES = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
 
 
@@ -36,7 +40,7 @@ def trouble_metrics(trajectories: Sequence[Trajectory], tools: Sequence[str], li
         return metrics
     results = [result for trajectory in trajectories for result in trajectory.results]
     like_calls = count_lookalikes(trajectories, tools)
-    for name in tools:
+    for name in tools if len(tools) <= EACH_TOOL else (NO_TOOL,):
         own = [result for result in results if tool_called(result) == name]
         metrics[f"tools/{name}/calls"] = Metric(float(len(own)), sum)
         metrics[f"tools/{name}/failures"] = Metric(float(sum(not result.ok for result in own)), sum)
