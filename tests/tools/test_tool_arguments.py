@@ -148,6 +148,8 @@ def test_many_signatures_stand_below_each_other() -> None:
     usage = signature_text("f", schema["function"]["parameters"])
     assert signatures_text([]) == "" and signatures_text([schema]) == usage
     assert signatures_text([schema] * 9, indent="  ") == ",\n  ".join([usage] * 9)
+    shown = signatures_text([schema] * 400).split(",\n")
+    assert shown[0] == usage and len(shown) < 30 and shown[-1] == f"and {401 - len(shown)} more"
 
 
 def nested(depth: int) -> Any:

@@ -43,6 +43,7 @@ from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
 __all__ = ["CheckArguments", "CheckRun", "parse_check_arguments"]
 
+_NAMES_SHOWN = 24
 _ROWS_LOOKED_AT = 200  # of gold answers
 
 
@@ -168,9 +169,9 @@ class CheckRun:
             self.report.passed("tools", "none")
             return
         mute = [schema["function"]["name"] for schema in tools.schemas if not schema["function"].get("description")]
-        said = ", ".join(tools.names)
+        said = _some(tools.names)
         if mute:
-            self.report.warned("tools", f"{said}; without a description: {', '.join(mute)}", "Write docstrings")
+            self.report.warned("tools", f"{said}; without a description: {_some(mute)}", "Write docstrings")
         else:
             self.report.passed("tools", said, tools=tools.names)
 
@@ -246,3 +247,8 @@ class CheckRun:
         self.report.passed("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
         self._draws.estimate_memory(trainer)
         return trainer
+
+
+def _some(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else []
+    return ", ".join([*names[:_NAMES_SHOWN], *more])

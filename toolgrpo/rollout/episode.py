@@ -278,6 +278,7 @@ class _EpisodeRun:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""
         if self.shared.unmarked_calls == "ignore" or self.tools is None or parsed.attempts or not parsed.closed:
             return parsed
+        # A model that writes a call with its markers and then without quotes it; one that never has markers calls again.
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
         form = None if self.shared.unmarked_calls == "accept" else self.shared.chat.call_text
         found = unmarked_call(parsed.content, self.tools.schemas, form=form, made=made)

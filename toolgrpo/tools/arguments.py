@@ -24,6 +24,7 @@ __all__ = ["ArgumentChecker", "Checked", "names_near", "signature_text", "signat
 
 _MAX_COMPLAINTS = 3
 _MAX_USAGE_CHARS = 500
+_MAX_SIGNATURES = 24
 _ONE_LINE_CHARS = 240  # signatures that are longer together stand on a line each
 
 
@@ -108,9 +109,15 @@ def signature_text(name: str, parameters: Mapping[str, Any]) -> str:
 
 
 def signatures_text(schemas: Iterable[Mapping[str, Any]], indent: str = "") -> str:
-    """Return how to call these tools: side by side, or one below the other where that would be long."""
+    """Return how to call these tools: side by side, or one below the other where that would be long.
+
+    Of a large catalogue the first ones, and how many more there are.
+    """
     functions = [schema["function"] for schema in schemas]
-    texts = [signature_text(function["name"], function.get("parameters") or {}) for function in functions]
+    shown = functions[:_MAX_SIGNATURES]
+    texts = [signature_text(function["name"], function.get("parameters") or {}) for function in shown]
+    if len(functions) > len(shown):
+        texts.append(f"and {len(functions) - len(shown)} more")
     return (", " if sum(map(len, texts)) <= _ONE_LINE_CHARS else f",\n{indent}").join(texts)
 
 
