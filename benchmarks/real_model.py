@@ -31,11 +31,13 @@ from _whole_step_learning import difference
 NAME = "real_model"
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG, SHOWN_BY = "recipes/configs/smollm2_135m.yaml", "recipes/configs/sft/smollm2_135m.yaml"
-OF_THE_RECIPE = (CONFIG, SHOWN_BY, "recipes/data/arithmetic_examples.jsonl")
+EXAMPLES = "recipes/data/arithmetic_examples.jsonl"
+OF_THE_RECIPE = (CONFIG, SHOWN_BY, EXAMPLES)
 WORK = ROOT / "outputs" / NAME
 TIME_LIMIT_S = 4 * 3600
 SEEDS = (42, 1, 2)
-QUICK = ("--max_steps", "2", "--per_device_train_batch_size", "16", "--eval_questions", "16")
+TWO_STEPS = ("--max_steps", "2", "--per_device_train_batch_size", "16")
+QUICK = (*TWO_STEPS, "--eval_questions", "16")
 WAYS = ("greedy", "sampled")
 
 

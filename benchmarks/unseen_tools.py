@@ -3,6 +3,7 @@
     python benchmarks/unseen_tools.py                                  # nano in every way, seed 42: an hour on two cores
     python benchmarks/unseen_tools.py --ways base own --seeds 42 1 2   # some of them
     python benchmarks/unseen_tools.py --ways smollm2_shown smollm2 --seeds 1
+    python benchmarks/unseen_tools.py --ways smollm2_more_shown smollm2_many_shown smollm2_many
     python benchmarks/unseen_tools.py --quick                          # two steps each, 16 questions
 
 Models are trained in several ways, and each result is asked 240 questions (SmolLM2: 120) with tools of each of six kinds
@@ -22,6 +23,10 @@ Models are trained in several ways, and each result is asked 240 questions (Smol
     smollm2_shown, smollm2
                a real language model after its 96 worked questions, and after GRPO, with the embedded job's tools alone
                (`real_model.py`, whose models are used if they are there)
+    smollm2_more_shown
+               the same shown 192 more worked questions, of its four tools
+    smollm2_many_shown, smollm2_many
+               shown 192 more of 400 invented tools instead, and after GRPO on questions for those
 
 Questions for tools of other operations name their tool ("Find the remainder of 17 and 5."). Models are kept in --work and
 used again. Writes benchmarks/results/unseen_tools.json after each model.
@@ -41,15 +46,28 @@ from pathlib import Path
 from typing import Any
 
 import real_model
+import yaml
 from _reporting import STAMP, progress, result_file, save
 from _rows import Figure, Row
-from _tool_families import conversations, in_files, invented, questions, sets_of_names, suites, synonyms, write
+from _tool_families import (
+    conversations,
+    in_files,
+    invented,
+    questions,
+    sets_of_names,
+    suites,
+    synonyms,
+    write,
+)
+
+from toolgrpo.models.nano.toolsets import CANONICAL
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "toolgrpo")
 CONFIG = "recipes/configs/nano.yaml"
 LIMIT_S = real_model.TIME_LIMIT_S
 N_FEW, N_MANY = 8, 400
+N_SHOWN = 192  # more, to SmolLM2
 N_CONVERSATIONS = 6000
 Sizes = dict[str, int]
 WHOLE: Sizes = {"questions": 240, "steps": 110, "conversations": N_CONVERSATIONS, "batch": 64}
@@ -94,20 +112,31 @@ def names(work: Path, seed: int, sizes: Sizes) -> str:
     )
 
 
+def schemas_of(plugin: Path) -> dict[str, Any]:
+    """What a tools file tells a model, by tool."""
+    from toolgrpo.tools import load_tools
+
+    with load_tools(str(plugin)) as toolbox:
+        return dict(zip(toolbox.names, toolbox.schemas, strict=True))
+
+
+def in_order_of(seed: int, rows: list[dict[str, Any]], data: Path) -> Path:
+    """Write conversations, shuffled."""
+    random.Random(seed).shuffle(rows)
+    data.parent.mkdir(parents=True, exist_ok=True)
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return data
+
+
 def warmed(n_tools: int) -> Callable[[Path, int, Sizes], str]:
     def warm(work: Path, seed: int, sizes: Sizes) -> str:
         """Two thirds are questions for invented tools, a third are nano's own, without its bad habits."""
-        from toolgrpo.tools import load_tools
-
         tools = invented(n_tools, seed)
         rows = questions(tools, sizes["conversations"] * 2 // 3, f"warm {seed}")
         plugin, _ = write(work / "data", f"invented-{n_tools}-{seed}", tools, rows)
-        with load_tools(str(plugin)) as toolbox:
-            schemas = dict(zip(toolbox.names, toolbox.schemas, strict=True))
-        taught = conversations(tools, rows, schemas) + demonstrations(sizes["conversations"] // 3, seed)
-        random.Random(seed).shuffle(taught)
-        data, folder = work / "data" / f"warm-{n_tools}-{seed}.jsonl", work / f"warm-{n_tools}-{seed}"
-        data.write_text("".join(json.dumps(row) + "\n" for row in taught))
+        taught = conversations(tools, rows, schemas_of(plugin)) + demonstrations(sizes["conversations"] // 3, seed)
+        data = in_order_of(seed, taught, work / "data" / f"warm-{n_tools}-{seed}.jsonl")
+        folder = work / f"warm-{n_tools}-{seed}"
         run(
             *("sft", "--model_name_or_path", "nano", "--dataset_id_or_path", data, "--output_dir", folder),
             *("--batch_size", "16", "--num_train_epochs", "1", "--seed", str(seed), "--save_strategy", "no"),
@@ -140,11 +169,15 @@ def demonstrations(n: int, seed: int) -> list[dict[str, Any]]:
     return made
 
 
-def wide(work: Path, seed: int, sizes: Sizes) -> str:
+def many(work: Path, seed: int) -> tuple[Path, Path]:
+    """Many tools, and questions for them."""
     tools = invented(N_MANY, seed)
-    rows = questions(tools, 2000, f"reinforced {seed}")
-    files = write(work / "data", f"wide-{seed}", tools, rows)
-    return train(model_of(f"warm_{N_MANY}", work, seed, sizes), *files, work / f"wide-{seed}", seed, sizes)
+    return write(work / "data", f"wide-{seed}", tools, questions(tools, 2000, f"reinforced {seed}"))
+
+
+def wide(work: Path, seed: int, sizes: Sizes) -> str:
+    model = model_of(f"warm_{N_MANY}", work, seed, sizes)
+    return train(model, *many(work, seed), work / f"wide-{seed}", seed, sizes)
 
 
 def smollm2_shown(work: Path, seed: int, sizes: Sizes) -> str:
@@ -155,6 +188,59 @@ def smollm2(work: Path, seed: int, sizes: Sizes) -> str:
     quick = sizes == QUICK
     folder = real_model.kept_in(quick) / f"seed{seed}"
     real_model.trained(Path(smollm2_shown(work, seed, sizes)), seed, folder, quick)
+    return str(folder)
+
+
+def shown_more(name: str, more: Callable[[Path, int], list[dict[str, Any]]]) -> Callable[[Path, int, Sizes], str]:
+    """Show SmolLM2 the recipe's worked questions and more of them, each once, in any order."""
+
+    def shown(work: Path, seed: int, sizes: Sizes) -> str:
+        folder, data = work / f"{name}-{seed}", work / "data"
+        recipe = yaml.safe_load((ROOT / real_model.SHOWN_BY).read_text())
+        own = [tool.schema for tool in CANONICAL]
+        of_the_recipe = [json.loads(line) for line in (ROOT / real_model.EXAMPLES).read_text().splitlines()]
+        taught = list(map(without_thoughts, more(data, seed))) + [{**row, "tools": own} for row in of_the_recipe]
+        rows, config = in_order_of(seed, taught, data / f"{name}-{seed}.jsonl"), data / f"{name}.yaml"
+        config.write_text(yaml.safe_dump({**recipe, "data": {"dataset_id_or_path": str(rows)}}))
+        steps = 2 if sizes == QUICK else len(taught) // recipe["training"]["batch_size"]
+        run("sft", "--config", config, "--output_dir", folder, "--max_steps", str(steps), "--seed", str(seed))
+        return str(folder)
+
+    return shown
+
+
+def of_its_own(data: Path, seed: int) -> list[dict[str, Any]]:
+    from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
+
+    rng = random.Random(seed)
+    problems = [draw_training_problem(rng, 1 + number % 3) for number in range(N_SHOWN)]
+    return [
+        {"messages": demonstrate(one, CANONICAL, rng, None), "tools": [t.schema for t in CANONICAL]} for one in problems
+    ]
+
+
+def of_many(data: Path, seed: int) -> list[dict[str, Any]]:
+    tools = invented(N_MANY, seed)
+    asked = questions(tools, N_SHOWN, f"shown {seed}")
+    plugin, _ = write(data, f"shown-{seed}", tools, asked)
+    return conversations(tools, asked, schemas_of(plugin))
+
+
+def without_thoughts(row: dict[str, Any]) -> dict[str, Any]:
+    """Nano names its tool before it calls; a model that does not is not taught to."""
+    spoken = [{key: said for key, said in one.items() if key != "reasoning_content"} for one in row["messages"]]
+    return {**row, "messages": spoken}
+
+
+def smollm2_many(work: Path, seed: int, sizes: Sizes) -> str:
+    model = model_of("smollm2_many_shown", work, 0, sizes)
+    plugin, rows = many(work, 0)
+    folder = work / f"smollm2_many-{seed}"
+    run(
+        *("train", "--config", real_model.CONFIG, "--model_name_or_path", model, "--output_dir", folder),
+        *("--tools_script", plugin, "--dataset_id_or_path", rows, "--eval_questions", "0", "--seed", str(seed)),
+        *(real_model.TWO_STEPS if sizes == QUICK else ()),
+    )
     return str(folder)
 
 
@@ -169,8 +255,8 @@ class Way:
     part: int = 1  # of the questions, one in so many
 
     @classmethod
-    def of_smollm2(cls, make: Callable[[Path, int, Sizes], str]) -> Way:
-        return cls(make, base="smollm2_shown", config=real_model.CONFIG, asking=(), part=2)
+    def of_smollm2(cls, make: Callable[[Path, int, Sizes], str], base: str = "smollm2_shown") -> Way:
+        return cls(make, base, config=real_model.CONFIG, asking=(), part=2)
 
 
 WAYS = {
@@ -182,6 +268,9 @@ WAYS = {
     "wide": Way(wide),
     "smollm2_shown": Way.of_smollm2(smollm2_shown),
     "smollm2": Way.of_smollm2(smollm2),
+    "smollm2_more_shown": Way.of_smollm2(shown_more("smollm2_more_shown", of_its_own), base="smollm2_more_shown"),
+    "smollm2_many_shown": Way.of_smollm2(shown_more("smollm2_many_shown", of_many), base="smollm2_many_shown"),
+    "smollm2_many": Way.of_smollm2(smollm2_many, base="smollm2_many_shown"),
 }
 OF_NANO = [name for name, way in WAYS.items() if way.config == CONFIG]  # they need no further package
 UNTRAINED = {way.base for way in WAYS.values()}  # no seed changes them
