@@ -67,6 +67,7 @@ COMMAND = (sys.executable, "-m", "toolgrpo")
 CONFIG = "recipes/configs/nano.yaml"
 LIMIT_S = real_model.TIME_LIMIT_S
 N_FEW, N_MANY = 8, 400
+OWN = [tool.schema for tool in CANONICAL]
 N_SHOWN = 192  # more, to SmolLM2
 N_CONVERSATIONS = 6000
 Sizes = dict[str, int]
@@ -120,8 +121,8 @@ def schemas_of(plugin: Path) -> dict[str, Any]:
         return dict(zip(toolbox.names, toolbox.schemas, strict=True))
 
 
-def in_order_of(seed: int, rows: list[dict[str, Any]], data: Path) -> Path:
-    """Write conversations, shuffled."""
+def shuffled_into(data: Path, rows: list[dict[str, Any]], seed: int) -> Path:
+    rows = list(rows)
     random.Random(seed).shuffle(rows)
     data.parent.mkdir(parents=True, exist_ok=True)
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -135,7 +136,7 @@ def warmed(n_tools: int) -> Callable[[Path, int, Sizes], str]:
         rows = questions(tools, sizes["conversations"] * 2 // 3, f"warm {seed}")
         plugin, _ = write(work / "data", f"invented-{n_tools}-{seed}", tools, rows)
         taught = conversations(tools, rows, schemas_of(plugin)) + demonstrations(sizes["conversations"] // 3, seed)
-        data = in_order_of(seed, taught, work / "data" / f"warm-{n_tools}-{seed}.jsonl")
+        data = shuffled_into(work / "data" / f"warm-{n_tools}-{seed}.jsonl", taught, seed)
         folder = work / f"warm-{n_tools}-{seed}"
         run(
             *("sft", "--model_name_or_path", "nano", "--dataset_id_or_path", data, "--output_dir", folder),
@@ -197,10 +198,9 @@ def shown_more(name: str, more: Callable[[Path, int], list[dict[str, Any]]]) -> 
     def shown(work: Path, seed: int, sizes: Sizes) -> str:
         folder, data = work / f"{name}-{seed}", work / "data"
         recipe = yaml.safe_load((ROOT / real_model.SHOWN_BY).read_text())
-        own = [tool.schema for tool in CANONICAL]
         of_the_recipe = [json.loads(line) for line in (ROOT / real_model.EXAMPLES).read_text().splitlines()]
-        taught = list(map(without_thoughts, more(data, seed))) + [{**row, "tools": own} for row in of_the_recipe]
-        rows, config = in_order_of(seed, taught, data / f"{name}-{seed}.jsonl"), data / f"{name}.yaml"
+        taught = list(map(without_thoughts, more(data, seed))) + [{**row, "tools": OWN} for row in of_the_recipe]
+        rows, config = shuffled_into(data / f"{name}-{seed}.jsonl", taught, seed), data / f"{name}.yaml"
         config.write_text(yaml.safe_dump({**recipe, "data": {"dataset_id_or_path": str(rows)}}))
         steps = 2 if sizes == QUICK else len(taught) // recipe["training"]["batch_size"]
         run("sft", "--config", config, "--output_dir", folder, "--max_steps", str(steps), "--seed", str(seed))
@@ -214,9 +214,7 @@ def of_its_own(data: Path, seed: int) -> list[dict[str, Any]]:
 
     rng = random.Random(seed)
     problems = [draw_training_problem(rng, 1 + number % 3) for number in range(N_SHOWN)]
-    return [
-        {"messages": demonstrate(one, CANONICAL, rng, None), "tools": [t.schema for t in CANONICAL]} for one in problems
-    ]
+    return [{"messages": demonstrate(one, CANONICAL, rng, None), "tools": OWN} for one in problems]
 
 
 def of_many(data: Path, seed: int) -> list[dict[str, Any]]:

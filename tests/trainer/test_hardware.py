@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from toolgrpo.engines.policy import compute_dtype
+from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import _line_of, bf16_factor, bf16_line, settled_bf16, settled_cpu, trains_on_cpu
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
@@ -68,6 +70,14 @@ def test_what_a_cpu_trains_with(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert settled_cpu(*given) == settled
+
+
+def test_bf16_is_taken_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("WORLD_SIZE", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    config = ToolGRPOConfig(str(tmp_path), bf16=True)
+    assert config.bf16 and config.use_cpu
 
 
 def test_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
