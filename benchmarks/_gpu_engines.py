@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from _gpu_place import Figure, Place, model_of_shape
 
+from tests.support.ports import free_port
+from tests.support.vllm_process import VLLMServerProcess
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.data import load_tasks
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
@@ -21,8 +23,6 @@ from toolgrpo.engines.server_weights import choose_weight_route
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.models.nano import ensure_nano
-from toolgrpo.testing.ports import free_port
-from toolgrpo.testing.vllm_process import VLLMServerProcess
 
 __all__ = ["difference", "nccl", "sleep", "steps"]
 

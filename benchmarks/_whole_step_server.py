@@ -28,7 +28,7 @@ def plan(asked: Asked) -> list[dict[str, Any]]:
 
 
 def measure(of: dict[str, Any]) -> dict[str, Any]:
-    from toolgrpo.testing.vllm_process import VLLMServerProcess
+    from tests.support.vllm_process import VLLMServerProcess
 
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

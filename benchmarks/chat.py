@@ -27,11 +27,11 @@ from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.chat_families import trl_tokenizer
+from tests.support.chat_samples import LOOK_UP, calling, printed_turn
+from tests.support.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.chat import ChatFormat, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.testing import trl_tokenizer
-from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
-from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.trajectory import Message
 
 TOKENIZERS = Path(__file__).parents[2] / "shared" / "tokenizers"

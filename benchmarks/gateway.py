@@ -94,7 +94,7 @@ def talks(tokenizer: Any, n_calls: int, padding: int = 0) -> Callable[[Any, int]
 
 
 def measure_request(quick: bool) -> dict[str, Any]:
-    from toolgrpo.testing.gateway import visit
+    from tests.support.gateway import visit
 
     tokenizer, chat = nano()
     n, turns = (20, 8) if quick else (200, 8)
@@ -169,7 +169,7 @@ def measure_at_once(quick: bool) -> dict[str, Any]:
 
 
 def measure_drift(quick: bool) -> dict[str, Any]:
-    from toolgrpo.testing.gateway import visit
+    from tests.support.gateway import visit
 
     tokenizer, chat = nano()
     wanted = 10_000 if quick else 100_000

@@ -171,7 +171,7 @@ def built(folder: Path) -> dict[str, float]:
 
 
 def in_browser(page: Path) -> dict[str, float] | None:
-    from toolgrpo.testing.chromium import Chromium, find_chromium
+    from tests.support.chromium import Chromium, find_chromium
 
     if find_chromium() is None:
         return None

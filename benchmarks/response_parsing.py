@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils.chat_parsing import parse_response
 
+from tests.support.chat_families import trl_tokenizer
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.response_template import response_template_of
-from toolgrpo.testing import trl_tokenizer
 
 LONGEST = 128_000
 ENOUGH_S = 0.5

@@ -39,7 +39,7 @@ def tiny_qwen3() -> Any:
 def vllm_server(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A `vllm serve` of `tiny_qwen3(0)` on the CPU, in a process of its own."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    from toolgrpo.testing.vllm_process import VLLMServerProcess
+    from tests.support.vllm_process import VLLMServerProcess
 
     folder: Path = tmp_path_factory.mktemp("tiny-qwen3")
     tiny_qwen3(0).save_pretrained(folder)

@@ -12,14 +12,14 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
+from tests.support.chat_families import trl_tokenizer
+from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import family_templates, resolve_format, tool_message
 from toolgrpo.chat.encoding import Guard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
 from toolgrpo.chat.turn_reader import TurnReader
-from toolgrpo.testing import trl_tokenizer
-from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
 
 pytestmark = pytest.mark.contract
 

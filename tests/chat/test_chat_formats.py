@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from trl.chat_template_utils import add_response_schema
 
+from tests.support.chat_families import template_names, template_text, trl_tokenizer
+from tests.support.chat_samples import LOOK_UP, calling, printed_turn, thinking_markers
+from tests.support.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import check_vocabulary, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError, ModelError
 from toolgrpo.ledger import Ledger
 from toolgrpo.models.nano.tokenizer import build_tokenizer
-from toolgrpo.testing import byte_tokenizer, trl_tokenizer
-from toolgrpo.testing.chat_families import template_names, template_text
-from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn, thinking_markers
-from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
+from toolgrpo.testing import byte_tokenizer
 from toolgrpo.trajectory import Message, StopReason
 
 pytestmark = pytest.mark.contract

@@ -17,14 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.chat_families import template_names, template_text, trl_tokenizer
+from tests.support.chat_samples import LOOK_UP, calling
+from tests.support.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.message_shapes import tools_as_text, with_objects
 from toolgrpo.ledger import Ledger
-from toolgrpo.testing import trl_tokenizer
-from toolgrpo.testing.chat_families import template_names, template_text
-from toolgrpo.testing.chat_samples import LOOK_UP, calling
-from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.trajectory import Message, StopReason
 
 pytestmark = pytest.mark.property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.chat_samples import LOOK_UP, calling
 from toolgrpo.chat.message_shapes import one_call_each, results_inside, tools_as_text, with_objects
-from toolgrpo.testing.chat_samples import LOOK_UP, calling
 
 QUESTION = {"role": "user", "content": "q"}
 SYSTEM = {"role": "system", "content": "Be brief."}

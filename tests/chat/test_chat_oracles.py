@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from trl.chat_template_utils import add_response_schema, parse_response
 
+from tests.support.chat_families import template_names, trl_tokenizer
+from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.testing import trl_tokenizer
-from toolgrpo.testing.chat_families import template_names
-from toolgrpo.testing.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.trajectory import Message
 
 pytestmark = pytest.mark.contract

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.real_tokenizers import NotAtHand, real_tokenizer
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.testing.real_tokenizers import NotAtHand, real_tokenizer
 
 pytestmark = pytest.mark.property
 

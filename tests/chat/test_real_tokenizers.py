@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.fetched_tokenizers import CASES, cache_folder, fetched_tokenizer, llama_cpp_templates
+from tests.support.random_conversations import tally
+from tests.support.real_tokenizers import NotAtHand
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.testing import byte_tokenizer
-from toolgrpo.testing.fetched_tokenizers import CASES, cache_folder, fetched_tokenizer, llama_cpp_templates
-from toolgrpo.testing.random_conversations import tally
-from toolgrpo.testing.real_tokenizers import NotAtHand
 
 pytestmark = pytest.mark.property
 

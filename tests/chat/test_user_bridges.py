@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.chat_families import template_names, trl_tokenizer
+from tests.support.chat_samples import LOOK_UP
 from toolgrpo.chat import prove_rows, resolve_format
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.raw_text import RawText
 from toolgrpo.chat.user_proof import can_hear_users
 from toolgrpo.errors import ChatFormatError
-from toolgrpo.testing import byte_tokenizer, trl_tokenizer
-from toolgrpo.testing.chat_families import template_names
-from toolgrpo.testing.chat_samples import LOOK_UP
+from toolgrpo.testing import byte_tokenizer
 from toolgrpo.trajectory import Message
 
 pytestmark = pytest.mark.contract

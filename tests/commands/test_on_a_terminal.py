@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.testing.pseudo_terminal import WIDTH, on_terminal, screen_of
+from tests.support.pseudo_terminal import WIDTH, on_terminal, screen_of
 
 TRAIN = """
 import sys, warnings

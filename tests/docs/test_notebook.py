@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-from toolgrpo.testing.notebook_kernel import NotebookKernel
+from tests.support.notebook_kernel import NotebookKernel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 

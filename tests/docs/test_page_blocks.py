@@ -1,6 +1,6 @@
 """Every block of README.md, docs and recipes' page does what it says, run in order in an empty folder.
 
-The notation of the comments before blocks is in `toolgrpo/testing/page_blocks.py`.
+The notation of the comments before blocks is in `tests/support/page_blocks.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import pytest
 import yaml
 from trl import ModelConfig
 
+from tests.support.page_blocks import SHELL, Block, commands_of, page_blocks
+from tests.support.page_rooms import PythonRoom, run_command
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.check import CheckArguments
 from toolgrpo.commands.config_files import ALIASES
@@ -25,8 +27,6 @@ from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.commands.main import COMMANDS
 from toolgrpo.commands.replay import ReplayArguments
 from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
-from toolgrpo.testing.page_blocks import SHELL, Block, commands_of, page_blocks
-from toolgrpo.testing.page_rooms import PythonRoom, run_command
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
-from toolgrpo.testing.page_blocks import page_blocks
-from toolgrpo.testing.ports import free_port
+from tests.support.page_blocks import page_blocks
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 

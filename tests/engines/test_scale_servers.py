@@ -75,7 +75,7 @@ def test_rollouts_of_two_processes_go_on_while_their_server_is_given_weights(
 
 @pytest.mark.slow
 def test_an_adapter_alone_reaches_the_server(train_tiny: ModuleType, tiny_qwen3: Any, tmp_path: Path) -> None:
-    from toolgrpo.testing.vllm_process import VLLMServerProcess
+    from tests.support.vllm_process import VLLMServerProcess
 
     tiny_qwen3(0).save_pretrained(tmp_path / "model")
     extra = ["--enable-lora", "--max-lora-rank", "8"]

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 
+from tests.support.ports import free_port
 from toolgrpo.engines import server_update
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights
@@ -22,7 +23,6 @@ from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import FinalEngineError
 from toolgrpo.testing.engine import sample_in_turn
-from toolgrpo.testing.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(1500)]
 
@@ -179,7 +179,7 @@ def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
 def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3: Any, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    from toolgrpo.testing.vllm_process import VLLMServerProcess
+    from tests.support.vllm_process import VLLMServerProcess
 
     base: Path = tmp_path / "base"
     tiny_qwen3(0).save_pretrained(base)
@@ -216,7 +216,7 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
 ) -> None:
     from vllm.distributed.weight_transfer import nccl_engine
 
-    from toolgrpo.testing.vllm_process import VLLMServerProcess
+    from tests.support.vllm_process import VLLMServerProcess
 
     meet = nccl_engine.open_trainer_endpoint
 
@@ -231,7 +231,7 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(server_update, "_CHUNK_BYTES", 50_000)
     tiny_qwen3(0).save_pretrained(tmp_path / "model")
-    extra = ["--worker-extension-cls", "toolgrpo.testing.vllm_store_transfer.StoreTransferWorker"]
+    extra = ["--worker-extension-cls", "tests.support.vllm_store_transfer.StoreTransferWorker"]
     extra += ["--weight-transfer-config", '{"backend": "nccl_over_store"}']
     with VLLMServerProcess(tmp_path / "model", max_model_len=128, ready_timeout_s=900, extra_args=extra) as server:
         assert ServerControl(server.url).weight_transfer == "nccl_over_store"

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.ports import free_port
 from toolgrpo.engines import server_transfer, server_update, vllm_http
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, first_free_port
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
-from toolgrpo.testing.ports import free_port
 from toolgrpo.testing.vllm_stand_in import Body, StandInVLLM
 
 pytest.importorskip("vllm", reason="vLLM is not installed")

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.support.gateway import visit
 from toolgrpo.drops import DropCause
 from toolgrpo.errors import EngineError
 from toolgrpo.gateway.server import Endpoint
 from toolgrpo.gateway.session import Session
 from toolgrpo.rollout import Episode
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
-from toolgrpo.testing.gateway import visit
 from toolgrpo.trajectory import StopReason
 
 QUESTION = {"role": "user", "content": "q"}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.gateway import visit
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.gateway.agents import load_agent
 from toolgrpo.rollout import Episode
 from toolgrpo.rollout.scheduler import run_rollout
 from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
-from toolgrpo.testing.gateway import visit
 
 pytestmark = pytest.mark.e2e
 RECIPES = Path(__file__).parents[2] / "recipes" / "agents"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.gateway import visit
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools, run_episode
-from toolgrpo.testing.gateway import visit
 
 openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.contract

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.support.mini_nano import MINI_NANO
 from toolgrpo.errors import ModelError
 from toolgrpo.models.nano import ensure_nano, nano_path
-from toolgrpo.testing.mini_nano import MINI_NANO
 
 MINI = replace(MINI_NANO, phases=(replace(MINI_NANO.phases[0], steps=2),))
 pytestmark = pytest.mark.timeout(900)

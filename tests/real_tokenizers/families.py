@@ -14,11 +14,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.support.fetched_tokenizers import CASES, fetched_tokenizer
+from tests.support.random_conversations import tally
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
-from toolgrpo.testing.fetched_tokenizers import CASES, fetched_tokenizer
-from toolgrpo.testing.random_conversations import tally
 
 PAGE = Path(__file__).parents[2] / "docs" / "chat_formats.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"

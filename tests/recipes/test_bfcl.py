@@ -140,8 +140,8 @@ def test_a_checker_that_fails_costs_its_episode_and_says_so(gold: Any) -> None:
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that can say nothing, with nano's tokenizer and room for long prompts."""
+    from tests.support.mini_nano import MINI_NANO
     from toolgrpo.models.nano.build import build_nano
-    from toolgrpo.testing.mini_nano import MINI_NANO
 
     folder = tmp_path_factory.mktemp("models") / "mini"
     build_nano(replace(MINI_NANO), folder)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.testing.chromium import Chromium, find_chromium
-from toolgrpo.testing.recorded_run import record_run
+from tests.support.chromium import Chromium, find_chromium
+from tests.support.recorded_run import record_run
 
 
 @pytest.fixture(scope="session")

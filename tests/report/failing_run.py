@@ -58,8 +58,8 @@ _GROUP = 4
 
 def run_with_every_error(folder: Path, *, steps: int = 2) -> Path:
     """Train for some steps on episodes of every kind; return the folder of the run."""
+    from tests.support.chat_families import trl_tokenizer
     from toolgrpo import ToolGRPOTrainer
-    from toolgrpo.testing.chat_families import trl_tokenizer
     from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
 
     tokenizer = trl_tokenizer("qwen3")

@@ -10,8 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.chromium import Chromium
 from toolgrpo.report.build import build_report
-from toolgrpo.testing.chromium import Chromium
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

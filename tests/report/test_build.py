@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.recorded_run import record_run
 from toolgrpo.commands.main import main
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.report.build import build_report
 from toolgrpo.report.episode_data import TEXT_LIMIT
 from toolgrpo.report.html import PageWriter
-from toolgrpo.testing.recorded_run import record_run
 
 
 class Page(HTMLParser):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.chromium import Chromium
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.report.build import build_report
-from toolgrpo.testing.chromium import Chromium
 from toolgrpo.trajectory import StopReason
 
 pytestmark = pytest.mark.e2e

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.recorded_run import record_run
 from toolgrpo.report.live import LiveReport, live_server
-from toolgrpo.testing.recorded_run import record_run
 
 pytestmark = pytest.mark.e2e
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.chromium import Chromium
+from tests.support.recorded_run import record_run
 from toolgrpo.report.build import build_report
-from toolgrpo.testing.chromium import Chromium
-from toolgrpo.testing.recorded_run import record_run
 
 pytestmark = pytest.mark.e2e
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.chat_families import trl_tokenizer
+from tests.support.chat_samples import calling, printed_turn, thinking_markers
+from tests.support.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
 from toolgrpo.chat import resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode, trl_tokenizer
-from toolgrpo.testing.chat_samples import calling, printed_turn, thinking_markers
-from toolgrpo.testing.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
+from toolgrpo.testing import ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.contract

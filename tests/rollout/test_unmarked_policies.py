@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.chat_families import trl_tokenizer
+from tests.support.chat_samples import LOOK_UP
 from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
 from toolgrpo.credit.built_in import call_ok
@@ -19,8 +21,7 @@ from toolgrpo.rewards.gold_calls import made_calls
 from toolgrpo.rewards.tool_use import tool_use
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner, RolloutBatch, Scored
 from toolgrpo.rollout.batch import Grade
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, trl_tokenizer
-from toolgrpo.testing.chat_samples import LOOK_UP
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void, is_void_record
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.mini_nano import MINI_NANO
 from toolgrpo.commands.sft import learning_rate_for
 from toolgrpo.models.nano.build import build_nano
 from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
@@ -19,7 +20,6 @@ from toolgrpo.models.nano.toolsets import CANONICAL
 from toolgrpo.sft.batches import collate
 from toolgrpo.sft.encoder import ConversationEncoder
 from toolgrpo.sft.loss import SupervisedLoss
-from toolgrpo.testing.mini_nano import MINI_NANO
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

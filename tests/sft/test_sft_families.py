@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.chat_families import template_names, trl_tokenizer
+from tests.support.chat_samples import LOOK_UP, calling
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.sft.encoder import ConversationEncoder
-from toolgrpo.testing.chat_families import template_names, trl_tokenizer
-from toolgrpo.testing.chat_samples import LOOK_UP, calling
 
 pytestmark = pytest.mark.contract
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from tests.support.mini_nano import MINI_NANO
 from toolgrpo.commands import sft
 from toolgrpo.commands.sft import SFTResult, parse_sft_arguments, run_sft
 from toolgrpo.errors import ConfigError, DataError, PluginError
 from toolgrpo.models.nano.build import build_nano
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer
 from toolgrpo.sft.encoder import ConversationEncoder
-from toolgrpo.testing.mini_nano import MINI_NANO
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.chat_families import trl_tokenizer
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.chat import resolve_format
@@ -17,7 +18,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.signal.tool_outputs import ToolOutputOptions, output_mask
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode, tiny_trainer, trl_tokenizer
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode, tiny_trainer
 from toolgrpo.trajectory import Trajectory
 
 TOOLS: dict[str, Callable[..., str | ToolResult]] = {

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
-from toolgrpo.testing.ports import free_port
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from datasets import IterableDataset
 
+from tests.support.meeting import Meeting
 from toolgrpo.data.row_keys import row_key
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError
@@ -25,7 +26,6 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer
-from toolgrpo.testing.meeting import Meeting
 from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatch, DrawnBatches, RewardRule
 from toolgrpo.trainer.trainer import ToolGRPOTrainer

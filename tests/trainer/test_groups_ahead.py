@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.meeting import Meeting
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PeerError
 from toolgrpo.rollout import EpisodeLimits, Rollouts
@@ -18,7 +19,6 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply
-from toolgrpo.testing.meeting import Meeting
 from toolgrpo.trainer.drawn_batches import Asked, DrawnBatches, RewardRule
 from toolgrpo.trainer.groups_ahead import GroupsAhead, Lookahead
 from toolgrpo.trainer.overlap import Exchange, RunAhead

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.chat_families import trl_tokenizer
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
-from toolgrpo.testing.chat_families import trl_tokenizer
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "recipes" / "data"

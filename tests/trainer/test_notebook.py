@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-from toolgrpo.testing.notebook_kernel import CellError, NotebookKernel  # noqa: E402
+from tests.support.notebook_kernel import CellError, NotebookKernel  # noqa: E402
 
 TOOLS = '''
 def look_up(word: str) -> str:

@@ -1,7 +1,7 @@
 """Two real processes over gloo: DDP, FSDP2, ZeRO-2 and ZeRO-3, each launched with its file in recipes/accelerate/.
 
 All runs of a backend share one launch; the last of DDP's is killed and the last of the others' fails, on purpose. FSDP2 on
-a CPU needs `toolgrpo.testing.fsdp`; nothing else is bent. All of ZeRO-2, which splits less than ZeRO-3, is slow; a short
+a CPU needs `tests.support.fsdp`; nothing else is bent. All of ZeRO-2, which splits less than ZeRO-3, is slow; a short
 form of it is not.
 """
 

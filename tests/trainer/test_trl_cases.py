@@ -17,12 +17,12 @@ import torch
 from datasets import Dataset, DatasetDict, IterableDatasetDict
 from peft import LoraConfig
 
+from tests.support.chat_families import trl_tokenizer
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards import get_reward
 from toolgrpo.testing import ScriptedEngine, tiny_config, tiny_qwen3
-from toolgrpo.testing.chat_families import trl_tokenizer
 from toolgrpo.testing.engine import Script
 
 TOKENIZER = trl_tokenizer("qwen3")

@@ -16,9 +16,9 @@ import torch
 from datasets import Dataset
 from trl import GRPOTrainer
 
+from tests.support.off_policy_engines import LateEngine, RoundedEngine
 from toolgrpo.testing import ByteChat
 from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
-from toolgrpo.testing.off_policy_engines import LateEngine, RoundedEngine
 from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 

@@ -65,7 +65,7 @@ def test_the_device_of_a_process_on_the_cpu_can_be_loaded_onto() -> None:
 
 
 def test_fsdp_is_still_for_accelerators_only() -> None:
-    """If accelerate sets FSDP up on CPUs by itself, `toolgrpo.testing.fsdp` must go."""
+    """If accelerate sets FSDP up on CPUs by itself, `tests.support.fsdp` must go."""
     assert "DistributedType.MULTI_CPU" not in source(AcceleratorState.__init__)
     assert "fsdp_plugin" in inspect.signature(AcceleratorState.__init__).parameters
 

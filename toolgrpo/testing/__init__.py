@@ -1,13 +1,13 @@
-"""The fakes that our tests and our users' tests run on."""
+"""Fakes for users' tests and ours."""
 
 from toolgrpo.testing.chat import ByteChat, byte_tokenizer
-from toolgrpo.testing.chat_families import trl_tokenizer
 from toolgrpo.testing.clock import FakeClock
 from toolgrpo.testing.engine import ScriptedEngine, ScriptedReply, scripted_logprob
 from toolgrpo.testing.episodes import run_episode, scripted_runner
 from toolgrpo.testing.numbered_tokenizer import numbered_tokenizer
 from toolgrpo.testing.tools import ScriptedTools
 from toolgrpo.testing.trainers import tiny_config, tiny_qwen3, tiny_trainer
+from toolgrpo.testing.vllm_stand_in import StandInVLLM
 
 __all__ = [
     "ByteChat",
@@ -15,6 +15,7 @@ __all__ = [
     "ScriptedEngine",
     "ScriptedReply",
     "ScriptedTools",
+    "StandInVLLM",
     "byte_tokenizer",
     "numbered_tokenizer",
     "run_episode",
@@ -23,5 +24,4 @@ __all__ = [
     "tiny_config",
     "tiny_qwen3",
     "tiny_trainer",
-    "trl_tokenizer",
 ]

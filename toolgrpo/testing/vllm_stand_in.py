@@ -27,8 +27,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
-
 __all__ = ["COMPLETIONS", "DROP", "HANG", "Body", "StandInVLLM", "Wire", "honest_completion"]
 
 COMPLETIONS = "/v1/completions"
@@ -100,6 +98,8 @@ class StandInVLLM:
         self._running = threading.Event()
         self._running.set()
         self.worker = "vllm.v1.worker.cpu_worker.CPUWorker"
+        from toolgrpo.engines.vllm_worker import WORKER_EXTENSION  # imports PyTorch
+
         self.extension = WORKER_EXTENSION
         self.unhealthy_answers = 0
         self._released = threading.Event()

@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.support.chat_families import template_text
 from toolgrpo.testing.chat import byte_tokenizer
-from toolgrpo.testing.chat_families import template_text
 
 __all__ = ["REAL_TOKENIZERS", "NotAtHand", "harmony_vocabulary", "real_tokenizer"]
 

@@ -17,7 +17,7 @@ from types import TracebackType
 
 __all__ = ["PythonRoom", "run_command"]
 
-_PRELOADED = ["toolgrpo.testing.page_rooms", "toolgrpo.commands.train", "toolgrpo.commands.evaluate"]
+_PRELOADED = ["tests.support.page_rooms", "toolgrpo.commands.train", "toolgrpo.commands.evaluate"]
 
 
 def _forks() -> multiprocessing.context.ForkServerContext:

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.support.ports import free_port
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import EngineError
-from toolgrpo.testing.ports import free_port
 
 __all__ = ["VLLMServerProcess"]
 

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.testing.chat_families import template_text
-from toolgrpo.testing.real_tokenizers import NotAtHand
+from tests.support.chat_families import template_text
+from tests.support.real_tokenizers import NotAtHand
 
 __all__ = ["CASES", "VOCABULARIES", "Case", "cache_folder", "fetched_tokenizer", "llama_cpp_templates"]
 

@@ -1,5 +1,5 @@
 """vLLM's NCCL transfer in a server on the CPU, with a store in place of NCCL:
-`--worker-extension-cls toolgrpo.testing.vllm_store_transfer.StoreTransferWorker` and
+`--worker-extension-cls tests.support.vllm_store_transfer.StoreTransferWorker` and
 `--weight-transfer-config '{"backend": "nccl_over_store"}'`.
 
 The meeting, the four phases and their state, and the loading of weights are vLLM's own; each tensor
@@ -21,7 +21,7 @@ from toolgrpo.engines.vllm_worker import ToolGRPOWorker
 __all__ = ["StoreTransferEngine", "StoreTransferWorker"]
 
 
-class StoreTransferEngine(NCCLWeightTransferEngine):  # type: ignore[misc]  # vLLM is Any to the type checker
+class StoreTransferEngine(NCCLWeightTransferEngine):
     """vLLM's engine for NCCL, but for where the tensors come from."""
 
     def receive_weights(self, update_info: Any) -> None:
