@@ -217,7 +217,7 @@ TABLE: list[tuple[str, str]] = [
     ("--record_tokens -1", "record_tokens must be a number of episodes, 0 or more, got -1"),
     ("--quiet perhaps", "must be true or false, got 'perhaps'"),
     ("--doctor_every -1", "doctor_every must be"),
-    ("--profile maybe", "--profile must be true or false, got 'maybe'"),
+    ("--quiet maybe", "--quiet must be true or false, got 'maybe'"),
     # credit by turn, and tokens of another policy
     ("--credit turn", "--credit must be one of 'episode', 'turns', 'anchor'; got 'turn'"),
     ("--credit turns --credit_gamma 2", "credit_gamma must be above 0 and at most 1, got 2.0"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "recipes").glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "recipes").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def sections(page: Path) -> set[str]:

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from toolgrpo.commands.other_names import answer_to, meant_by
+from toolgrpo.commands.removed_flags import REMOVED
 from toolgrpo.errors import ConfigError
 from toolgrpo.missing_files import seen_from_here
 from toolgrpo.nearest import nearest
@@ -76,7 +77,10 @@ def check_words(argv: Sequence[str], known: Names) -> None:
 
 def unknown_flag(flag: str, known: Names) -> str:
     """Return what is said of a flag that nobody knows."""
-    instead = answer_to(flag.removeprefix("--").replace("-", "_"))
+    name = flag.removeprefix("--").replace("-", "_")
+    if name in REMOVED:
+        return f"{flag} was removed: {REMOVED[name]}"
+    instead = answer_to(name)
     if instead is not None:
         return f"unknown flag {flag}; {instead}"
     near = nearest(flag, [f"--{name}" for name in known.flags])[0]
@@ -88,6 +92,9 @@ def unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Collectio
     complaints = []
     for given in content:
         if key_for(given, known) not in known:
+            if given.name in REMOVED:
+                complaints.append(f"{path}: {given.name} was removed: {REMOVED[given.name]}")
+                continue
             instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
             if given.name in HEADINGS and given.heading is not None:
                 instead = f"it is a heading, and stands one level too deep, under {given.heading!r}: indent it less"

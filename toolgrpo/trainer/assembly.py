@@ -39,7 +39,6 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.given_parts import GivenParts
 from toolgrpo.trainer.memory_return import MemoryReturn
 from toolgrpo.trainer.model_card import ModelCard
-from toolgrpo.trainer.profile import StepProfile
 from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 __all__ = [
@@ -117,7 +116,6 @@ class Watchers:
     metrics: MetricsLog
     tables: RolloutTables
     doctor: DoctorWatch
-    profile: StepProfile | None
 
     def callbacks(self, stop: TrainerCallback, checkpoints: TrainerCallback) -> tuple[TrainerCallback, ...]:
         """Return the callbacks of the training in their order: a stop saves, and a save logs; a log is
@@ -126,15 +124,12 @@ class Watchers:
         return (
             *(stop, checkpoints, self.step_log, self.tables, MemoryReturn()),
             *(StepsCallback(self.progress), self.doctor),
-            *([] if self.profile is None else [self.profile]),
         )
 
     def observers(self, of_user: Sequence[Observer]) -> Observers:
         """Return the observers of its rollouts in their order."""
         lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
         own = [self.step_log, self.metrics, self.recorder, self.tables, self.progress, *lines]
-        if self.profile is not None:
-            own.append(self.profile)
         return Observers([*own, *of_user])
 
 
@@ -171,11 +166,6 @@ def open_watchers(
         step = max(0, finding.step - 1)  # steps.jsonl counts those that were done before
         step_log.event("finding", finding.sentence, step=step, rule=finding.rule, section=finding.section)
 
-    def tell_profile(lines: Sequence[str], means: Mapping[str, float]) -> None:
-        for line in lines:
-            progress.say(line)
-        step_log.event("profile", lines[0], step=max(0, step_log.step - 1), parts=dict(means))
-
     return Watchers(
         progress=progress,
         recorder=recorder,
@@ -187,7 +177,6 @@ def open_watchers(
         ),
         tables=RolloutTables(callbacks, with_tables=args.log_completions),
         doctor=DoctorWatch(progress.say, every=args.doctor_every, record=record),
-        profile=StepProfile(tell_profile) if args.profile and is_main else None,
     )
 
 

@@ -35,7 +35,6 @@ from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, settled_cpu, trains_on_cpu
 from toolgrpo.trainer.overlap import OverlapOptions
-from toolgrpo.trainer.profile import ProfileOptions
 from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import TRLJobOptions
@@ -48,7 +47,6 @@ LORA_SYNCS = ("merge", "adapter")
 
 @dataclass
 class ToolGRPOConfig(
-    ProfileOptions,
     RecordingOptions,
     WatchOptions,
     ShapingOptions,

@@ -12,7 +12,6 @@ function overview(wanted) {
     h("div.cards", {}, cards(run, sums)),
     findingsInShort(run),
     h("div.charts", {}, charts(run, sums)),
-    profileTable(run),
     toolTable(run, run.sums),
     measuredTable(run),
     settings(run),
@@ -86,19 +85,8 @@ function findingsInShort(run) {
     h("a", { href: link("findings", { run: run.number || null }) }, run.findings.length > 3 ? `All ${run.findings.length} findings, with examples` : "Examples and what to do"));
 }
 
-// Where the time of a step went, of a run with --profile.
-function profileTable(run) {
-  const told = run.events.filter((event) => event.what === "profile" && event.parts).at(-1);
-  if (!told) return null;
-  const parts = Object.entries(told.parts);
-  const whole = parts.reduce((sum, [, value]) => sum + value, 0);
-  return h("section.profile", { "aria-label": "Profile" },
-    h("h2", {}, "Where the time of a step goes"),
-    h("table", {}, h("tbody", {}, parts.map(([name, value]) => h("tr", {}, h("td", {}, name), h("td.number", {}, seconds(value)), h("td.number", {}, percent(value / whole)))))));
-}
-
 function charts(run, sums) {
-  const events = run.events.map((event) => ({ x: shownStep(event.what === "resumed" ? event.step : event.step), what: event.what, text: event.text })).filter((event) => event.what !== "finished" && event.what !== "profile");
+  const events = run.events.map((event) => ({ x: shownStep(event.what === "resumed" ? event.step : event.step), what: event.what, text: event.text })).filter((event) => event.what !== "finished");
   const points = (value) => sums.map((one) => [shownStep(one.step), value(one)]);
   const metric = (name, scale = 1) => run.steps.map((one) => [shownStep(one.step), typeof one.metrics[name] === "number" ? one.metrics[name] * scale : null]);
   const names = (key) => [...new Set(sums.flatMap((one) => Object.keys(one[key] || {})))].sort();
