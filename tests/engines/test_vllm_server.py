@@ -18,6 +18,7 @@ from tests.support.ports import free_port
 from toolgrpo.engines import server_update
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights
+from toolgrpo.engines.server_update import pause, resume
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
@@ -91,36 +92,56 @@ def test_a_cancelled_request_is_aborted_inside_the_server(vllm_server: Any) -> N
     wait_for(ended_before + (48 - n_cancelled) + 2)
 
 
+def switched_at(old: Any, new: Any, requests: list[SampleRequest], samples: list[Sample]) -> list[int]:
+    """Return after how many tokens of the old weights each sample goes on with the new ones, to its end."""
+    places = []
+    for request, sample in zip(requests, samples, strict=True):
+        before, after = differences(old, request, sample), differences(new, request, sample)
+        assert len(before) == request.max_tokens
+        places.append(next((place for place, one in enumerate(before) if one > 1e-4), len(before)))
+        assert max(after[places[-1] :], default=0.0) < 1e-4
+    return places
+
+
 def test_new_weights_reach_requests_in_flight_which_go_on_where_they_are(
     vllm_server: Any, tiny_qwen3: Any, tmp_path: Path
 ) -> None:
-    """A sample is of the old weights up to a token, and from there on of the new ones, all that was before it too."""
+    """A sample is of the old weights up to a token, and from there on of the new ones, all that was before it too.
+
+    The server is paused but for moments until every request has begun, so that none ends before the
+    new weights come. Where one does (or has not begun), the two weights change places and all begin anew.
+    """
     old, new = tiny_qwen3(1), tiny_qwen3(2)
     engine = VLLMServerEngine([vllm_server.url], vocabulary=320, weights=DiskWeights(tmp_path), timeout_s=900)
     engine.load_weights(old.named_parameters())
+    control = ServerControl(vllm_server.url)
     requests = [ask([n, 1, 2], max_tokens=320) for n in range(4)]
 
-    def drawn() -> float:
+    def drawn_in_a_moment() -> float:
+        resume(control)
+        pause(control)
         return counted(vllm_server.url, "vllm:generation_tokens_total")
 
-    async def main() -> list[Sample]:
-        await engine.open()
-        before = await asyncio.to_thread(drawn)
+    async def hand_over(weights: Any) -> list[Sample]:
+        before = await asyncio.to_thread(drawn_in_a_moment)
         tasks = [asyncio.create_task(engine.sample(request)) for request in requests]
-        while await asyncio.to_thread(drawn) < before + 8 * len(requests):
-            await asyncio.sleep(0.01)
-        engine.load_weights(new.named_parameters())
-        samples = await asyncio.gather(*tasks)
-        await engine.close()
-        return samples
+        while await asyncio.to_thread(drawn_in_a_moment) < before + 2 * len(requests):
+            pass
+        engine.load_weights(weights.named_parameters())
+        return await asyncio.gather(*tasks)
 
-    switched_at = []
-    for request, sample in zip(requests, asyncio.run(main()), strict=True):
-        before, after = differences(old, request, sample), differences(new, request, sample)
-        assert len(before) == 320
-        switched_at.append(next((place for place, one in enumerate(before) if one > 1e-4), 320))
-        assert max(after[switched_at[-1] :], default=0.0) < 1e-4
-    assert all(0 < place < 320 for place in switched_at), f"the weights came after {switched_at} of 320 tokens"
+    async def main() -> list[list[int]]:
+        found: list[list[int]] = []
+        await engine.open()
+        for before, after in [(old, new), (new, old)] * 5:
+            found.append(switched_at(before, after, requests, await hand_over(after)))
+            if all(0 < place < 320 for place in found[-1]):
+                break
+        await engine.close()
+        return found
+
+    found = asyncio.run(main())
+    assert all(0 < place < 320 for place in found[-1]), f"the weights came after {found} of 320 tokens"
     engine.shutdown()
 
 
