@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _reporting import progress, run
+from _reporting import progress, run, save
 from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
@@ -137,10 +137,9 @@ def fastest_ms(chat: ChatFormat, ids: list[int], repetitions: int) -> float:
     return min(times) * 1000
 
 
-def growth(quick: bool) -> list[dict[str, Any]]:
+def growth(quick: bool) -> Iterator[dict[str, Any]]:
     """t(2n) / t(n) of every reader for every hard input; the largest ratio of each input is what counts."""
     size = 25_000 if quick else 100_000
-    found = []
     formats = {name: resolve_format(trl_tokenizer(name)) for name in TEMPLATES[1:8]}  # one for each reader
     for what, make in HARD.items():
         progress(f"growth: {what}")
@@ -152,8 +151,7 @@ def growth(quick: bool) -> list[dict[str, Any]]:
             once, twice = (fastest_ms(chat, ids, repetitions) for ids in (small, large))
             if twice / once > worst["ratio"]:
                 worst = {"input": what, "ratio": twice / once, "format": name, "characters": 2 * size, "ms": twice}
-        found.append(worst)
-    return found
+        yield worst
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
@@ -215,11 +213,16 @@ def show(results: dict[str, Any]) -> None:
 
 def measure(quick: bool) -> dict[str, Any]:
     repetitions = 50 if quick else 400
-    turns = {}
+    turns: dict[str, Any] = {}
+    results: dict[str, Any] = {"target_ms": TARGET_MS, "one_turn": turns, "growth": []}
     for name, tokenizer in tokenizers(quick).items():
         progress(f"one turn of {name}")
         turns[name] = one_turn(resolve_format(tokenizer), tokenizer, repetitions)
-    return {"target_ms": TARGET_MS, "one_turn": turns, "growth": growth(quick)}
+        save("chat", results, quick=quick)
+    for found in growth(quick):
+        results["growth"].append(found)
+        save("chat", results, quick=quick)
+    return results
 
 
 if __name__ == "__main__":

@@ -78,7 +78,10 @@ def main() -> None:
     arguments = parser.parse_args()
     largest = min(arguments.rows, 10_000) if arguments.quick else arguments.rows
     measure(1000)  # imports and first use
-    results = [measure(n) for n in (max(1, largest // 10), largest)]
+    results = []
+    for n in (max(1, largest // 10), largest):
+        results.append(measure(n))
+        save("data", {"target_s": TARGET_S, "results": results}, quick=arguments.quick)
     table = Table(
         "rows", "file MiB", "seconds", "added peak MiB", title=f"load_tasks (target: 100,000 rows in {TARGET_S:g} s)"
     )
@@ -90,7 +93,6 @@ def main() -> None:
             f"{result['added_peak_mib']:.1f}",
         )
     Console().print(table)
-    save("data", {"target_s": TARGET_S, "results": results}, quick=arguments.quick)
 
 
 if __name__ == "__main__":

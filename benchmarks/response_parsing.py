@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from _reporting import progress, run
+from _reporting import progress, run, save
 from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
@@ -82,10 +82,11 @@ def beside(name: str, make: Callable[[int], str], enough_s: float) -> dict[str, 
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for what, (name, make) in TURNS.items():
         progress(what)
         found[what] = beside(name, make, ENOUGH_S / (5 if quick else 1))
+        save("response_parsing", found, quick=quick)
     return found
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _reporting import progress, run
+from _reporting import progress, run, save
 from _rows import Figure, Row
 from rich.console import Console
 from rich.table import Table
@@ -141,21 +141,26 @@ def measure_command(prefix: list[str], repetitions: int) -> dict[str, Any]:
 def measure(quick: bool) -> dict[str, Any]:
     repetitions = 100 if quick else 1000
     ways: dict[str, Any] = {}
+
+    def keep(name: str, way: dict[str, Any]) -> None:
+        ways[name] = way
+        save("sandbox", {"ways": ways}, quick=quick)
+
     for rung in (Rung.NAMESPACES, Rung.LANDLOCK, Rung.BUBBLEWRAP, Rung.SECCOMP):
         progress(f"rung {rung.value}")
         reason = probe(rung)
-        ways[f"rung {rung.value}"] = measure_rung(rung, repetitions) if reason is None else {"absent": reason}
-    ways["rung unsafe"] = measure_rung(Rung.UNSAFE, repetitions // 10)
-    ways["subprocess"] = measure_command([], repetitions // 10)
+        keep(f"rung {rung.value}", measure_rung(rung, repetitions) if reason is None else {"absent": reason})
+    keep("rung unsafe", measure_rung(Rung.UNSAFE, repetitions // 10))
+    keep("subprocess", measure_command([], repetitions // 10))
     for name, options in COMMANDS.items():
         program = find_bubblewrap() if name == "bwrap" else shutil.which(name)
         if program is None:
-            ways[name] = {"absent": f"{name} is not installed"}
+            keep(name, {"absent": f"{name} is not installed"})
             continue
         try:
-            ways[name] = measure_command([program, *options], repetitions // 10)
+            keep(name, measure_command([program, *options], repetitions // 10))
         except subprocess.CalledProcessError as error:
-            ways[name] = {"absent": error.stderr.decode(errors="replace").strip()[-200:]}
+            keep(name, {"absent": error.stderr.decode(errors="replace").strip()[-200:]})
     return {"ways": ways}
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from _reporting import run
+from _reporting import run, save
 from _rows import Figure, Row
 
 AT_ONCE = (16, 64, 256)
@@ -47,10 +47,11 @@ def measure(quick: bool) -> dict[str, Any]:
     assert server.stdout is not None
     try:
         url = server.stdout.readline().strip() + "/v1/completions"
-        return {
-            str(at_once): asyncio.run(_both(url, at_once, rounds, requests))
-            for at_once in (AT_ONCE[:2] if quick else AT_ONCE)
-        }
+        results: dict[str, Any] = {}
+        for at_once in AT_ONCE[:2] if quick else AT_ONCE:
+            results[str(at_once)] = asyncio.run(_both(url, at_once, rounds, requests))
+            save("server_client", results, quick=quick)
+        return results
     finally:
         server.kill()
         server.wait()

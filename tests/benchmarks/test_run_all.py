@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import run_all
+from _entries import entries_in
 
 SCRIPT = """
 import sys
@@ -22,25 +22,39 @@ if __name__ == "__main__":
     {body}
 """
 KEEPS_ONE = 'save("{name}", {{"values": [1.0]}}, quick=True)\n    '
-BODIES = {
-    "whole_one": (KEEPS_ONE + "pass", "done", 1),
-    "failing_one": (KEEPS_ONE + "sys.exit(3)", "failed with status 3; the rows that it had measured until then", 1),
-    "hanging_one": (KEEPS_ONE + "time.sleep(600)", "over its limit of ", 1),
-    "silent_one": ("pass", "ended well, and wrote no results", 0),
-}
+BODIES = {  # its status, its rows, and whether all is well
+    "whole_one": (KEEPS_ONE + "pass", "done", 1, True),
+    "failing_one": (KEEPS_ONE + "sys.exit(3)", "failed with status 3; the rows that it had measured until then", 1, False),
+    "raising_one": (KEEPS_ONE + "raise ValueError", "failed with status 1; the rows", 1, False),
+    "hanging_one": (KEEPS_ONE + "time.sleep(600)", "not reached in ", 1, True),
+    "silent_one": ("pass", "ended well, and wrote no results", 0, False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BODIES)
 def test_how_a_run_ends(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body, status, n_rows = BODIES[name]
+    body, status, n_rows, well = BODIES[name]
     (tmp_path / f"{name}.py").write_text(SCRIPT.format(name=name, body=body.format(name=name)))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(run_all.__file__).parent))
     for constant, folder in (("HERE", tmp_path), ("RESULTS", tmp_path), ("FAST_RESULTS", tmp_path / "fast")):
         monkeypatch.setattr(run_all, constant, folder)
-    monkeypatch.setitem(run_all.TABLE, name, run_all.Benchmark(about="One", minutes=1, fast=(), fast_s=20))
-    started = time.monotonic()
-    entry = run_all.measured(name, "fast", 4.0 if name == "hanging_one" else 60.0)
+    for limit_s in (3, 30, 240) if name == "hanging_one" else (240,):  # until it has time to keep its row
+        one = run_all.Benchmark(about="One", minutes=1, fast=(), fast_s=limit_s / 3)
+        monkeypatch.setitem(run_all.TABLE, name, one)
+        assert run_all.run([name], "fast") == well
+        (machine,) = entries_in(tmp_path, ()).values()
+        entry = machine[f"{name} fast"]
+        if len(entry.rows) == n_rows:
+            break
     assert entry.status.startswith(status) and len(entry.rows) == n_rows
-    assert entry.stamp is not None and time.monotonic() - started < 60
+    assert entry.stamp is not None
     sys.modules.pop(name, None)
+
+
+def test_what_the_time_of_all_leaves_out_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_all, "RESULTS", tmp_path)
+    monkeypatch.setattr(run_all, "FAST_S", 0.0)
+    assert run_all.run(["tools", "data"], "fast")
+    (machine,) = entries_in(tmp_path, ()).values()
+    assert {entry.status for entry in machine.values()} == {"not reached: the time of all was over"}
