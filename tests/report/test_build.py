@@ -132,11 +132,11 @@ def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp
         if process != "a":
             lines.append({"kind": "run", "resumed": first, "process": process})
         for step in range(first, last):
-            lines.append({"kind": "step", "step": step, "metrics": {"reward": 0.0}, "time": process})
+            lines.append({"kind": "step", "step": step, "metrics": {"reward": 0.0}, "time": ord(process)})
             lines.append({"kind": "event", "step": step, "what": "warning", "text": f"{process}{step}"})
     (folder / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     page = page_of(build_report([folder]).path)
-    assert [(one["time"], one["step"]) for one in page.lines("step")] == [
+    assert [(chr(one["time"]), one["step"]) for one in page.lines("step")] == [
         *[("a", 0), ("a", 1), ("c", 2), ("c", 3), ("c", 4)]
     ]
     assert [one["text"] for one in page.lines("event")] == ["a0", "a1", "resumed after 2 steps", "c2", "c3", "c4"]

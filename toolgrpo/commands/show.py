@@ -19,9 +19,10 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.observe.episode_view import causes_of, conversation, episode_table, group_table, tokens
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary
+from toolgrpo.plain_text import plain
 
 __all__ = ["find_episode", "recording_in", "run_show"]
 
@@ -97,7 +98,7 @@ def find_episode(folder: Path, number: int) -> dict[str, Any]:
         own = record.get("episode")
         if own == number:
             found = record
-        if isinstance(own, int):
+        if own is not None:
             last = max(last, own)
     if found is None:
         raise ConfigError(f"there is no episode {number} in {folder}; the last one is {last}")
@@ -128,9 +129,10 @@ def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> N
     console.print(episode_table(chosen, of=n_found))
     if n_found > len(chosen):
         which = "most" if asked.best else "least"
-        console.print(
+        _say(
+            console,
             f"those with the {which} reward; others: --worst {min(n_found, 4 * n)}, --best {n}, --step N, or one by "
-            f"its number: toolgrpo show {folder} {chosen[0].get('episode')}\n"
+            f"its number: toolgrpo show {folder} {chosen[0].get('episode')}\n",
         )
     for record in chosen:
         console.print()
@@ -167,17 +169,21 @@ def _of_last_step(folder: Path) -> list[dict[str, Any]]:
 def _show_groups(folder: Path, step: int | None, console: Console) -> None:
     shown = _of_last_step(folder) if step is None else list(_matching(folder, step, None))
     steps = {record["step"] for record in iter_episodes(folder)}
+    if not steps:
+        raise ConfigError(f"no line of the recording in {folder} is a whole episode: it is damaged, or has just begun")
     if not shown:
         raise ConfigError(f"no episode in {folder} is of step {step}; there are steps {min(steps)} to {max(steps)}")
     console.print(group_table(shown[0]["step"], shown))
-    console.print(f"steps {min(steps)} to {max(steps)}; one episode: toolgrpo show {folder} {shown[0].get('episode')}")
+    example = f"toolgrpo show {folder} {shown[0].get('episode')}"
+    _say(console, f"steps {min(steps)} to {max(steps)}; one episode: {example}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(plain(text), markup=False)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; an error of ours is one paragraph."""
-    from toolgrpo.errors import ToolGRPOError
-    from toolgrpo.plain_text import plain
-
     try:
         run_show(argv)
     except ToolGRPOError as error:
@@ -185,4 +191,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except BrokenPipeError:  # the reader has seen enough (| head)
         sys.stderr.close()
+    except OSError as error:
+        print(plain(f"{error.filename or 'the recording'} cannot be read: {error.strerror or error}"), file=sys.stderr)
+        return 1
     return 0

@@ -1,8 +1,9 @@
 """Recorded episodes for a terminal: tables of groups and of episodes, one episode as a conversation
 or as its tokens.
 
-Pure functions of records (docs/episodes.md) that give what rich prints. Everything that a model, a
-tool or a row wrote is text and nothing else: no markup, no escape sequence.
+Pure functions of records (docs/episodes.md) that give what rich prints. All text goes through
+`_text`, `_short` or `_said`: whatever a recording holds is text and nothing else, without markup and
+without escape sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LONGEST = 4000  # characters of one message
 
 def causes_of(record: Record) -> set[str]:
     """Return every name under which an episode can be looked for: how it ended, what its calls met."""
-    found = {str(record["stop_reason"])}
+    found = {record["stop_reason"]}
     for turn in record["turns"]:
         found.update(attempt["status"] for attempt in turn["attempts"])
         found.update(result["error"] for result in turn["results"] if result["error"])
@@ -48,7 +49,8 @@ def group_table(step: int, records: Sequence[Record]) -> Table:
         rewards = [_reward(record) for record in group]
         spread = f"{min(rewards):g}" if min(rewards) == max(rewards) else f"{min(rewards):g} to {max(rewards):g}"
         ends = Counter(record["stop_reason"] for record in group)
-        table.add_row(
+        _add_row(
+            table,
             str(number),
             f"{group[0].get('episode')}-{group[-1].get('episode')}",
             spread,
@@ -57,7 +59,7 @@ def group_table(step: int, records: Sequence[Record]) -> Table:
             str(sum(len(_results(record)) for record in group)),
             str(sum(_failed(record) for record in group)),
             ", ".join(f"{end} {count}" for end, count in ends.most_common()),
-            _short(_question(group[0])),
+            _question(group[0]),
         )
     return table
 
@@ -69,7 +71,8 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
     for title in ("episode", "step", "reward", "success", "turns", "calls", "failed", "end", "prompt"):
         table.add_column(title, justify="left" if title in ("end", "prompt") else "right", no_wrap=True)
     for record in records:
-        table.add_row(
+        _add_row(
+            table,
             str(record.get("episode")),
             str(record["step"]),
             f"{_reward(record):g}",
@@ -77,8 +80,8 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
             str(len(record["turns"])),
             str(len(_results(record))),
             str(_failed(record)),
-            str(record["stop_reason"]),
-            _short(_question(record)),
+            record["stop_reason"],
+            _question(record),
         )
     return table
 
@@ -91,7 +94,7 @@ def conversation(record: Record) -> Group:
     for number, turn in enumerate(record["turns"], start=1):
         lines += _begun(record, record["turns"][number - 2]["end"] if number > 1 else 0, turn["start"])
         summary = ", a summary" if turn.get("summary") else ""
-        lines.append(Text(f"turn {number}{summary}, {turn.get('duration_s') or 0.0:.2f} s", style="dim"))
+        lines.append(_text(f"turn {number}{summary}, {turn.get('duration_s') or 0.0:.2f} s", "dim"))
         if turn.get("reasoning"):
             lines.append(_said("thinks", turn["reasoning"], "dim"))
         if turn.get("content"):
@@ -127,7 +130,7 @@ def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group
 def _begun(record: Record, start: int, end: int) -> list[Text]:
     """Return a line for each segment that begins between two places of the tokens."""
     return [
-        Text(f"segment {number} begins, with a history of {one['n_prompt']} tokens", style="bold cyan")
+        _text(f"segment {number} begins, with a history of {one['n_prompt']} tokens", "bold cyan")
         for number, one in enumerate(record.get("segment_starts") or (), start=2)
         if start <= one["start"] < end
     ]
@@ -143,7 +146,7 @@ def _headline(record: Record) -> Text:
         success,
         f"ended: {record['stop_reason']}",
     ]
-    return Text(", ".join(part for part in parts if part), style="bold")
+    return _text(", ".join(part for part in parts if part), "bold")
 
 
 def _calls(turn: Record) -> Iterable[Text]:
@@ -165,24 +168,32 @@ def _calls(turn: Record) -> Iterable[Text]:
         label = f"result, {result['duration_s']:.2f} s" + ("" if result["error"] is None else f", {result['error']}")
         yield _said(label, result["content"], "magenta" if result["error"] is None else "red")
         if result.get("left_out"):
-            yield Text(f"  {result['left_out']} characters were left out", style="red")
+            yield _text(f"  {result['left_out']} characters were left out", "red")
 
 
 def _worth(record: Record) -> Text:
     text = Text()
     for name, value in (record.get("rewards") or {}).items():
-        text.append(f"{plain(str(name))} {'none' if value is None else format(value, 'g')}  ", style="bold")
+        text.append(f"{plain(name)} {'none' if value is None else format(value, 'g')}  ", style="bold")
     text.append(f"together {_reward(record):g}", style="bold")
     if record.get("advantage") is not None:
         text.append(f", advantage {record['advantage']:.3g}")
     if record.get("turn_advantages"):
-        text.append(f" (by turn {', '.join(format(value, '+.3g') for value in record['turn_advantages'])})")
+        text.append(f" (by turn {', '.join(_signed(value) for value in record['turn_advantages'])})")
     if record.get("failure"):
-        text.append(f"\n{plain(str(record['failure']))}", style="red")
+        text.append(f"\n{plain(record['failure'])}", style="red")
     row = {name: value for name, value in (record.get("row") or {}).items() if value is not None}
     if row:
         text.append(f"\nrow: {_cut(plain(_json(row)))}", style="dim")
     return text
+
+
+def _signed(value: float | None) -> str:
+    return "none" if value is None else format(value, "+.3g")
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(plain(text), style=style)
 
 
 def _said(who: str, what: Any, style: str) -> Text:
@@ -197,7 +208,7 @@ def _token(number: int, vocabulary: Mapping[int, Mapping[str, Any]]) -> str:
         return f"[{number}]"
     text = str(known.get("text", ""))
     if known.get("bytes"):
-        return f"<{known['bytes']}>"
+        return f"<{plain(known['bytes'])}>"
     return plain(text).replace("\t", "\\t").replace("\n", "\\n\n")
 
 
@@ -213,6 +224,10 @@ def _colour(logprob: float | None) -> str:
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    table.add_row(*map(_short, cells))
 
 
 def _results(record: Record) -> list[Record]:

@@ -64,7 +64,7 @@ def _set_aside(path: Path) -> dict[int, Path]:
     if path.parent.is_dir():
         for name in sorted(os.listdir(path.parent)):
             match = pattern.fullmatch(name)
-            if match is not None:
+            if match is not None and path.with_name(name).is_file():
                 found[int(match[1])] = path.with_name(name)  # the gzipped one, where both are there
     return found
 

@@ -2,7 +2,12 @@
 
 The files and every field of them are described in docs/episodes.md. Whatever version wrote a line,
 it comes out with the fields of this one (`SCHEMA`); a field that an old line has nothing for is
-None or empty. A line that cannot be read is left out: a reader may look while a run writes.
+None or empty.
+
+A line that is torn, damaged or hostile is left out: a reader may look while a run writes, and a
+recording may come from anybody. Each line is checked once, here, against the shape of its kind
+(`_EPISODE`, `_TOKENS`, `_STEPS`): every known field has its type or is left out or null, numbers are
+below `_LARGEST`, and nothing is nested deeper than `_DEEPEST`. Readers need not look again.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,29 +70,30 @@ def iter_episodes(path: Path | str) -> Iterator[Record]:
     """Yield the episodes of a recording, or of all recordings in a folder, one at a time."""
     path = Path(path)
     for file in episode_files(path) if path.is_dir() else [path]:
-        for record in _objects(file):
-            if "ids" in record:
-                yield _as_of_today(record)
+        for line in _objects(file):
+            record = _as_of_today(line)
+            if record is not None and _EPISODE(record) and _fits(record):
+                yield record
 
 
 def iter_tokens(path: Path) -> Iterator[Record]:
     """Yield what the training pass saw of single episodes: a process's file, or all of a folder."""
     for file in episode_files(path, "tokens") if path.is_dir() else [path]:
-        yield from _objects(file)
+        yield from filter(_TOKENS, _objects(file))
 
 
 def iter_steps(folder: Path) -> Iterator[Record]:
     """Yield the lines of `steps.jsonl`: the run, its steps, measurements and events, as they came."""
-    yield from _objects(folder / "steps.jsonl")
+    for line in _objects(folder / "steps.jsonl"):
+        kind = line.get("kind")
+        if isinstance(kind, str) and kind in _STEPS and _STEPS[kind](line):
+            yield line
 
 
 def read_vocabulary(folder: Path) -> dict[int, Record]:
     """Return the text of every token that was recorded, by its id."""
     return {
-        line["id"]: line
-        for file in episode_files(folder, "vocabulary")
-        for line in _objects(file)
-        if isinstance(line.get("id"), int)
+        line["id"]: line for file in episode_files(folder, "vocabulary") for line in filter(_VOCABULARY, _objects(file))
     }
 
 
@@ -115,19 +121,23 @@ def ids_checksum(ids: Sequence[int]) -> int:
 def _objects(path: Path) -> Iterator[Record]:
     for line in lines_of(path):
         try:
-            value = json.loads(line)
-        except ValueError:
+            value = _decode(line)
+        except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and _is_shallow(value):
             yield value
 
 
-def _as_of_today(record: Record) -> Record:
-    """Return a record of any version with the fields of this one."""
+def _as_of_today(record: Record) -> Record | None:
+    """Return a record of any version with the fields of this one; None if it is of none."""
     if record.get("schema") == SCHEMA:
         return record
+    if not _OLD(record):
+        return None
     row = dict(record.get("row") or {})
     prompt = row.pop("prompt", None)
+    if not isinstance(prompt, str | list | None):
+        return None
     return {
         "schema": 1,
         "episode": (record.get("metadata") or {}).get("episode"),
@@ -142,3 +152,142 @@ def _as_of_today(record: Record) -> Record:
         **record,
         "row": row,
     }
+
+
+# --- the shapes of lines ---
+
+Shape = Callable[[Any], bool]
+
+_DEEPEST = 200  # levels; Python's own reader and writer take about a thousand
+_LARGEST = 1e100  # of numbers, so that sums and squares of them are numbers too
+# JSON has no other numbers: a run may write NaN for one that it does not know.
+_decode = json.JSONDecoder(parse_constant=lambda name: None).decode
+
+
+def _is_shallow(value: Any, levels: int = _DEEPEST) -> bool:
+    inside = value.values() if isinstance(value, dict) else value
+    nested = [inner for inner in inside if isinstance(inner, dict | list)]
+    return not nested or (levels > 0 and all(_is_shallow(inner, levels - 1) for inner in nested))
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < _LARGEST
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST
+
+
+def _or_none(shape: Shape) -> Shape:
+    return lambda value: value is None or shape(value)
+
+
+def _ids(value: Any) -> bool:
+    """Return whether this is a list of whole numbers; there may be thousands, so no call for each."""
+    return isinstance(value, list) and set(map(type, value)) <= {int} and _within_bounds(value)
+
+
+def _numbers(value: Any) -> bool:
+    """Return whether this is a list of numbers and None."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int, float, type(None)}:
+        return False
+    return _within_bounds([number for number in value if number is not None])
+
+
+def _within_bounds(numbers: Sequence[float]) -> bool:
+    return not numbers or (min(numbers) > -_LARGEST and max(numbers) < _LARGEST)
+
+
+def _list_of(shape: Shape) -> Shape:
+    return lambda value: isinstance(value, list) and all(map(shape, value))
+
+
+def _object_of(shape: Shape) -> Shape:
+    return lambda value: isinstance(value, dict) and all(map(shape, value.values()))
+
+
+def _fields(required: Mapping[str, Shape], others: Mapping[str, Shape] | None = None) -> Shape:
+    """Return the shape of an object with these fields; `others` may be missing or None."""
+
+    def holds(value: Any) -> bool:
+        return (
+            isinstance(value, dict)
+            and all(name in value and shape(value[name]) for name, shape in required.items())
+            and all(value.get(name) is None or shape(value[name]) for name, shape in (others or {}).items())
+        )
+
+    return holds
+
+
+_ATTEMPT = _fields(
+    {"status": _text},
+    {"raw": _text, "name": _text, "arguments": _object_of(_anything), "detail": _text, "call_id": _text},
+)
+_RESULT = _fields(
+    {"content": _text, "error": _or_none(_text), "duration_s": _number},
+    {"name": _text, "started_s": _number, "left_out": _whole, "cached": _flag, "ends_episode": _flag},
+)
+_TURN = _fields(
+    {"start": _whole, "end": _whole, "attempts": _list_of(_ATTEMPT), "results": _list_of(_RESULT)},
+    {
+        **{"content": _text, "reasoning": _text, "user": _text, "closed": _flag, "summary": _flag},
+        **{"started_s": _number, "duration_s": _number},
+        **{"weights": _ids, "taken_over": _list_of(_ids)},
+    },
+)
+_EPISODE = _fields(
+    {
+        **{"step": _whole, "stop_reason": _text, "turns": _list_of(_TURN), "prompt": _list_of(_object_of(_anything))},
+        **{"row": _object_of(_anything), "prompt_ids": _ids, "ids": _ids},
+        **{"mask": _ids, "logprobs": _numbers},
+    },
+    {
+        **{"mode": _text, "label": _text, "prompt_id": _text, "failure": _text, "success": _flag, "trained": _flag},
+        **{"episode": _whole, "group": _whole, "weight_version": _whole, "reward_given": _number, "reward": _number},
+        **{"rewards": _object_of(_or_none(_number)), "advantage": _number, "turn_rewards": _numbers},
+        **{"turn_advantages": _numbers, "messages": _list_of(_object_of(_anything))},
+        **{"metadata": _object_of(_anything), "started_s": _number, "duration_s": _number},
+        **{"timings": _fields({}, {"queued_s": _number, "rollout_s": _number})},
+        "segment_starts": _list_of(_fields({"start": _whole, "n_prompt": _whole})),
+    },
+)
+_OLD = _fields({"ids": _ids}, {"row": _object_of(_anything), "metadata": _object_of(_anything)})
+_TOKENS = _fields(
+    {"step": _whole, "episode": _whole},
+    {
+        **dict.fromkeys(("trainer_logprobs", "entropy", "correction", "advantage"), _numbers),
+        "ids_crc32": _whole,
+    },
+)
+_VOCABULARY = _fields({"id": _whole}, {"text": _text, "bytes": _text, "special": _flag})
+_TIMED = {"time": _number}
+_STEPS = {
+    "run": _fields(
+        {}, {**_TIMED, "resumed": _whole, "config": _object_of(_anything), "versions": _object_of(_anything)}
+    ),
+    "step": _fields(
+        {"step": _whole, "metrics": _object_of(_or_none(_number))}, {**_TIMED, "phases": _object_of(_or_none(_number))}
+    ),
+    "eval": _fields({"step": _whole, "metrics": _object_of(_or_none(_number))}, _TIMED),
+    "measured": _fields(
+        {"step": _whole}, {**_TIMED, "label": _text, "n": _whole, "successes": _whole, "reward": _number}
+    ),
+    "event": _fields({"step": _whole, "text": _text}, {**_TIMED, "what": _text}),
+}
+
+
+def _fits(record: Record) -> bool:
+    """Return whether what stands at each token stands at all of them."""
+    return len(record["ids"]) == len(record["mask"]) == len(record["logprobs"]) and set(record["mask"]) <= {0, 1}

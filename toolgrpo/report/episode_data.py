@@ -91,8 +91,7 @@ def episode_texts(record: Record) -> dict[str, Any]:
 
 def _segment_starts(record: Record) -> list[list[int]]:
     """Return where later segments begin: the place among the tokens, and the tokens of its prompt."""
-    starts = [(one.get("start"), one.get("n_prompt")) for one in record.get("segment_starts") or ()]
-    return [[start, n] for start, n in starts if isinstance(start, int) and isinstance(n, int)]
+    return [[one["start"], one["n_prompt"]] for one in record.get("segment_starts") or ()]
 
 
 def _turn(turn: Record) -> dict[str, Any]:
@@ -117,17 +116,16 @@ def _turn(turn: Record) -> dict[str, Any]:
 
 def _weights(steps: Any) -> list[int] | None:
     """Return the steps whose weights drew the first and the last token of a turn, if it says so."""
-    known = isinstance(steps, list) and len(steps) == 2 and all(isinstance(step, int) for step in steps)
-    return steps if known else None
+    return steps if isinstance(steps, list) and len(steps) == 2 else None
 
 
 def _credit(record: Record, turn: int) -> dict[str, Any]:
     """Return what a turn was worth by itself, and its advantage, where turns have their own."""
 
     def of_turn(name: str) -> float | None:
-        values = record.get(name)
-        value = values[turn] if isinstance(values, list) and turn < len(values) else None
-        return float(f"{value:.6g}") if isinstance(value, int | float) else None
+        values = record.get(name) or ()
+        value = values[turn] if turn < len(values) else None
+        return None if value is None else float(f"{value:.6g}")
 
     return _without_none({"tr": of_turn("turn_rewards"), "ta": of_turn("turn_advantages")})
 
@@ -188,9 +186,7 @@ def episode_tokens(record: Record, seen: Record | None) -> dict[str, Any]:
 def _seen(seen: Record, mask: Sequence[int], logprobs: Sequence[float | None]) -> dict[str, Any]:
     def sampled(name: str) -> list[float | None] | None:
         values = seen.get(name)
-        if not isinstance(values, list):
-            return None
-        return [value for value, m in zip(values, mask, strict=False) if m]
+        return None if values is None else [value for value, m in zip(values, mask, strict=False) if m]
 
     trainer = sampled("trainer_logprobs")
     engine = [lp for lp, m in zip(logprobs, mask, strict=False) if m]

@@ -1,8 +1,8 @@
 """Read OUTPUT_DIR one step at a time: the episodes of each step, what the training pass saw of them,
 and the lines of `steps.jsonl`.
 
-Nothing of a step is kept once the next one is asked for. Lines that are torn, damaged or hostile
-are left out or cut, never fatal.
+Nothing of a step is kept once the next one is asked for. Damaged lines do not come here
+(`toolgrpo.observe.records`).
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ def vocabulary_of(folder: Path, ids: set[int]) -> dict[str, Any]:
 
 def batches(folder: Path) -> Iterator[list[Record]]:
     """Yield the episodes of each step and mode of all processes, and then the held-out ones."""
-    streams = [filter(_usable, iter_episodes(file)) for file in episode_files(folder)]
-    yield from _together(heapq.merge(*streams, key=lambda record: record.get("step") or 0))
+    streams = [iter_episodes(file) for file in episode_files(folder)]
+    yield from _together(heapq.merge(*streams, key=lambda record: record["step"]))
     for file in episode_files(folder, "heldout"):
-        yield from _together(filter(_usable, iter_episodes(file)))
+        yield from _together(iter_episodes(file))
 
 
 class TokensByStep:
     """What the training pass saw of episodes, one step in memory; steps are asked for in order."""
 
     def __init__(self, folder: Path) -> None:
-        streams = [filter(_is_of_step, iter_tokens(file)) for file in episode_files(folder, "tokens")]
+        streams = [iter_tokens(file) for file in episode_files(folder, "tokens")]
         self._lines = heapq.merge(*streams, key=lambda line: line["step"])
         self._next = next(self._lines, None)
 
@@ -80,33 +80,14 @@ class TokensByStep:
         return found
 
 
-def _is_of_step(line: Record) -> bool:
-    return isinstance(line.get("episode"), int) and isinstance(line.get("step"), int)
-
-
-def _usable(record: Record) -> bool:
-    """Return whether a line has the shape of an episode; others were damaged, and are left out."""
-    lists = [record.get(name) for name in ("prompt_ids", "ids", "mask", "logprobs", "turns")]
-    if not all(isinstance(value, list) for value in lists) or not isinstance(record.get("step"), int):
-        return False
-    parts = [
-        part
-        for turn in record["turns"]
-        if isinstance(turn, dict)
-        for part in (*(turn.get("attempts") or ()), *(turn.get("results") or ()))
-    ]
-    whole = all(isinstance(part, dict) for part in (*record["turns"], *parts))
-    return whole and len(record["ids"]) == len(record["mask"]) == len(record["logprobs"])
-
-
 def _together(records: Iterator[Record]) -> Iterator[list[Record]]:
     """Yield records that follow each other and are of one step; each mode and label for itself."""
     by_kind: dict[tuple[Any, Any], list[Record]] = {}
     step = None
     for record in records:
-        if record.get("step") != step:
+        if record["step"] != step:
             yield from by_kind.values()
-            by_kind, step = {}, record.get("step")
+            by_kind, step = {}, record["step"]
         by_kind.setdefault((record.get("mode"), record.get("label")), []).append(record)
     yield from by_kind.values()
 
@@ -118,7 +99,7 @@ def step_lines(folder: Path) -> Iterator[Record]:
     below = list(accumulate(reversed(resumes), min))[::-1]
     behind = 0
     for line in iter_steps(folder):
-        kind, step = line.get("kind"), line.get("step")
+        kind, step = line["kind"], line.get("step", 0)
         if kind == "run":
             yield line
             resumed = _resumed(line)
@@ -129,21 +110,18 @@ def step_lines(folder: Path) -> Iterator[Record]:
                         **{"kind": "event", "step": resumed, "what": "resumed"},
                         **{"text": f"resumed after {resumed} steps", "time": line.get("time")},
                     }
-        elif not isinstance(step, int):
-            continue
         elif kind == "measured":
             yield line
         elif _void(step, below[behind:]):
             continue
-        elif kind == "step" and isinstance(line.get("metrics"), dict):
+        elif kind == "step":
             yield line
         elif kind == "event":
             yield {**line, "text": cut_text(line.get("text"))[:2000]}
 
 
 def _resumed(line: Record) -> int | None:
-    resumed = line.get("resumed")
-    return resumed if line.get("kind") == "run" and isinstance(resumed, int) else None
+    return line.get("resumed") if line["kind"] == "run" else None
 
 
 def _void(step: int, below: list[int]) -> bool:

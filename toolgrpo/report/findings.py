@@ -50,4 +50,4 @@ def run_findings(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in metrics.items() if value is not None}
