@@ -6,7 +6,10 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,9 +19,11 @@ import pytest
 from tests.support.gateway import visit
 from toolgrpo.drops import DropCause
 from toolgrpo.errors import EngineError
+from toolgrpo.gateway.openai_forms import ChatRequest, Said, TextRequest
 from toolgrpo.gateway.server import Endpoint
 from toolgrpo.gateway.session import Session
-from toolgrpo.rollout import Episode
+from toolgrpo.loopback import is_foreign
+from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
 from toolgrpo.trajectory import StopReason
 
@@ -52,6 +57,13 @@ TABLE: dict[str, tuple[Any, tuple[int, str], str]] = {
     "a promised form": (asked(response_format={"type": "json_object"}), (400, "unsupported_value"), "json_object"),
     "a tool without a name": (asked(tools=[{"type": "function"}]), (400, "invalid_value"), "no function with a name"),
     "no JSON": (b"{", (400, "invalid_value"), "no JSON"),
+    "bytes of half a character": (b'{"model": "\xed\xa0\xbd"}', (400, "invalid_value"), "no JSON"),
+    "calls that are no list": (
+        asked(messages=[QUESTION, {"role": "assistant", "tool_calls": 5}]),
+        (400, "invalid_value"),
+        "messages[1].tool_calls must be a list",
+    ),
+    "a hundred thousand brackets": (b"[" * 100_000, (400, "invalid_value"), "nested too deeply"),
     "a list": (b"[]", (400, "invalid_value"), "must be a JSON object, got a list"),
     "a window's worth": (
         asked(messages=[{"role": "user", "content": "x" * 5000}]),
@@ -74,6 +86,200 @@ def test_a_request_that_cannot_be_answered_is_refused_in_a_sentence(name: str) -
     assert (status, code) == expected and sentence in message
     assert seen.returned[1].json()["choices"][0]["message"]["content"] == "fine"  # and the episode goes on
     assert len(seen.trajectory.turns) == 1
+
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
+WHOLE: dict[str, dict[str, Any]] = {
+    "/chat/completions": asked(
+        messages=[
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "q"}]},
+            {"role": "assistant", "content": "c", "reasoning_content": "r", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call00001", "name": "add", "content": "1"},
+        ],
+        **{"tools": [ADD], "tool_choice": "auto", "max_tokens": 9, "stop": ["x"], "n": 1, "temperature": 1, "top_k": 5},
+        **{"seed": 1, "logprobs": True, "stream": False, "stream_options": {"include_usage": True}},
+        **{"chat_template_kwargs": {"enable_thinking": True}, "response_format": {"type": "text"}, "functions": None},
+    ),
+    "/completions": {"model": "policy", "prompt": "q", "max_tokens": 9, "stop": "x", "seed": 1, "logprobs": 1},
+}
+ODD: tuple[Any, ...] = (
+    *(None, -1, 10**400, float("nan"), "half \ud83d", '{"a": ' + "[" * 100_000),
+    *([], [10**9], {"\udc00": "\ud800"}, [{"role": [], "type": {}, "function": 5}]),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in inside:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def odd_requests(whole: Any) -> Iterator[dict[str, Any]]:
+    """Yield a request with each odd value in each place, and without each."""
+    for path in places(whole):
+        for value in (*ODD, KeyError):
+            odd = holder = json.loads(json.dumps(whole))
+            for key in path[:-1]:
+                holder = holder[key]
+            if value is KeyError:
+                del holder[path[-1]]
+            else:
+                holder[path[-1]] = value
+            yield odd
+
+
+@dataclass
+class Sessions:
+    """A session for each request, and what failed in them."""
+
+    shared: EpisodeRunner
+    failures: list[BaseException | None] = field(default_factory=list)
+
+    async def answer(self, request: ChatRequest | TextRequest) -> Said:
+        session = Session(self.shared, Episode((QUESTION,)), obeys_sampling=True)
+        try:
+            return await (session.chat(request) if isinstance(request, ChatRequest) else session.text(request))
+        finally:
+            if session.failure.done():
+                self.failures.append(session.failure.exception())
+
+    chat = text = answer
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_whatever_a_request_holds_is_answered_and_ends_no_episode(path: str) -> None:
+    engine = ScriptedEngine(lambda request, number: ByteChat.say("fine"))
+
+    async def main() -> tuple[list[httpx.Response], Sessions]:
+        await engine.open()
+        sessions = Sessions(scripted_runner(engine))
+        endpoint = Endpoint(["policy"], engine.max_model_len)
+        endpoint.admit(sessions, asyncio.get_running_loop(), "key")
+        headers = {"authorization": "Bearer key"}
+        try:
+            async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=30) as client:
+                bodies = [json.dumps(odd).encode() for odd in (WHOLE[path], *odd_requests(WHOLE[path]))]
+                return [await client.post(endpoint.url + path, content=body) for body in bodies], sessions
+        finally:
+            endpoint.close()
+            await engine.close()
+
+    answers, sessions = asyncio.run(main())
+    assert answers[0].status_code == 200 and sessions.failures == []
+    for answer in answers:
+        assert answer.status_code == 200 or refused(answer)[0] in (400, 404), answer.text
+    assert len(answers) / 9 < sum(answer.status_code == 200 for answer in answers) < len(answers)
+
+
+@pytest.mark.parametrize(("path", "place"), [("/completions", "prompt"), ("/chat/completions", "messages")])
+def test_half_a_character_of_an_agent_is_replaced(path: str, place: str) -> None:
+    text = "caf\u00e9 \ud83d \ud83d\ude00 \\ud83d"
+    given = {place: text if place == "prompt" else [{"role": "user", "content": text}]}
+    engine = ScriptedEngine([ByteChat.say("fine")])
+    seen = visit(engine, lambda url, key: post(url, key, {"model": "policy", **given}, path))
+    assert seen.returned.status_code == 200 and len(seen.trajectory.turns) == 1
+    assert "caf\u00e9 ? \U0001f600 \\ud83d" in ByteChat.text(engine.requests[0].ids)
+
+
+PAGES = (  # Host and Origin, the interface, and whether a web page of elsewhere has sent it
+    *(("127.0.0.1:8000", None, "127.0.0.1", False), ("localhost:8000", None, "127.0.0.1", False)),
+    *(("[::1]:8000", None, "::1", False), ("localhost", "http://localhost:3000", "localhost", False)),
+    *(("evil.example:8000", None, "127.0.0.1", True), ("127.0.0.1.evil.example", None, "127.0.0.1", True)),
+    *((None, None, "127.0.0.1", True), ("", None, "::1", True), ("[::1", None, "127.0.0.1", True)),
+    *(("127.0.0.1:8000", "https://evil.example", "127.0.0.1", True), ("127.0.0.1:1", "null", "127.0.0.1", True)),
+    *(("evil.example", "http://evil.example", "127.0.0.1", True), ("localhost", "http://[", "127.0.0.1", True)),
+    *(("trainer:8000", None, "0.0.0.0", False), ("trainer:8000", "http://trainer:8000", "0.0.0.0", False)),
+    *(("trainer:8000", "http://evil.example", "0.0.0.0", True), ("10.0.0.7:8000", None, "10.0.0.7", False)),
+)
+
+
+@pytest.mark.parametrize(("host", "origin", "served_on", "foreign"), PAGES)
+def test_which_requests_are_those_of_foreign_pages(
+    host: str | None, origin: str | None, served_on: str, foreign: bool
+) -> None:
+    assert is_foreign(host, origin, served_on=served_on) is foreign
+
+
+@pytest.mark.parametrize("header", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_a_web_page_is_not_answered_with_a_key_or_without(header: dict[str, str]) -> None:
+    def visitor(url: str, key: str) -> list[httpx.Response]:
+        known = {"authorization": f"Bearer {key}", **header}
+        with httpx.Client(trust_env=False) as client:
+            models = [client.get(f"{url}/models", headers=headers) for headers in (known, header)]
+            return [*models, client.post(f"{url}/chat/completions", headers=known, json=asked())]
+
+    for answer in visit(ScriptedEngine([]), visitor).returned:
+        assert refused(answer)[:2] == (403, "foreign_page")
+
+
+# requests that do not come to their end
+
+
+def talk(url: str, *pieces: bytes) -> bytes:
+    """Send pieces as far as they are taken, each after an answer if one is due; return what is said until the end."""
+    address, said = urlsplit(url), b""
+    with socket.create_connection((str(address.hostname), address.port or 0), timeout=30) as connection:
+        with suppress(OSError):  # the other side has had enough
+            for piece in pieces:
+                connection.sendall(piece)
+                while piece.startswith(b"GET") and piece.endswith(b"\r\n\r\n") and not said.endswith(b"}"):
+                    said += connection.recv(65536)
+        with suppress(ConnectionError):
+            while chunk := connection.recv(65536):
+                said += chunk
+    return said
+
+
+def head(*headers: str) -> bytes:
+    return "\r\n".join(("POST /v1/chat/completions HTTP/1.1", "host: localhost", *headers, "")).encode()
+
+
+@contextmanager
+def open_to_all(patience_s: float) -> Iterator[str]:
+    endpoint = Endpoint(["policy"], 4096, everyone=True, patience_s=patience_s)
+    loop = asyncio.new_event_loop()
+    try:
+        endpoint.admit(Sessions(scripted_runner(ScriptedEngine([]))), loop, "")
+        yield endpoint.url
+    finally:
+        endpoint.close()
+        loop.close()
+
+
+def test_a_body_is_counted_as_it_comes() -> None:
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    with open_to_all(60) as url:
+        said = talk(url, head("transfer-encoding: chunked") + b"\r\n", *([chunk] * 400), b"0\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 413 ") and b"larger than 67108864 bytes" in said
+
+
+UNENDED = {
+    "nothing": ([], b""),
+    "a part of a line": ([b"POST /v1"], b""),
+    "a part of a head": ([head()], b""),
+    "a part of a second head": (
+        [b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET /v1/mo"],
+        b"HTTP/1.1 200 ",
+    ),
+    "a part of a body": ([head("content-length: 10") + b"\r\n{"], b"HTTP/1.1 408 "),
+    "a part of a chunk": ([head("transfer-encoding: chunked") + b"\r\n5\r\n{"], b"HTTP/1.1 408 "),
+}
+
+
+def test_a_request_that_does_not_end_is_let_go() -> None:
+    with open_to_all(1.0) as url, ThreadPoolExecutor(len(UNENDED)) as clients:
+        said = {name: clients.submit(talk, url, *pieces) for name, (pieces, _) in UNENDED.items()}
+        for name, (_, answer) in UNENDED.items():
+            assert said[name].result().startswith(answer), name
+
+
+def test_a_head_without_end_is_let_go() -> None:
+    with open_to_all(60) as url:
+        said = talk(url, b"GET /v1/models HTTP/1.1\r\n", *([b"x-more: " + b"x" * 0xFFFF + b"\r\n"] * 400))
+    assert said == b"" or said.startswith(b"HTTP/1.1 4")
 
 
 def test_an_episode_whose_first_prompt_does_not_fit_is_dropped_for_that() -> None:

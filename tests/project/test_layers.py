@@ -27,6 +27,7 @@ LAYERS = (
         "segments",
         "void_turns",
         "plain_text",
+        "loopback",
         "regex_budget",
         "nearest",
         "missing_files",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,9 +34,9 @@ def served(folder: Path) -> Iterator[int]:
         report.close()
 
 
-def get(port: int, path: str, host: str | None = None) -> tuple[HTTPResponse, bytes]:
+def get(port: int, path: str, host: str | None = None, **headers: str) -> tuple[HTTPResponse, bytes]:
     connection = HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    connection.request("GET", path, headers=headers if host is None else {"Host": host, **headers})
     answer = connection.getresponse()
     return answer, answer.read()
 
@@ -58,6 +60,26 @@ def test_nobody_else_is_served(tmp_path: Path) -> None:
     with served(record_run(tmp_path / "run", steps=1)) as port:
         for host in (f"evil.example:{port}", "evil.example", f"127.0.0.1.evil.example:{port}", ""):
             assert get(port, "/", host)[0].status == 403, host
+        assert get(port, "/state", Origin="https://evil.example")[0].status == 403
         for path in ("/../episodes.jsonl", "/episodes.jsonl", "/%2e%2e/steps.jsonl"):
             assert get(port, path)[0].status == 404, path
         assert get(port, "/", f"localhost:{port}")[0].status == 200
+
+
+HANG_UPS = {
+    "before it asks": b"",
+    "in the head": b"GET / HT",
+    "before it reads": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "before it reads a refusal": b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("when", HANG_UPS)
+def test_a_reader_that_hangs_up_prints_nothing(when: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with served(record_run(tmp_path / "run", steps=1, said=lambda text: text + "x" * 10_000)) as port:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as reader:
+                reader.sendall(HANG_UPS[when])
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+        assert get(port, "/state")[0].status == 200
+    assert capfd.readouterr().err == ""

@@ -19,6 +19,9 @@ class Words:
         self.encoded = 0
         self.words: list[str] = []
 
+    def __len__(self) -> int:
+        return len(self.words)
+
     def encode(self, text: str, **_: Any) -> list[int]:
         self.encoded += len(text)
         ids = []

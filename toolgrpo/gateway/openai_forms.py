@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from toolgrpo.tools.bounds import read_json
 from toolgrpo.trajectory import Message
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "chunks_of",
     "error_body",
     "model_list",
+    "read_arguments",
     "read_chat",
     "read_text",
     "text_answer_of",
@@ -116,11 +118,11 @@ class _Body(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
     return_token_ids: bool | None = False
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
 
     def sampling(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
@@ -237,8 +239,10 @@ def _message(message: Mapping[str, Any], place: int) -> Message:
         thought = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thought, str):
             read["reasoning_content"] = thought
-        if message.get("tool_calls"):
-            read["tool_calls"] = [_call(call, place) for call in message["tool_calls"]]
+        if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise Refused(400, "invalid_value", f"messages[{place}].tool_calls must be a list of calls")
+            read["tool_calls"] = [_call(call, place) for call in calls]
     return read
 
 
@@ -267,12 +271,17 @@ def _call(call: Any, place: int) -> dict[str, Any]:
         )
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = str(arguments)
+        arguments = read_arguments(arguments)
     named = {"id": str(call["id"])} if call.get("id") else {}
     return {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def read_arguments(text: str) -> Any:
+    """Return the arguments of a call; those that are no JSON, or beyond all bounds, as the text that they are."""
+    try:
+        return read_json(text)
+    except ValueError:
+        return text
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 from toolgrpo.engines.base import FinishReason, Sample
-from toolgrpo.gateway.openai_forms import Said
+from toolgrpo.gateway.openai_forms import Said, read_arguments
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.trajectory import Message
 
@@ -54,6 +53,6 @@ def as_repeated(said: Said) -> Message:
     message: Message = {"role": "assistant", "content": said.content}
     if said.calls:
         message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in said.calls
+            {"function": {"name": call.name, "arguments": read_arguments(call.arguments)}} for call in said.calls
         ]
     return message

@@ -5,20 +5,22 @@ loop; only reading, writing and waiting happen here. So a request costs its engi
 than a turn of our own episodes does, and an engine that steps on its loop does not hold up HTTP.
 
 Invariants: every request is answered, in OpenAI's form, errors too; one whose client goes away is
-cancelled, down to the engine; nobody outside this machine can connect, unless `host` says so.
+cancelled, down to the engine; one that does not arrive, or not to its end, is let go; nobody outside
+this machine can connect, unless `host` says so, and no web page (`toolgrpo.loopback`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.openai_forms import (
@@ -36,6 +38,8 @@ from toolgrpo.gateway.openai_forms import (
     text_answer_of,
     text_chunks_of,
 )
+from toolgrpo.loopback import is_foreign
+from toolgrpo.tools.bounds import read_json
 
 try:
     import uvicorn
@@ -43,6 +47,7 @@ try:
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ImportError as error:
     raise ConfigError(
         f"the gateway needs starlette and uvicorn ({error}); install them: pip install 'toolgrpo[gateway]'"
@@ -54,7 +59,10 @@ _REMEMBERED_KEYS = 100_000  # of episodes that have ended
 _WAITING = 1024  # connections
 _STOP_S = 10.0
 _STILL_HERE_S = 10.0  # a stream says so this often while a turn is sampled
+_PATIENCE_S = 60.0  # for a request to arrive
+_MAX_HEAD_BYTES = 1024 * 1024
 _MAX_BODY_BYTES = 64 * 1024 * 1024
+_HALF_A_CHARACTER = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # or one of a pair, which is looked into
 
 
 class Speaker(Protocol):
@@ -75,10 +83,19 @@ class Endpoint:
     """Serves the sessions that are admitted to it. `everyone` answers requests without a known key."""
 
     def __init__(
-        self, models: Sequence[str], window: int, *, host: str = "127.0.0.1", port: int = 0, everyone: bool = False
+        self,
+        models: Sequence[str],
+        window: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        everyone: bool = False,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._models = tuple(models)
         self._window = window
+        self._host = host
+        self._patience_s = patience_s
         self._everyone = everyone
         self._admitted: dict[str, _Admitted] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED_KEYS)
@@ -95,6 +112,8 @@ class Endpoint:
                 ],
                 exception_handlers={404: _not_found, 405: _not_found, Exception: _failed},
             ),
+            http=type("Connection", (_Connection,), {"patience_s": patience_s}),
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -132,7 +151,7 @@ class Endpoint:
     # --- requests -------------------------------------------------------------------------------------
 
     async def _list_models(self, request: Request) -> Response:
-        return await _answered(self._models_for, request)
+        return await self._answered(self._models_for, request)
 
     async def _models_for(self, request: Request) -> Response:
         self._speaker(request)
@@ -144,26 +163,59 @@ class Endpoint:
             name = self._served(request.path_params["name"])
             return JSONResponse(model_list([name], self._window)["data"][0])
 
-        return await _answered(show, request)
+        return await self._answered(show, request)
 
     async def _chat(self, request: Request) -> Response:
         async def chat(request: Request) -> Response:
             admitted = self._speaker(request)
-            asked, form = read_chat(await _body(request), secrets.token_hex(8))
+            asked, form = _read(read_chat, await self._body(request))
             self._served(form.model)
             return await _spoken(request, admitted.loop, admitted.speaker.chat(asked), form, answer_of, chunks_of)
 
-        return await _answered(chat, request)
+        return await self._answered(chat, request)
 
     async def _text(self, request: Request) -> Response:
         async def text(request: Request) -> Response:
             admitted = self._speaker(request)
-            asked, form = read_text(await _body(request), secrets.token_hex(8))
+            asked, form = _read(read_text, await self._body(request))
             self._served(form.model)
             said = admitted.speaker.text(asked)
             return await _spoken(request, admitted.loop, said, form, text_answer_of, text_chunks_of)
 
-        return await _answered(text, request)
+        return await self._answered(text, request)
+
+    async def _answered(self, handle: Callable[[Request], Coroutine[Any, Any, Response]], request: Request) -> Response:
+        try:
+            if is_foreign(request.headers.get("host"), request.headers.get("origin"), served_on=self._host):
+                raise Refused(403, "foreign_page", "a web page, or another host name, is not answered here", kind=_AUTH)
+            return await handle(request)
+        except Refused as refused:
+            return _refusal(refused)
+        except ClientDisconnect:
+            return Response(status_code=499)
+
+    async def _body(self, request: Request) -> Any:
+        """Return the JSON of a body, which is counted as it comes; half a character in it is replaced."""
+        too_large = Refused(413, "invalid_value", f"the body is larger than {_MAX_BODY_BYTES} bytes")
+        if int(request.headers.get("content-length") or 0) > _MAX_BODY_BYTES:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > _MAX_BODY_BYTES:
+                        raise too_large
+        except TimeoutError as error:
+            late = f"the body has not come to its end within {self._patience_s:g} s"
+            raise Refused(408, "request_timeout", late) from error
+        try:
+            text = body.decode("utf-8-sig")
+            if _HALF_A_CHARACTER.search(text):
+                text = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace").decode()
+            return read_json(text)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "invalid_value", f"the body is no JSON: {error}") from error
 
     def _speaker(self, request: Request) -> _Admitted:
         """Return who answers the key of a request."""
@@ -186,18 +238,58 @@ class Endpoint:
         return name
 
 
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """A connection that is closed where nothing, or only a part of a request's head, comes in time."""
+
+    patience_s = _PATIENCE_S
+    _waiting: asyncio.TimerHandle | None = None
+    _n_bytes = 0  # of a head that has not ended
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before or not (before is None or before.response_complete):
+            self._wait_no_more()  # a request is being read, or answered
+            return
+        self._n_bytes += len(data)
+        if self._n_bytes > _MAX_HEAD_BYTES:
+            self.transport.close()
+        elif self._waiting is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._waiting = asyncio.get_running_loop().call_later(self.patience_s, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting, self._n_bytes = None, 0
+
+
 _AUTH = "authentication_error"
 Answer = Callable[[Said, Form], dict[str, Any]]
 Chunks = Callable[[Said, Form], Iterator[dict[str, Any]]]
 
 
-async def _answered(handle: Callable[[Request], Coroutine[Any, Any, Response]], request: Request) -> Response:
+R = TypeVar("R")
+
+
+def _read(reader: Callable[[Any, str], tuple[R, Form]], body: Any) -> tuple[R, Form]:
+    """Return what a body asks for; whatever is wrong with it is a refusal of this request."""
     try:
-        return await handle(request)
-    except Refused as refused:
-        return _refusal(refused)
-    except ClientDisconnect:
-        return Response(status_code=499)
+        return reader(body, secrets.token_hex(8))
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(400, "invalid_value", f"the request cannot be read: {type(error).__name__}: {error}") from error
 
 
 async def _spoken(
@@ -258,21 +350,13 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _body(request: Request) -> Any:
-    if int(request.headers.get("content-length") or 0) > _MAX_BODY_BYTES:
-        raise Refused(413, "invalid_value", f"the body is larger than {_MAX_BODY_BYTES} bytes")
-    try:
-        return json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, "invalid_value", f"the body is no JSON: {error}") from error
-
-
 def _event(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
 
 
 def _refusal(refused: Refused) -> Response:
-    return JSONResponse(error_body(refused), refused.status)
+    unread = refused.status in (408, 413)  # the rest of such a request is not waited for
+    return JSONResponse(error_body(refused), refused.status, {"connection": "close"} if unread else None)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -24,8 +24,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -48,6 +48,20 @@ from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Tur
 __all__ = ["Session"]
 
 _CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
+
+
+@contextmanager
+def _content() -> Iterator[None]:
+    """Refuse a request whose content cannot be made into tokens, whatever that raises: it ends no episode."""
+    try:
+        yield
+    except Refused:
+        raise
+    except ChatFormatError as error:
+        raise Refused(400, "invalid_value", str(error)) from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise Refused(400, "invalid_value", f"the request cannot be made into tokens: {why}") from error
 
 
 @dataclass(slots=True)
@@ -80,11 +94,9 @@ class Session:
         """Answer a request of messages."""
         async with self._answering():
             thinking = self.episode.enable_thinking if request.enable_thinking is None else request.enable_thinking
-            found = self._said.find(request.messages, request.tools, thinking)
-            try:
+            with _content():
+                found = self._said.find(request.messages, request.tools, thinking)
                 start = self._start(request, thinking, found)
-            except ChatFormatError as error:
-                raise Refused(400, "invalid_value", str(error)) from error
             said, line, attempts = await self._say(start, request)
             self._said.remember(found, as_repeated(said), Place(line, len(line.ids), attempts))
             return said
@@ -92,13 +104,13 @@ class Session:
     async def text(self, request: TextRequest) -> Said:
         """Answer a request of tokens."""
         async with self._answering():
-            prompt = request.prompt
-            ids = self.shared.tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
-            line = self._begins(ids)
-            if line is not None:
-                start = Start(line, tuple(ids[len(line.ids) :]))
-            else:
-                start = Start(Line(self._ledger(ids)), fork="tokens")
+            with _content():
+                ids = self._prompt_ids(request.prompt)
+                line = self._begins(ids)
+                if line is not None:
+                    start = Start(line, tuple(ids[len(line.ids) :]))
+                else:
+                    start = Start(Line(self._ledger(ids)), fork="tokens")
             said, _, _ = await self._say(start, request, raw=True)
             return said
 
@@ -162,6 +174,14 @@ class Session:
             raise Refused(503, "engine_failure", f"{kind}: {error}", kind="server_error") from error
         finally:
             self._open.discard(task)
+
+    def _prompt_ids(self, prompt: Sequence[int] | str) -> Sequence[int]:
+        tokenizer = self.shared.tokenizer
+        if isinstance(prompt, str):
+            return tokenizer.encode(prompt, add_special_tokens=False)
+        if min(prompt) < 0 or max(prompt) >= len(tokenizer):
+            raise Refused(400, "invalid_value", f"the prompt holds ids that are not from 0 to {len(tokenizer) - 1}")
+        return prompt
 
     def _start(self, request: ChatRequest, thinking: bool | None, found: Found[Place]) -> Start:
         """Find out what a request goes on from."""

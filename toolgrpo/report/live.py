@@ -1,8 +1,8 @@
 """Serve a report on this machine while its run goes on: `toolgrpo report OUTPUT_DIR --live`.
 
 The loopback interface only, GET only, two answers: the page, made anew when the recordings have
-grown, and `state`, which changes with them. A request that names another host is refused, so that no
-page of the web can read a run through the browser (DNS rebinding).
+grown, and `state`, which changes with them. A request that a web page made is refused
+(`toolgrpo.loopback`); a reader that hangs up is no error.
 
 Not covered: many readers; each page is made for all of them, one at a time.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from toolgrpo.errors import ToolGRPOError
+from toolgrpo.loopback import is_foreign
 from toolgrpo.observe.line_file import parts
 from toolgrpo.observe.records import episode_files
 from toolgrpo.report.build import build_report
@@ -83,9 +85,16 @@ def live_server(report: LiveReport, port: int = 0) -> ThreadingHTTPServer:
     class Answers(_Answers):
         source = report
 
-    server = ThreadingHTTPServer((_HOST, port), Answers)
-    server.daemon_threads = True
-    return server
+    return _Server((_HOST, port), Answers)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print an error, unless the reader has hung up or does not read."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -95,20 +104,20 @@ class _Answers(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        host = (self.headers.get("Host") or "").rpartition(":")[0]
-        if host not in (_HOST, "localhost"):
+        if is_foreign(self.headers.get("Host"), self.headers.get("Origin")):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this report is served to this machine only\n")
-            return
+        elif self.path not in ("/", "/state"):
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is only /\n")
+        else:
+            self._answer(*self._made())
+
+    def _made(self) -> tuple[HTTPStatus, str, bytes]:
         try:
             if self.path == "/":
-                self._answer(HTTPStatus.OK, "text/html; charset=utf-8", self.source.page())
-            elif self.path == "/state":
-                state = json.dumps({"state": self.source.state()}).encode()
-                self._answer(HTTPStatus.OK, "application/json", state)
-            else:
-                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is only /\n")
+                return HTTPStatus.OK, "text/html; charset=utf-8", self.source.page()
+            return HTTPStatus.OK, "application/json", json.dumps({"state": self.source.state()}).encode()
         except (ToolGRPOError, OSError) as error:
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", f"{error}\n".encode())
+            return HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", f"{error}\n".encode()
 
     def log_message(self, format: str, *values: object) -> None:
         """Say nothing of each request."""

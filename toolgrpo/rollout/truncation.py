@@ -14,7 +14,9 @@ _HALF_A_CHARACTER = "\ufffd"  # what a cut between the tokens of one character l
 
 
 class TextTokenizer(Protocol):
-    """The two sides of a tokenizer that cutting needs."""
+    """The two sides of a tokenizer, and how many ids it has."""
+
+    def __len__(self) -> int: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
 

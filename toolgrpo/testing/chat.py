@@ -41,6 +41,9 @@ class ByteChat:
         """Return any ids in readable form: `|` ends a turn, `>` opens one."""
         return bytes({256: ord("|"), 257: ord(">")}.get(i, i) for i in ids).decode(errors="replace")
 
+    def __len__(self) -> int:
+        return 258
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return list(text.encode())
 

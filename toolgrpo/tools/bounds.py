@@ -46,6 +46,10 @@ def beyond_bounds(value: object) -> str | None:
         if isinstance(node, Mapping | list | tuple):
             if depth > MAX_DEPTH:
                 return _TOO_DEEP
+            if isinstance(node, list) and set(map(type, node)) == {int}:  # token ids come by the thousand
+                if max(map(abs, node)) >= _TOO_LARGE:
+                    return _TOO_MANY_DIGITS
+                continue
             members = node
             if isinstance(node, Mapping):
                 pending += [(key, depth + 1) for key in node]
