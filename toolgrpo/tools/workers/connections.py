@@ -72,7 +72,7 @@ class WorkerLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._reader.feed(data):
-                self._on_message(message)
+                self._on_message(_checked(message))
         except WireError:
             if self._transport is not None:
                 self._transport.abort()
@@ -82,10 +82,18 @@ class WorkerLink(asyncio.Protocol):
         self._on_hung_up()
 
     def _read_rest(self) -> None:
-        with suppress(OSError, WireError, TypeError, KeyError):  # what a tool wrote there may be anything
+        with suppress(OSError, WireError):  # what a tool wrote there may be anything
             while chunk := self._sock.recv(1 << 18, socket.MSG_DONTWAIT):
                 for message in self._reader.feed(chunk):
-                    self._on_message(message)
+                    self._on_message(_checked(message))
+
+
+def _checked(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls are numbers and whose reason is text; a tool may have written any other."""
+    numbers = (message[name] for name in ("begun", "returned", "id") if name in message)
+    if any(type(number) is not int for number in numbers) or not isinstance(message.get("retire"), str | None):
+        raise WireError("a frame has no number where that of a call was expected")
+    return message
 
 
 class SupervisorLink:
