@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import io
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -239,6 +240,26 @@ def test_streams_that_it_replaces_are_put_back_and_it_is_said_once(monkeypatch: 
     assert said == [
         f"reward replacing (here) changed sys.{name}, which is put back each time" for name in ("stdout", "stderr")
     ]
+
+
+def test_the_folder_and_the_handlers_that_it_changes_are_put_back(tmp_path: Path) -> None:
+    changed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGCHLD)
+    handled = [signal.getsignal(number) for number in changed]
+
+    def reward(completions: Any) -> list[float]:
+        os.chdir(tmp_path)
+        for number in changed:
+            signal.signal(number, lambda *_: None)
+        return [1.0] * len(completions)
+
+    said: list[str] = []
+    folder = Path.cwd()
+    for _ in range(2):
+        Reward(reward, name="moving", source="here", say=said.append)(completions=COMPLETIONS)
+    assert Path.cwd() == folder
+    assert [signal.getsignal(number) for number in changed] == handled
+    assert len(said) == len(changed) + 1 and all("which is put back each time" in text for text in said)
+    assert any("the working folder" in text for text in said) and any("SIGINT" in text for text in said)
 
 
 def run(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:

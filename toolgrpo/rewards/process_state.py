@@ -1,9 +1,9 @@
 """What a reward function finds in this process is there when it has returned.
 
-Kept: `sys.stdin`, `sys.stdout` and `sys.stderr`, the descriptors 0, 1 and 2, torch's gradient mode
-and default dtype. What was changed is put back, and said once. `os._exit` in the function is an
-error there, not the end of the run; processes that it has forked may end themselves with it, and
-one that comes back from the function ends.
+Kept: `sys.stdin`, `sys.stdout` and `sys.stderr`, the descriptors 0, 1 and 2, the working folder, the
+handlers of signals, torch's gradient mode and default dtype. What was changed is put back, and said
+once. `os._exit` in the function is an error there, not the end of the run; processes that it has
+forked may end themselves with it, and one that comes back from the function ends.
 
 Not covered: `os.abort`, `os.exec*` and signals to this process; everything else that a function can
 change.
@@ -12,12 +12,15 @@ change.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from toolgrpo.errors import RewardError
 
 __all__ = ["THREADS", "caller_of_torch", "guarded_exit", "real_exit", "restored_state"]
 
@@ -34,13 +37,19 @@ _guarded: list[tuple[int, int]] = []  # the process and the thread of each that 
 def restored_state(what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Put back afterwards what the reward `what` has changed, and `say` so."""
     process, streams, torch_before = os.getpid(), _Streams.current(), _modes_of_torch()
+    folder, handlers = _working_folder(), _handlers()
     try:
         with guarded_exit():
             yield
     finally:
         if os.getpid() != process:  # a second trainer would go on from here
             real_exit(1)
-        changed = [*streams.restore(), *_restore_torch(torch_before)]
+        changed = [
+            *streams.restore(),
+            *_restore_torch(torch_before),
+            *_restore_handlers(handlers),
+            *_restore_folder(folder),
+        ]
         for change in changed:
             text = f"{what} changed {change}, which is put back each time"
             if text not in _already_said:
@@ -128,6 +137,39 @@ def _is_same_file(fd: int, copy: int) -> bool:
         return os.path.samestat(os.fstat(fd), os.fstat(copy))
     except OSError:
         return False
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return None
+
+
+def _restore_folder(before: str | None) -> list[str]:
+    if before is None or _working_folder() == before:
+        return []
+    try:
+        os.chdir(before)
+    except OSError as error:
+        raise RewardError(f"the working folder {before} cannot be entered again: {error.strerror}") from error
+    return ["the working folder"]
+
+
+def _handlers() -> dict[int, Any]:
+    """Return the handler of each signal; None: one that Python did not set, and cannot put back."""
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _restore_handlers(before: dict[int, Any]) -> list[str]:
+    """Put the handlers back; only the main thread can have changed them."""
+    changed = []
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            with suppress(ValueError):
+                signal.signal(number, handler)
+                changed.append(f"the handler of {signal.Signals(number).name}")
+    return changed
 
 
 def _modes_of_torch() -> tuple[bool, Any] | None:
