@@ -6,16 +6,27 @@ changelog.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import DropCause
-from toolgrpo.engines.base import SampleRequest
+from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, FinalEngineError, PluginError
-from toolgrpo.testing import ByteChat, FakeClock, ScriptedEngine, ScriptedReply, ScriptedTools, run_episode
+from toolgrpo.testing import (
+    ByteChat,
+    FakeClock,
+    ScriptedEngine,
+    ScriptedReply,
+    ScriptedTools,
+    run_episode,
+    scripted_runner,
+)
 from toolgrpo.tools.render import cut
 from toolgrpo.trajectory import StopReason, Trajectory
 
@@ -265,6 +276,25 @@ def test_an_engine_that_stays_gone_loses_the_episode_not_its_tokens() -> None:
     assert trajectory.stop_reason is StopReason.ENGINE_FAILURE
     assert trajectory.failure == "EngineError: gone"
     assert ByteChat.text(trajectory.ids) == f"{CALL}|>tool:3|>"
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs"),
+    [
+        *(([65, 256], [-0.5, number]) for number in (math.nan, math.inf, -math.inf, 10**400, "-1", None)),
+        *(([token, 256], [-0.5, -0.5]) for token in (-1, 258, 10**9, 2**70)),
+    ],
+)
+def test_an_engine_that_answers_what_no_model_gives_has_failed(ids: list[Any], logprobs: list[Any]) -> None:
+    engine = ScriptedEngine(lambda request, number: ScriptedReply(ids, logprobs))
+    runner = replace(scripted_runner(engine), vocabulary=258)
+
+    async def ask() -> None:
+        await engine.open()
+        await runner.sample(SampleRequest((1,), 9, (256,), SamplingOptions()))
+
+    with pytest.raises(EngineError, match=r"drew what cannot be trained on: token_\w+\[\d\] is .*; expected an? "):
+        asyncio.run(ask())
 
 
 def test_a_failure_that_the_engine_calls_final_is_not_tried_again() -> None:

@@ -14,14 +14,25 @@ Pure functions; the cost is a few passes over the tokens inside the interpreter'
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from reprlib import Repr
 from typing import Any, NoReturn
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
-from toolgrpo.errors import FinalEngineError
+from toolgrpo.errors import EngineError, FinalEngineError
 
-__all__ = ["LEAST_LOGPROB", "MISSING", "MOST_LOGPROB", "BadAnswer", "Said", "check_request", "checked_sample", "shown"]
+__all__ = [
+    "LEAST_LOGPROB",
+    "MISSING",
+    "MOST_LOGPROB",
+    "BadAnswer",
+    "Said",
+    "check_request",
+    "check_sample",
+    "checked_sample",
+    "shown",
+]
 
 LEAST_LOGPROB = -200.0
 MOST_LOGPROB = 1e-3
@@ -67,6 +78,28 @@ def check_request(request: SampleRequest, max_model_len: int) -> None:
             f"a request of {len(request.ids)} tokens and max_tokens={request.max_tokens} does not fit the context "
             f"window of {max_model_len}; ask for at most {max_model_len - len(request.ids)} tokens"
         )
+
+
+def check_sample(sample: Sample, vocabulary: int | None) -> None:
+    """Raise EngineError for ids that no model has and log-probabilities that are no numbers.
+
+    Our engines never give such; this is for those that others wrote, and costs a few microseconds.
+    `vocabulary` is the number of ids the model has, if it is known.
+    """
+    ids, numbers = sample.ids, sample.logprobs
+    try:
+        good = min(ids, default=0) >= 0 and (vocabulary is None or max(ids, default=0) < vocabulary)
+        good = good and (numbers is None or (len(numbers) == len(ids) and math.isfinite(sum(numbers))))
+    except (TypeError, ValueError, OverflowError):
+        good = False
+    if good:
+        return
+    try:
+        _check_ids(ids, sys.maxsize if vocabulary is None else vocabulary)
+        _checked_logprobs(numbers or ())
+        raise BadAnswer("logprobs", Said(f"{len(numbers or ())} numbers"), f"{len(ids)}, one for each token")
+    except BadAnswer as error:
+        raise EngineError(f"the engine drew what cannot be trained on: {error}") from error
 
 
 def checked_sample(

@@ -44,6 +44,7 @@ class Rollouts:
     tools: ToolProvider | None = None
     closes_tools: bool = True  # False: they belong to somebody who goes on with them
     observers: Observers = field(default_factory=Observers)
+    vocabulary: int | None = None  # how many ids the model has
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     max_concurrent: int | None = None  # episodes at a time; None: all
@@ -120,6 +121,7 @@ class Rollouts:
             options=options,
             tokenizer=self.tokenizer,
             tools=self.tools,
+            vocabulary=self.vocabulary,
             engine_retries=self.engine_retries,
             unmarked_calls=self.unmarked_calls,
             end_at_void_turn=self.end_at_void_turn,

@@ -11,6 +11,7 @@ from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.checks import check_sample
 from toolgrpo.errors import EngineError, FinalEngineError
 from toolgrpo.rollout.episode import play_episode
 from toolgrpo.rollout.limits import EpisodeLimits
@@ -48,6 +49,7 @@ class EpisodeRunner:
     options: SamplingOptions
     tokenizer: TextTokenizer  # long results are cut in its tokens
     tools: ToolProvider | None = None
+    vocabulary: int | None = None  # how many ids the model has
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     end_at_void_turn: bool = False
@@ -72,7 +74,9 @@ class EpisodeRunner:
         for retry in range(self.engine_retries + 1):
             try:
                 with self.waiting:
-                    return await self.engine.sample(request)
+                    sample = await self.engine.sample(request)
+                check_sample(sample, self.vocabulary)
+                return sample
             except EngineError as error:
                 if isinstance(error, FinalEngineError) or retry == self.engine_retries:
                     raise

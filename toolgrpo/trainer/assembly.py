@@ -180,7 +180,7 @@ def open_watchers(
     )
 
 
-def open_rollouts(given: GivenParts, engine: Engine, observers: Observers) -> Rollouts:
+def open_rollouts(given: GivenParts, engine: Engine, observers: Observers, vocabulary: int) -> Rollouts:
     args = given.args
     return Rollouts(
         engine=engine,
@@ -190,6 +190,7 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers) -> Ro
         tools=given.toolbox,
         closes_tools=given.closes_tools,
         observers=observers,
+        vocabulary=vocabulary,
         engine_retries=args.engine_retries,
         unmarked_calls=args.unmarked_calls,
         max_concurrent=args.max_concurrent_episodes,

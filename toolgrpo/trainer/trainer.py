@@ -179,7 +179,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.recorder, self.step_log, self.doctor = watchers.recorder, watchers.step_log, watchers.doctor
         for callback in watchers.callbacks(self._stop, self._checkpoints):
             self.add_callback(callback)
-        self.rollouts = open_rollouts(given, built.engine, watchers.observers(observers))
+        vocabulary = self.policy.base_model.config.get_text_config().vocab_size
+        self.rollouts = open_rollouts(given, built.engine, watchers.observers(observers), vocabulary)
         self._ahead = trl_ahead.open_ahead(self) if args.runs_ahead else None
         self.row_order = None if self._ahead is None else self._ahead.order
         if self.drawing is not None:
