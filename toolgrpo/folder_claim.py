@@ -58,6 +58,8 @@ class FolderClaim:
 
 def claim_folder(folder: Path, process_index: int = 0, *, patience_s: float = _PATIENCE_S) -> FolderClaim:
     """Keep `folder` for this process. Raises ConfigError if another run has it."""
+    if "\0" in str(folder):
+        raise ConfigError(f"the output folder {str(folder)!r} holds a NUL character; give another --output_dir")
     path = folder.resolve() / (".run.lock" if process_index == 0 else f".run.rank{process_index}.lock")
     if _claims[path] > 0:
         return FolderClaim(path, None)

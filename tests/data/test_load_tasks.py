@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from toolgrpo.data import BadRows, load_tasks
+from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards import check_gold, get_reward
 
@@ -44,6 +47,108 @@ def test_an_integer_that_datasets_cannot_read_back_is_an_error(tmp_path: Path) -
     with pytest.raises(DataError, match="an integer of more than 64 bits; write it as text"):
         load_tasks(jsonl(tmp_path / "d.jsonl", {**GOOD, "n": 2**70}))
     assert load_tasks(jsonl(tmp_path / "d.jsonl", {**GOOD, "n": {"k": "9" * 30}}))[0]["n"] == {"k": "9" * 30}
+
+
+UNWRITABLE = {  # values that no file takes, and what is said of them
+    "\ud800": "broken character",
+    "caf\udce9": "broken character",
+    **{f"an integer of {n} digits": "an integer of more than 4300 digits" for n in (4301, 5000, 100_000)},
+    **{f"{n} brackets": "nested too deeply" for n in (101, 900, 5000, 100_000)},
+}
+
+
+def unwritable(name: str) -> str:
+    """Return the JSON text of a value of this name."""
+    digits, brackets = re.fullmatch(r"an integer of (\d+) digits", name), re.fullmatch(r"(\d+) brackets", name)
+    if digits:
+        return "9" * int(digits[1])
+    return "[" * int(brackets[1]) + "]" * int(brackets[1]) if brackets else json.dumps(name)
+
+
+@pytest.mark.parametrize("name", UNWRITABLE)
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_whatever_cannot_be_written_down_is_one_sentence_in_any_column(tmp_path: Path, suffix: str, name: str) -> None:
+    value = unwritable(name)
+    places = [("prompt", value), ("answer", value), ("level", value), ("level", f'[{{"k": {value}}}]')]
+    for column, held in places:
+        row = ", ".join(
+            f'"{key}": {text}' for key, text in ({"prompt": '"q"', "answer": '"1"'} | {column: held}).items()
+        )
+        said_of(tmp_path / f"d.{suffix}", row, UNWRITABLE[name])
+    if value.startswith('"'):
+        said_of(tmp_path / f"d.{suffix}", f'"prompt": "q", {value}: 1', UNWRITABLE[name])
+
+
+def said_of(path: Path, row: str, problem: str) -> None:
+    path.write_text(f"{{{row}}}\n" if path.suffix == ".jsonl" else f"[{{{row}}}]")
+    with pytest.raises(DataError, match=problem) as caught:
+        load_tasks(path)
+    assert len(str(caught.value)) < 400 + len(str(path)) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"prompt": "q", "a\ud800": 1}, "the column name 'a.ud800' has a broken character"),
+        ({"prompt": "q", 5: 1}, "the column name 5 must be text"),
+        ({"prompt": "q", "n": 10**5000}, "the column 'n' cannot be written as JSON"),
+        ({"prompt": "q", "answer": 10**5000}, "the answer cannot be written as JSON"),
+        ({"prompt": [10**5000]}, "the prompt cannot be written as JSON"),
+        ({"prompt": "q", "n": {("a", "b"): 1}}, "the column 'n' cannot be written as JSON"),
+    ],
+)
+def test_rows_from_python_are_looked_at_as_those_of_files(row: Any, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        as_dataset([row], "rows")
+
+
+def test_an_answer_of_many_digits_is_text(tmp_path: Path) -> None:
+    assert load_tasks(jsonl(tmp_path / "d.jsonl", {"prompt": "q", "answer": 10**400}))[0]["answer"] == str(10**400)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("d.jsonl", '{"prompt": "q", "answer": "1", "answer": "2"}', "line 1: .* the key 'answer' stands twice"),
+        ("d.jsonl", '{"prompt": "q", "meta": {"k": 1, "k": 1}}', "the key 'k' stands twice"),
+        ("d.json", '[{"prompt": "q", "prompt": "r"}]', "the key 'prompt' stands twice"),
+        ("d.csv", "prompt,answer,answer\nq,1,2\n", "line 1: two columns have the name 'answer'"),
+    ],
+)
+def test_what_stands_twice_is_told(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=problem):
+        load_tasks(tmp_path / name)
+
+
+def test_columns_of_one_name_in_a_parquet_file_are_told(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = [pyarrow.array([text]) for text in ("q", "1", "2")]
+    table = pyarrow.Table.from_arrays(columns, names=["prompt", "answer", "answer"])
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="two columns have the name 'answer'"):
+        load_tasks(tmp_path / "d.parquet")
+
+
+def test_the_schema_is_made_once_however_many_columns_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    schema = datasets.Features.arrow_schema.fget
+
+    def counted(features: Any) -> Any:
+        made.append(features)
+        return schema(features)
+
+    monkeypatch.setattr(datasets.Features, "arrow_schema", property(counted))
+    few = jsonl(tmp_path / "few.jsonl", GOOD)
+    many = jsonl(tmp_path / "many.jsonl", {**GOOD, **{f"c{number}": number for number in range(100)}})
+    load_tasks(few)
+    n_few = len(made)
+    assert load_tasks(many)[0]["c99"] == 99
+    assert len(made) == 2 * n_few
 
 
 def test_the_same_rows_from_every_kind_of_file(tmp_path: Path) -> None:

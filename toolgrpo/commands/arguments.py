@@ -159,9 +159,10 @@ def check_arguments(
         with contextlib.suppress(OSError):  # another process was first
             for made in missing if script.dry_run else ():
                 made.rmdir()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"--output_dir {config.output_dir} cannot be a folder to write to: {error.strerror}; choose another one"
+            f"--output_dir {config.output_dir} cannot be a folder to write to: {why}; choose another one"
         ) from error
 
 

@@ -23,6 +23,7 @@ from toolgrpo.commands.removed_flags import REMOVED
 from toolgrpo.errors import ConfigError
 from toolgrpo.missing_files import seen_from_here
 from toolgrpo.nearest import nearest
+from toolgrpo.plain_text import check_nesting
 
 __all__ = [
     "ALIASES",
@@ -150,15 +151,18 @@ def _load_yaml(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ConfigError(f"--config {path} has {path.stat().st_size:,} bytes; that is no config file. Is it data?")
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        text = path.read_text(encoding="utf-8")
+        check_nesting(text)
+        content = yaml.load(text, _Loader)
     except FileNotFoundError:
         raise ConfigError(f"--config {path}: there is no such file ({seen_from_here(path)})") from None
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path} is not text (byte {error.start} is no UTF-8); give a YAML file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an integer of 5,000 digits, a date in a 13th month
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise ConfigError(f"--config {path} is not valid YAML: {why}") from error
     if content is None:
         raise ConfigError(f"--config {path} is empty; it should hold lines such as `learning_rate: 1e-5`")
     if not isinstance(content, Mapping):

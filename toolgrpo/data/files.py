@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,10 +45,11 @@ def read_jsonl(path: Path) -> Iterator[RawRow]:
 def read_json(path: Path) -> Iterator[RawRow]:
     """Read a list of JSON objects."""
     try:
-        content = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = json.loads(path.read_bytes(), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
         hint = " (one object per line is called .jsonl)" if getattr(error, "msg", "") == "Extra data" else ""
-        raise DataError(f"{path} is not valid JSON: {error}{hint}") from error
+        where = error if isinstance(error, json.JSONDecodeError) else _problem(error)
+        raise DataError(f"{path} is not valid JSON: {where}{hint}") from error
     if not isinstance(content, list):
         raise DataError(f"{path} must hold a list of rows, but it is a {type(content).__name__}")
     for number, row in enumerate(content, start=1):
@@ -57,6 +59,7 @@ def read_json(path: Path) -> Iterator[RawRow]:
 def read_parquet(path: Path) -> Iterator[RawRow]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            _check_names(f"{path}", file.schema_arrow.names)
             number = 0
             for batch in file.iter_batches(_BATCH):
                 for row in batch.to_pylist():
@@ -72,6 +75,7 @@ def read_csv(path: Path) -> Iterator[RawRow]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             reader = csv.DictReader(file, strict=True)
+            _check_names(f"{path}, line 1", reader.fieldnames or ())
             for row in reader:
                 where = f"{path}, line {reader.line_num}"
                 if None in row or None in row.values():
@@ -131,15 +135,39 @@ def find_files(folder: Path, split: str) -> list[Path]:
 
 def _json_row(where: str, line: bytes) -> RawRow:
     try:
-        return _object_row(where, json.loads(line.decode("utf-8-sig")))
+        return _object_row(where, json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object))
     except UnicodeDecodeError as error:
         return RawRow(where, None, f"it is not UTF-8 text (byte {error.start})")
-    except json.JSONDecodeError as error:
-        return RawRow(where, None, f"it is not valid JSON: {error.msg} at column {error.colno}")
-    except RecursionError:
-        return RawRow(where, None, "it is not valid JSON: nested too deeply")
-    except ValueError as error:  # a number of more than 4300 digits
-        return RawRow(where, None, f"it is not valid JSON: {error}")
+    except (ValueError, RecursionError) as error:
+        return RawRow(where, None, f"it is not valid JSON: {_problem(error)}")
+
+
+def _problem(error: Exception) -> str:
+    """Return what keeps a text from being JSON that can be used, in a few words."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    if "integer string conversion" in str(error):
+        return f"it holds an integer of more than {sys.get_int_max_str_digits()} digits; write it as text"
+    return str(error)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, each of whose keys stands there once: Python would take the last of them, in silence."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"the key {_repeated([name for name, _ in pairs])!r} stands twice in one object")
+    return found
+
+
+def _check_names(where: str, columns: Sequence[str]) -> None:
+    if len(set(columns)) != len(columns):
+        raise DataError(f"{where}: two columns have the name {_repeated(columns)!r}; rename one, or leave it out")
+
+
+def _repeated(names: Sequence[str]) -> str:
+    return next(name for place, name in enumerate(names) if name in names[:place])
 
 
 def _object_row(where: str, row: Any) -> RawRow:

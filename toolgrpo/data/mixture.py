@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from toolgrpo.data.rows import OnBadRow, Row, RowProblem, check_examples, with_opening
 from toolgrpo.errors import DataError
+from toolgrpo.plain_text import check_nesting
 
 __all__ = ["Mixture", "Task", "is_mixture"]
 
@@ -81,12 +82,12 @@ class Mixture:
     @classmethod
     def from_file(cls, path: Path) -> Mixture:
         try:
-            read = yaml.safe_load(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            check_nesting(text)
+            read = yaml.safe_load(text)
             content = _MixtureFile.model_validate({} if read is None else read)
         except OSError as error:
             raise DataError(f"the mixture {path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise DataError(f"the mixture {path} is not valid YAML: {' '.join(str(error).split())}") from error
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}" for detail in error.errors()
@@ -94,6 +95,9 @@ class Mixture:
             raise DataError(
                 f"the mixture {path} is wrong: {problems}. It must hold `tasks:` with `data:` each"
             ) from error
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+            raise DataError(f"the mixture {path} is not valid YAML: {why}") from error
         for task in content.tasks:
             if is_mixture(task.data):
                 raise DataError(f"the mixture {path} names another mixture, {task.data}; put its tasks here")

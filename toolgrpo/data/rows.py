@@ -7,13 +7,15 @@ Invariants of a checked row:
 * `tools` and `hidden_tools`, where there are such columns, are lists of tool names or None;
 * `user_turns`, where there is such a column, is a list of texts that say something, or None;
 * `success_measure`, where there is such a column, names a measure of `measures.py` or is None;
-* every other column is as it was; none has a name that the trainer gives a meaning of its own.
+* every other column is as it was; none has a name that the trainer gives a meaning of its own;
+* every name and value can be written as JSON in UTF-8, of at most `_DEEPEST` levels.
 
 No bad row is skipped silently: it raises, or is handed to `on_bad_row`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +60,7 @@ RESERVED = (
 IMAGE_COLUMNS = ("image", "images")  # of TRL's jobs with models that see
 
 
+_DEEPEST = 100  # levels of lists and objects in a column
 _NO_PROMPT = "it has no 'prompt'"
 _OTHER_NAMES_OF_PROMPT = ("question", "query", "instruction", "problem", "input", "prompts", "messages", "text")
 
@@ -143,6 +146,8 @@ def _most_like_a_prompt(columns: Mapping[str, Any]) -> str:
 def check_row(columns: Mapping[str, Any]) -> Row:
     """Check a row; return it with its prompt as messages and its answer as text."""
     row = dict(columns)
+    for name, value in row.items():
+        _check_column(name, value)
     if "prompt" not in row:
         raise RowProblem(f"{_NO_PROMPT}; its columns are {', '.join(map(str, row)) or '(none)'}")
     row["prompt"] = _messages(row["prompt"])
@@ -223,7 +228,7 @@ def _answer(answer: Any) -> str:
         if not answer.strip():
             raise RowProblem("the answer is empty")
         return answer
-    if isinstance(answer, bool) or (isinstance(answer, (int, float)) and math.isfinite(answer)):
+    if isinstance(answer, int) or (isinstance(answer, float) and math.isfinite(answer)):
         return str(answer)
     raise RowProblem(
         f"the answer must be text or a number, not {_name(answer)}; other values can stand in columns of their own, "
@@ -251,6 +256,40 @@ def _check_user_turns(texts: Any) -> None:
         if not isinstance(text, str) or not text.strip():
             raise RowProblem(f"entry {number} of the column 'user_turns' must be text, not {_name(text)}")
         _check_text(text, f"entry {number} of the column 'user_turns'")
+
+
+def _check_column(name: Any, value: Any) -> None:
+    """Raise RowProblem for a column that cannot be written down, whatever it is for."""
+    if not isinstance(name, str):
+        raise RowProblem(f"the column name {name!r} must be text, not {_name(name)}")
+    _check_text(name, f"the column name {name!r}")
+    if value is None or isinstance(value, float | bool):
+        return
+    if isinstance(value, str):
+        _check_text(value, _column(name))
+        return
+    try:
+        if _depth(value) > _DEEPEST:
+            raise RecursionError
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise RowProblem(f"{_column(name)} has a broken character in it (a lone surrogate)") from error
+    except RecursionError as error:
+        raise RowProblem(f"{_column(name)} is nested too deeply; at most {_DEEPEST} levels are taken") from error
+    except (ValueError, TypeError) as error:  # an integer of too many digits, keys that are no text
+        raise RowProblem(f"{_column(name)} cannot be written as JSON: {str(error)[:100]}") from error
+
+
+def _depth(value: Any, limit: int = _DEEPEST + 1) -> int:
+    """Return how many levels of lists and objects a value has, counted up to a limit."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    if inner is None or limit == 0:
+        return 0
+    return 1 + max((_depth(one, limit - 1) for one in inner if isinstance(one, dict | list)), default=0)
+
+
+def _column(name: str) -> str:
+    return f"the {name}" if name in ("prompt", "answer") else f"the column {name!r}"
 
 
 def _check_text(text: str, what: str) -> None:

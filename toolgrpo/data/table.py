@@ -63,19 +63,17 @@ def write_rows(rows: Callable[[bool], Iterable[Row]]) -> Dataset | None:
             kinds[column] = _widen(kinds.get(column, "null"), _kind([row.get(column) for row in batch]))
     if not kinds:
         return None
-    features = Features({column: FEATURES[kind] for column, kind in kinds.items()})
+    schema = Features({column: FEATURES[kind] for column, kind in kinds.items()}).arrow_schema  # made at each look
+    types = dict(zip(kinds, schema.types, strict=True))
     path = _new_file()
     with (
         storage_errors(f"the rows of the data set, which are kept in {path},", path.parent),
         pyarrow.OSFile(str(path), "wb") as file,
-        pyarrow.ipc.new_stream(file, features.arrow_schema) as writer,
+        pyarrow.ipc.new_stream(file, schema) as writer,
     ):
         for batch in _batches(rows(False)):
-            arrays = [
-                _array([row.get(column) for row in batch], kind, features.arrow_schema.field(column).type)
-                for column, kind in kinds.items()
-            ]
-            writer.write_batch(pyarrow.record_batch(arrays, schema=features.arrow_schema))
+            arrays = [_array([row.get(column) for row in batch], kind, types[column]) for column, kind in kinds.items()]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
     return Dataset.from_file(str(path))
 
 

@@ -31,7 +31,7 @@ def read_report(path: Path) -> dict[str, tuple[int, int]]:
         raise ConfigError(
             f"row_weights: {path} cannot be read: {error.strerror}; give the JSON file that `toolgrpo evaluate` wrote"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"row_weights: {path} is no JSON ({error}); give the file that `toolgrpo evaluate` wrote"
         ) from error
