@@ -2,6 +2,7 @@
 # Start a training run; every argument goes to recipes/train.py.
 #
 #   bash recipes/launch.sh                                                          # the financial example
+#   bash recipes/launch.sh --tools_script my_tools.py --dataset_id_or_path data.jsonl # model, tools, reward and data default one by one
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml                       # what this machine has: CPU, one GPU, or all
 #   bash recipes/launch.sh --config recipes/configs/nano.yaml --max_steps 20        # flags win over the file
 #   LAUNCH=cpu        bash recipes/launch.sh --config ...                           # the CPU
@@ -52,17 +53,52 @@ case "${LAUNCH:-$found}" in
         ;;
 esac
 start=(accelerate launch --quiet --config_file "$launch") # --quiet: an error of the run is said once, by the run
-if [ $# -eq 0 ] && [ -z "${SCRIPT:-}" ]; then
-    case "${LAUNCH:-$found}" in
-        cpu*) example=financial_nano ;;
-        *) example=financial_qwen2.5_0.5b ;;
-    esac
-    echo "no arguments: training the financial example (eight tools, accuracy) with recipes/configs/$example.yaml"
-    echo "your own:     bash recipes/launch.sh --model_name_or_path MODEL --tools_script my_tools.py --reward_fn my_reward.py --dataset_id_or_path data.jsonl"
-    if [ "$example" = financial_nano ] && [ ! -f outputs/financial_nano_shown/model.safetensors ]; then
-        echo "first:        nano is shown worked questions, the last of them with a bad habit that the training is to remove"
+
+words=("$@")
+given() { # whether one of these flags is among the arguments
+    local word
+    for word in ${words[@]+"${words[@]}"}; do
+        word=${word%%=*}
+        if [[ $word == --* && " $* " == *" $(tr - _ <<<"${word#--}") "* ]]; then return 0; fi
+    done
+    return 1
+}
+flags=()
+from_example() { # add these keys of the example as flags, and say the first with how to give another
+    local say=$1 yours=$2 key value
+    shift 2
+    for key in "$@"; do
+        value=$(sed -n "s/^  $key: *//p" "$example" | sed 's/ *#.*//; s/[]["'\'',]//g')
+        if [ -z "$value" ]; then continue; fi
+        # shellcheck disable=SC2206 # a list is several words
+        flags+=("--$key" $value)
+        if [ -n "$say" ]; then printf '%-9s %s, the default (yours: %s)\n' "$say" "$value" "$yours"; fi
+        say=
+    done
+}
+if [ "${SCRIPT:-recipes/train.py}" = recipes/train.py ] && ! given config help && [[ " ${words[*]-} " != *" -h "* ]]; then
+    model_keys="model_name_or_path"
+    tools_keys="tools_script tool_functions_module environment mcp_config agent"
+    reward_keys="reward reward_fn reward_function_name reward_weights"
+    data_keys="dataset_id_or_path"
+    if ! given eval_share; then data_keys+=" eval_dataset_id_or_path eval_questions"; fi
+    example=recipes/configs/financial_qwen2.5_0.5b.yaml
+    if [[ ${LAUNCH:-$found} == cpu* ]] && ! given $model_keys model; then # what nano can do
+        example=recipes/configs/financial_nano.yaml
+        if given $tools_keys dataset_id_or_path; then example=recipes/configs/nano.yaml; fi
+    fi
+    if ! given $model_keys model; then
+        from_example model "--model_name_or_path MODEL" $model_keys
+        settings=$(sed -n 's/^  \([a-z0-9_]*\):.*/\1/p' "$example" | grep -vxE "$(tr ' ' '|' <<<"$model_keys $tools_keys $reward_keys $data_keys eval_.*")")
+        from_example "" "" $settings
+        echo "settings  of $example, the default (yours: --learning_rate 1e-5 and so on)"
+    fi
+    if ! given $tools_keys; then from_example tools "--tools_script my_tools.py" $tools_keys; fi
+    if ! given $reward_keys environment agent; then from_example reward "--reward_fn my_reward.py" $reward_keys; fi
+    if ! given dataset_id_or_path; then from_example data "--dataset_id_or_path data.jsonl" $data_keys; fi
+    if [[ " ${flags[*]-} " == *" outputs/financial_nano_shown "* ]] && [ ! -f outputs/financial_nano_shown/model.safetensors ]; then
+        echo "first:    nano is shown worked questions, the last of them with a bad habit that the training is to remove"
         "${start[@]}" recipes/sft.py --config recipes/configs/sft/financial_nano.yaml
     fi
-    set -- --config "recipes/configs/$example.yaml"
 fi
-exec "${start[@]}" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" "$@"
+exec "${start[@]}" ${processes[@]+"${processes[@]}"} "${SCRIPT:-recipes/train.py}" ${flags[@]+"${flags[@]}"} "$@"

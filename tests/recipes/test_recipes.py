@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -243,12 +244,9 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
         one, many = (int(launch("--config", "f", LAUNCH="cpu", PROCESSES=n).stdout) for n in ("1", "999"))
         assert one >= 1 and many == 1
     (tmp_path / "accelerate").write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n')
-    for given, example in (("cpu", "financial_nano"), ("single_gpu", "financial_qwen2.5_0.5b")):
-        alone = launch(LAUNCH=given).stdout
-        assert alone.endswith(f"recipes/train.py\n--config\nrecipes/configs/{example}.yaml\n")
-        assert "eight tools, accuracy" in alone and "--tools_script my_tools.py" in alone
-        shown = "recipes/sft.py\n--config\nrecipes/configs/sft/financial_nano.yaml\n"
-        assert (shown in alone) == (given == "cpu"), "nano is shown the form first"
+    (tmp_path / "copy" / "recipes" / "configs").symlink_to(ROOT / "recipes" / "configs")
+    for kind in ("cpu", "single_gpu"):
+        check_defaults(kind, lambda *arguments, kind=kind: launch(*arguments, LAUNCH=kind).stdout.splitlines())
     sft = flat(ROOT / "recipes" / "configs" / "sft" / "financial_nano.yaml")
     assert sft["output_dir"] == flat(ROOT / "recipes" / "configs" / "financial_nano.yaml")["model_name_or_path"]
     (tmp_path / "copy" / sft["output_dir"]).mkdir(parents=True)
@@ -269,6 +267,44 @@ def test_the_launch_script_passes_its_arguments_on(tmp_path: Path) -> None:
     assert wrong.returncode == 2 and "there is no recipes/accelerate/gpu.yaml" in wrong.stderr
     for name in ("cpu", "single_gpu", "multi_gpu", "zero3"):
         assert f"LAUNCH={name}" in script.read_text()
+
+
+def check_defaults(kind: str, launch: Callable[..., list[str]]) -> None:
+    """Model, tools, reward and data default one by one, in a line each."""
+    own = {"model": "model_name_or_path", "tools": "tools_script", "reward": "reward_fn", "data": "dataset_id_or_path"}
+    for share in product((False, True), repeat=4):
+        given = {name: flag for (name, flag), mine in zip(own.items(), share, strict=True) if mine}
+        lines = launch(*(word for flag in given.values() for word in (f"--{flag}", "mine")))
+        words = lines[len(lines) - lines[::-1].index("launch") :]
+        assert {name for name in own if any(line.startswith(f"{name:<9} ") for line in lines)} == own.keys() - given
+        assert Counter(words)["mine"] == len(given)
+        for name, flags in (*((name, (flag,)) for name, flag in own.items()), ("reward", ("reward", "reward_fn"))):
+            if name != "reward" or len(flags) == 2:
+                assert sum(words.count(f"--{flag}") for flag in flags) == 1, (name, given)
+        nano_alone = kind == "cpu" and "model" not in given
+        example = "financial_qwen2.5_0.5b" if not nano_alone else "financial_nano"
+        example = "nano" if nano_alone and given.keys() & {"tools", "data"} else example
+        config = flat(ROOT / "recipes" / "configs" / f"{example}.yaml")
+        taken = parse_flags(words[words.index("recipes/train.py") + 1 :])
+        left_out = {"reward_weights"} if "reward" in given else set()
+        left_out |= {key for key in config if "data" in given and key.startswith("eval_")}
+        for key in config.keys() - own.values() - {"reward"} - left_out:
+            wanted = config[key] if "model" not in given or key.startswith("eval_") else None
+            assert (key in taken) == (wanted is not None) and (wanted is None or taken[key] == wanted), (key, given)
+        for key in left_out:
+            assert key not in taken
+        if example == "financial_nano":
+            assert "recipes/configs/sft/financial_nano.yaml" in lines, "nano is shown the form first"
+
+
+def parse_flags(words: list[str]) -> dict[str, Any]:
+    from trl import ModelConfig
+
+    from toolgrpo.commands.arguments import ScriptArguments
+    from toolgrpo.commands.config_files import given_values
+    from toolgrpo.trainer.config import ToolGRPOConfig
+
+    return given_values((ScriptArguments, ToolGRPOConfig, ModelConfig), words)
 
 
 def test_the_example_data_is_what_its_rewards_want(monkeypatch: pytest.MonkeyPatch) -> None:
