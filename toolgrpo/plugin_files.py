@@ -7,22 +7,32 @@ file that was edited meanwhile is loaded anew. Every error names the file, its l
 """
 
 from __future__ import annotations
+import __future__
 
 import hashlib
 import importlib.util
 import sys
 import traceback
+import typing
 from pathlib import Path
 from types import ModuleType
 
 from toolgrpo.errors import PluginError
 from toolgrpo.missing_files import no_python_file
 
-__all__ = ["import_failed", "import_file", "python_file", "user_traceback"]
+__all__ = ["import_failed", "import_file", "missing_import", "python_file", "user_traceback"]
+
+_IMPORTS = {  # of names that files use most, beside modules and those of typing
+    **{"np": "import numpy as np", "pd": "import pandas as pd", "Path": "from pathlib import Path"},
+    **{"Decimal": "from decimal import Decimal", "dataclass": "from dataclasses import dataclass"},
+}
 
 
-def import_file(path: Path) -> ModuleType:
-    """Return the module of a plugin file; `PluginError` if there is none, or if it fails."""
+def import_file(path: Path, *, needs_annotations: bool = False) -> ModuleType:
+    """Return the module of a plugin file; `PluginError` if there is none, or if it fails.
+
+    A name that is missing in annotations alone is no failure, unless the caller `needs_annotations`.
+    """
     path = python_file(path)
     digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
     package = f"_toolgrpo_plugin_{digest}"
@@ -34,17 +44,31 @@ def import_file(path: Path) -> ModuleType:
     sys.modules[package] = folder
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look the module up
     try:
-        spec.loader.exec_module(module)
+        try:
+            return _run(name, path)
+        except NameError:
+            if needs_annotations:
+                raise
+            return _run(name, path, as_text=True)
     except BaseException as error:  # a plugin may raise anything, SystemExit included
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
         raise PluginError(import_failed(str(path), error)) from error
+
+
+def _run(name: str, path: Path, *, as_text: bool = False) -> ModuleType:
+    """Run a file as the module `name`; `as_text`: its annotations stay text, as PEP 563 has it."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look the module up
+    if as_text:
+        flag = __future__.annotations.compiler_flag
+        exec(compile(path.read_bytes(), str(path), "exec", flag, dont_inherit=True), vars(module))
+    else:
+        spec.loader.exec_module(module)
     return module
 
 
@@ -62,6 +86,10 @@ def python_file(path: Path) -> Path:
 
 def import_failed(label: str, error: BaseException) -> str:
     """Return what to say about a plugin that cannot be imported."""
+    if isinstance(error, NameError) and not isinstance(error, UnboundLocalError) and error.name:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        cure = missing_import(error.name) or "import it, or define it above that line."
+        return f"{label} cannot be imported: {frame.filename}, line {frame.lineno} uses {error.name!r}, which it does not have; {cure}"
     missing = ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing = (
@@ -69,6 +97,16 @@ def import_failed(label: str, error: BaseException) -> str:
             f"{sys.executable} -m pip install ..."
         )
     return f"{label} cannot be imported; fix this error in it:\n{user_traceback(error)}{missing}"
+
+
+def missing_import(name: str) -> str | None:
+    """Return which import line a file lacks that uses `name`, or None if that is not known."""
+    line = _IMPORTS.get(name)
+    if name in typing.__all__:
+        line = f"from typing import {name}"
+    elif name in sys.stdlib_module_names:
+        line = f"import {name}"
+    return None if line is None else f"add this line at its top: {line}"
 
 
 def user_traceback(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,15 @@ def test_a_failure_of_the_world_is_no_score() -> None:
         ("def reward_func(:", "SyntaxError: "),
         ("import no_such_module_here", "ModuleNotFoundError"),
         ("raise SystemExit(3)", "SystemExit"),
+        ("ROWS: int = np.zeros(3)", "line 1 uses 'np', which it does not have; add this line at its top: import numpy"),
+        (
+            "import math\nX = json.loads('1')",
+            "line 2 uses 'json', which it does not have; add this line at its top: import",
+        ),
+        (
+            "@cached\ndef reward_func(completions): return []",
+            "line 1 uses 'cached', which it does not have; import it, or",
+        ),
     ],
 )
 def test_a_reward_file_that_cannot_be_used(tmp_path: Path, text: str, part: str) -> None:
@@ -99,6 +109,19 @@ def test_a_reward_file_that_cannot_be_used(tmp_path: Path, text: str, part: str)
     with pytest.raises(PluginError) as caught:
         load_reward(path)
     assert part in str(caught.value) and str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["List", "Dict", "Any", "Optional", "np", "torch", "Trajectory"])
+def test_names_in_annotations_need_no_import(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "my_reward.py"
+    hints = (f"{name}[str]", f"list[{name}]", f"{name}.x")
+    for first, second, result in permutations(hints):
+        path.write_text(
+            f"LIMIT: {first} = 1\nclass Helper:\n    field: {second}\n    def of(self, x: {result}) -> {first}: return 0.5\n"
+            f"def reward_func(completions: {first}, answer: {second}, **kwargs: {result}) -> {result}:\n"
+            f"    points: {second} = Helper().of(LIMIT)\n    return [points] * len(completions)\n"
+        )
+        assert call(load_reward(path)) == [0.5] * 3
 
 
 def test_paths_that_are_no_reward_file(tmp_path: Path) -> None:

@@ -59,6 +59,20 @@ def load(path: Path) -> list[str]:
         ),
         ("def f(a: int): ...\nTOOL_FUNCTIONS = [f]", ("my_tools.py:1: tool 'f'", "no docstring")),
         ("import no_such_module_here", ("cannot be imported", "my_tools.py", "line 1", "ModuleNotFoundError")),
+        *(
+            (f"{future}{GOOD.replace('a: int', f'a: {name}')}\nTOOL_FUNCTIONS = [add]", ("my_tools.py", line))
+            for future in ("", "from __future__ import annotations\n")
+            for name, line in (
+                *(
+                    (f"{name}[int]", f"add this line at its top: from typing import {name}")
+                    for name in ("List", "Optional")
+                ),
+                *((name, f"add this line at its top: from typing import {name}") for name in ("Any", "Dict")),
+                ("np.ndarray", "add this line at its top: import numpy as np"),
+                ("decimal.Decimal", "add this line at its top: import decimal"),
+                ("Missing", "'Missing'"),
+            )
+        ),
         ("def broken(:", ("cannot be imported", "SyntaxError", "my_tools.py")),
         ("raise SystemExit(3)", ("cannot be imported", "SystemExit: 3")),
         ("1 / 0", ("cannot be imported", "line 1", "1 / 0", "ZeroDivisionError")),
@@ -71,6 +85,8 @@ def test_errors_name_the_file_and_what_to_do(tmp_path: Path, text: str, says: tu
         load(path)
     for part in says:
         assert part in str(caught.value)
+    if isinstance(caught.value.__cause__, NameError):
+        assert "Traceback" not in str(caught.value)
     assert "importlib" not in str(caught.value) and "toolgrpo/tools/loading" not in str(caught.value)
 
 

@@ -73,7 +73,7 @@ def load_functions(source: PluginSource) -> list[LoadedTool]:
 def import_source(source: PluginSource) -> ModuleType:
     """Import the module of a path or of a module name."""
     if source.path is not None:
-        return import_file(Path(source.path))
+        return import_file(Path(source.path), needs_annotations=True)
     assert source.module is not None
     search_beside_the_command()
     try:
