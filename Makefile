@@ -80,9 +80,12 @@ lock: setup
 	@for name in llm llama-cpp-python; do echo "$$name; sys_platform == 'never'"; done > build/overrides-cuda.txt
 	@{ cat build/overrides-cuda.txt; echo "torch==2.13.0+cpu"; \
 	   for name in torchvision torchaudio torchcodec triton; do echo "$$name; sys_platform == 'never'"; done; } > build/overrides-cpu.txt
+	@for lock in requirements.lock requirements-cuda.lock; do grep '^#' $$lock > build/$$lock.head; done
 	@$(COMPILE) --extra cpu --override build/overrides-cpu.txt $(UVFLAGS) -o requirements.lock
 	@$(COMPILE) --extra cuda --override build/overrides-cuda.txt $(UVFLAGS) -o requirements-cuda.lock
-	@for lock in requirements.lock requirements-cuda.lock; do grep -h "==" recipes/bfcl/requirements.txt recipes/environments/requirements.txt >> $$lock; done
+	@for lock in requirements.lock requirements-cuda.lock; do \
+	   { cat build/$$lock.head; grep -v '^#' $$lock; grep -h "==" recipes/bfcl/requirements.txt recipes/environments/requirements.txt; } > build/$$lock; \
+	   cp build/$$lock $$lock; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
