@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.test_bad_input import TABLE, arguments, load, wrong_files  # noqa: F401  # a fixture
-from toolgrpo.commands.early_values import check_values
+from toolgrpo.commands.early_values import early_errors
 from toolgrpo.commands.flag_table import read_kinds, read_names
 from toolgrpo.errors import ToolGRPOError
 
@@ -16,11 +16,8 @@ def early(argv: list[str], command: str = "train") -> str | None:
     """Return what is said of a command line before the imports."""
     names = read_names(command)
     assert names is not None
-    try:
-        check_values(command, argv, names, read_kinds(command))
-    except ToolGRPOError as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+    errors = early_errors(command, argv, names, read_kinds(command))
+    return f"{type(errors[0]).__name__}: " + "\n".join(map(str, errors)) if errors else None
 
 
 def late(flags: str, folder: Path) -> str | None:
@@ -94,14 +91,14 @@ def test_a_flag_stands_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("dataset_id_or_path: none.jsonl\ntools_script: none.py\nreward_fn: [none.py]\n")
     (tmp_path / "is.py").touch()
-    flags = [*("--dataset_id_or_path", "arithmetic"), *("--tools_script", str(tmp_path / "is.py"))]
+    flags = [*("--dataset_id_or_path", "arithmetic"), *("--tools_script", str(tmp_path / "is.py")), "--model=nano"]
     assert early(["--config", str(file), *flags, "--reward_fn", str(tmp_path / "is.py")]) is None
     said = early(["--config", str(file), *flags])
     assert said is not None and "none.py" in said
 
 
 def test_a_check_that_reports_in_json_reports_of_files() -> None:
-    missing = ["--tools_script", "none.py"]
+    missing = ["--tools_script", "none.py", "--model", "nano", "--dataset_id_or_path", "arithmetic"]
     assert early(missing, "check") is not None and early([*missing, "--json"], "check") is None
 
 
@@ -127,3 +124,41 @@ def test_a_name_like_it_that_lies_beside_is_told(tmp_path: Path) -> None:
         assert said is not None and f"did you mean {tmp_path / there}?" in said
     said = early(["--tools_script", str(tmp_path / "quite_another.py")])
     assert said is not None and "did you mean" not in said
+
+
+DEFECTS = {
+    "  batch_size: 4": "'batch_size'; write per_device_train_batch_size",
+    "  wombat: 1": "unknown key 'wombat'; the nearest known key is",
+    "  num_generations: eight": "num_generations must be a whole number, got 'eight'",
+    "  lr: 1e-5\n  learning_rate: 2e-5": "'learning_rate' is given twice ('learning_rate'); keep one",
+    "  num_iterations: 100": "write max_steps 100",
+    "  data: {max_rows: 3}": "it is a heading, and stands one level too deep, under 'training'",
+    "  bf16: 7": "bf16 must be true or false, got 7",
+    "modle: {dtipe: bf16}": "unknown heading 'modle'",
+    "tools: {tools_script: none.py}": "No such file: ",
+}
+
+
+@pytest.mark.parametrize("missing", ["", "model_name_or_path", "dataset_id_or_path"])
+def test_everything_that_is_wrong_is_told_at_once(missing: str, tmp_path: Path) -> None:
+    """Every choice of the mistakes, each told once, and nothing else."""
+    file = tmp_path / "seed.yaml"
+    good = {"model_name_or_path": "model: {model_name_or_path: nano, lora_r: 8, lora_alpha: 16}"}
+    good["dataset_id_or_path"] = "data: {dataset: arithmetic}"
+    for chosen in range(1, 2 ** len(DEFECTS)):
+        lines = [line for number, line in enumerate(DEFECTS) if chosen >> number & 1]
+        under = sorted(lines, key=lambda line: not line.startswith(" "))
+        file.write_text("\n".join([*(text for name, text in good.items() if name != missing), "training:", *under]))
+        said = early(["--config", str(file)])
+        assert said is not None
+        for line, words in DEFECTS.items():
+            assert said.count(words) == (line in lines), (words, said)
+        extra = ("modle: {dtipe: bf16}" in lines) + (missing != "")
+        assert len(said.splitlines()) == len(lines) + extra, said
+    assert f"--{missing} is missing" in said or not missing
+
+
+def test_flags_mend_what_the_file_has(tmp_path: Path) -> None:
+    file = tmp_path / "seed.yaml"
+    file.write_text("model: {name: nano}\ntraining: {num_iterations: 100}\n")
+    assert early(["--config", str(file), "--dataset_id_or_path", "arithmetic", "--num_iterations", "1"]) is None

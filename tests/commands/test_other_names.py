@@ -9,6 +9,7 @@ import pytest
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.config_files import given_values
 from toolgrpo.commands.other_names import ANSWERS, MEANS, UNDER_HEADING
 from toolgrpo.commands.removed_flags import REMOVED
 from toolgrpo.errors import ConfigError
@@ -26,7 +27,8 @@ training:
   group_size: 4
   kl_coef: 0.04
 """
-FIELDS = {field.name for kind in (ScriptArguments, ToolGRPOConfig, ModelConfig) for field in dataclasses.fields(kind)}
+KINDS = (ScriptArguments, ToolGRPOConfig, ModelConfig)
+FIELDS = {field.name for kind in KINDS for field in dataclasses.fields(kind)}
 
 
 def parse(folder: Path, text: str, *flags: str) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
@@ -44,6 +46,21 @@ def test_an_older_file_is_understood(tmp_path: Path) -> None:
     assert (model.model_name_or_path, model.dtype) == ("nano", "float32")
     assert (script.dataset_id_or_path, script.max_rows) == ("arithmetic", 64)
     assert (config.learning_rate, config.num_generations, config.beta) == (2e-5, 4, 0.04)
+
+
+@pytest.mark.parametrize(
+    "keys", ["lora_r: 8", "lora_alpha: 32", "lora_r: 8, lora_alpha: 32", "lora_r: 8, lora_dropout: 0.1"]
+)
+def test_lora_of_a_model_is_lora(tmp_path: Path, keys: str) -> None:
+    text = f"model: {{name: nano, {keys}}}\ndata: {{dataset: arithmetic}}\n"
+    assert (
+        parse(tmp_path, text)[2].use_peft
+        and given_values(KINDS, ["--config", str(tmp_path / "recipe.yaml")])["use_peft"]
+    )
+    assert not parse(tmp_path, text, "--use_peft", "false")[2].use_peft, "a flag wins"
+    assert not parse(tmp_path, text.replace(keys, f"{keys}, use_peft: false"))[2].use_peft
+    with pytest.raises(ConfigError, match="but not use_peft"):
+        parse(tmp_path, text.replace("model: {name: nano, ", "model_name_or_path: nano\ntraining: {"))
 
 
 def test_every_key_that_is_not_understood_is_answered_at_once(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from trl import ModelConfig
 
 from toolgrpo.commands.config_files import given_names, parse_args
+from toolgrpo.commands.given_words import is_missing
 from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.errors import ConfigError
 from toolgrpo.tools.base import TOOL_WORKERS
@@ -148,7 +149,7 @@ def check_arguments(
         ("dataset_id_or_path", script.dataset_id_or_path or (not trains and script.eval_dataset_id_or_path)),
     ):
         if not flag:
-            raise ConfigError(f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml")
+            raise ConfigError(is_missing(name))
     _check_agent(script)
     if script.tools_script and script.tool_functions_module:
         raise ConfigError("--tools_script and --tool_functions_module exclude each other; give one")

@@ -12,8 +12,8 @@ Every field is a flag and a YAML key. On top of TRL's parser this gives:
   (`other_names.py`);
 * an unknown key or flag is an error that names the nearest known one; abbreviated flags are not
   guessed;
-* whatever is wrong is a `ConfigError` of one sentence, also where a dataclass itself refuses its
-  values.
+* whatever is wrong is a `ConfigError`: all that is wrong with the file, a line for each; else one
+  sentence, also where a dataclass itself refuses its values.
 
 Not covered: what the values mean; the dataclasses check that.
 """
@@ -33,11 +33,9 @@ from toolgrpo.commands.given_words import (
     ALIASES,
     HEADINGS,
     Names,
-    key_for,
-    keys_in,
+    file_values,
     split_config,
     unknown_flag,
-    unknown_keys,
 )
 from toolgrpo.commands.known_keys import KnownKey, or_none, said_plainly, takes_none
 from toolgrpo.errors import ConfigError, ToolGRPOError
@@ -95,19 +93,9 @@ def given_values(dataclass_types: tuple[type[Any], ...], argv: Sequence[str]) ->
 def read_config(path: str | Path, known: Iterable[KnownKey]) -> dict[str, Any]:
     """Return the checked values of a YAML file, without its headings."""
     by_name = {key.name: key for key in known}
-    content = keys_in(path, by_name)
-    unknown = unknown_keys(content, path, by_name)
-    if unknown is not None:
-        raise ConfigError(unknown)
-    values: dict[str, Any] = {}
-    for given in content:
-        key = by_name[key_for(given, by_name)]
-        if key.name in values:
-            raise ConfigError(f"{path}: {key.name!r} is given twice ({given.name!r}); keep one")
-        try:
-            values[key.name] = key.check(given.value)
-        except ValueError as error:
-            raise ConfigError(f"{path}: {given.name} {error}") from error
+    values, complaints = file_values(path, by_name, lambda name, value: by_name[name].check(value))
+    if complaints:
+        raise ConfigError("\n".join(complaints))
     return values
 
 

@@ -1,7 +1,7 @@
-"""Values that are wrong whatever PyTorch says, told before the seconds of its import.
+"""Words and values that are wrong whatever PyTorch says, told before the seconds of its import, all at once.
 
-`check_values` looks at numbers, truth values and choices, in the YAML file and on the command line,
-and at files that are not there. Whatever is wrong is told in the sentence of what reads the value
+`early_errors` looks at names, numbers, truth values and choices, in the YAML file and on the command
+line, and at files that are not there. Whatever is wrong is told in the sentence of what reads the value
 later: `known_keys.py` for types, `missing_files.py` and `plugin_files.py` for files.
 
 Not covered: whether a value makes sense; fields that may be of several types; files that a command
@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from toolgrpo.commands.given_words import Names, key_for, keys_in, split_config
+from toolgrpo.commands.given_words import Names, file_values, is_missing, split_config, unknown_flags
 from toolgrpo.commands.known_keys import KnownKey, or_none, said_plainly, takes_none
-from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.commands.other_names import question_iterations
+from toolgrpo.errors import ConfigError, DataError, ToolGRPOError
 from toolgrpo.missing_files import no_conversations, no_data_file, no_mcp_config
 from toolgrpo.plugin_files import python_file
 
-__all__ = ["HINTS", "check_values", "kinds_of"]
+__all__ = ["HINTS", "early_errors", "kinds_of"]
 
 HINTS: Mapping[str, Any] = {
     "int": int,
@@ -36,6 +37,7 @@ HINTS: Mapping[str, Any] = {
 """The hints whose values are looked at, by the names they have in `flags.json`."""
 
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as Transformers reads them
+_NEEDED = dict.fromkeys(("train", "check"), ("model_name_or_path", "dataset_id_or_path"))
 _DATA_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 
 
@@ -50,32 +52,44 @@ def kinds_of(known: Iterable[KnownKey]) -> dict[str, Any]:
     return {"of type": {name: " ".join(names) for name, names in kept.items() if names}, "choices": choices}
 
 
-def check_values(command: str, argv: Sequence[str], names: Names, kinds: Mapping[str, Any]) -> None:
-    """Raise an error of ours for a value that is of the wrong type, or names a file that is not there."""
+def early_errors(command: str, argv: Sequence[str], names: Names, kinds: Mapping[str, Any]) -> list[ToolGRPOError]:
+    """Return an error for each unknown name, each value of the wrong type and each file that is not there."""
     keys = {
         name: KnownKey(name, HINTS[hint], tuple(kinds["choices"][name].split()) if name in kinds["choices"] else None)
         for hint, listed in kinds["of type"].items()
         for name in listed.split()
     }
-    path, words = split_config(argv)
-    values: dict[str, Any] = {}
-    if path is not None:
-        for given in keys_in(path, names.keys):
-            name = key_for(given, names.keys)
-            values[name] = given.value
-            if name in keys and not _is_plain(given.value, keys[name]):
-                try:
-                    keys[name].check(given.value)
-                except ValueError as error:
-                    raise ConfigError(f"{path}: {given.name} {error}") from error
-    values |= _flags(keys.values(), words)
+
+    def check(name: str, value: Any) -> Any:
+        return value if name not in keys or _is_plain(value, keys[name]) else keys[name].check(value)
+
+    errors: list[ToolGRPOError] = []
+    try:
+        path, words = split_config(argv)
+        values, complaints = ({}, []) if path is None else file_values(path, names.keys, check)
+    except ToolGRPOError as error:
+        return [error]
+    errors += map(ConfigError, (*complaints, *unknown_flags(words, names)))
+    try:
+        values |= _flags(keys.values(), words)
+    except ToolGRPOError as error:
+        errors.append(error)
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")} | values.keys()
+    errors += [ConfigError(is_missing(name)) for name in _NEEDED.get(command, ()) if name not in given]
+    iterations = values.get("num_iterations")
+    odd = question_iterations(iterations) if isinstance(iterations, int) else None
+    errors += [] if odd is None else [ConfigError(odd)]
     if "--json" in words:
-        return  # a check answers in its report, of files too
+        return errors  # a check answers in its report, of files too
     for name, look in _FILES.get(command, {}).items():
         given_value = values.get(name)
         for one in given_value if isinstance(given_value, list) else [given_value]:
-            if isinstance(one, str):
-                look(one)
+            try:
+                if isinstance(one, str):
+                    look(one)
+            except ToolGRPOError as error:
+                errors.append(error)
+    return errors
 
 
 def _is_plain(value: Any, key: KnownKey) -> bool:

@@ -1,17 +1,15 @@
 """The words of a command line and of its YAML file, read without PyTorch: which of them nobody knows.
 
-`check_words(argv, known)` runs before the seconds of imports; `config_files.py` reads the values
-later, with the same functions and so the same sentences. What a command knows stands in
-`flags.json` (`flag_table.py`).
-
-Not covered: values.
+`early_values.py` looks at them before the seconds of imports; `config_files.py` reads them later, with
+the same functions and so the same sentences. What a command knows stands in `flags.json`
+(`flag_table.py`).
 """
 
 from __future__ import annotations
 
 import re
 from argparse import ArgumentParser
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +28,18 @@ __all__ = [
     "HEADINGS",
     "GivenKey",
     "Names",
-    "check_words",
-    "key_for",
-    "keys_in",
+    "file_values",
+    "is_missing",
     "split_config",
     "unknown_flag",
-    "unknown_keys",
+    "unknown_flags",
 ]
 
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
+
+_MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
 
 _MAX_CONFIG_BYTES = 1 << 20
 
@@ -62,18 +61,16 @@ class GivenKey:
     value: Any
 
 
-def check_words(argv: Sequence[str], known: Names) -> None:
-    """Raise ConfigError for a key or flag that is not known."""
-    path, words = split_config(argv)
-    complaint = None if path is None else unknown_keys(keys_in(path, known.keys), path, known.keys)
+def unknown_flags(words: Sequence[str], known: Names) -> list[str]:
+    """Return what is said of each flag that nobody knows."""
+    found = []
     for word in words:
         name = word.partition("=")[0]
-        if complaint is not None or word == "--":
+        if word == "--":
             break
         if name.startswith("--") and " " not in word and name[2:].replace("-", "_") not in known.flags:
-            complaint = unknown_flag(name, known)
-    if complaint is not None:
-        raise ConfigError(complaint)
+            found.append(unknown_flag(name, known))
+    return found
 
 
 def unknown_flag(flag: str, known: Names) -> str:
@@ -88,22 +85,60 @@ def unknown_flag(flag: str, known: Names) -> str:
     return f"unknown flag {flag}; the nearest known flag is {near} (--help lists them all)"
 
 
-def unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Collection[str]) -> str | None:
-    """Return what is said of the keys that nobody knows, a line for each; None if all are known."""
+def is_missing(name: str) -> str:
+    """Return what is said where a flag that is needed is not given."""
+    return f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml"
+
+
+def file_values(
+    path: str | Path, known: Collection[str], check: Callable[[str, Any], Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of a YAML file by known key, as `check(key, value)` gives them, and all that
+    is wrong with the file, a line for each. `check` raises ValueError.
+    """
+    content = _keys_in(path, known)
+    complaints = _unknown_keys(content, path, known)
+    values: dict[str, Any] = {}
+    for given in content:
+        name = _key_for(given, known)
+        if name not in known:
+            continue
+        if name in values:
+            complaints.append(f"{path}: {name!r} is given twice ({given.name!r}); keep one")
+            continue
+        values[name] = given.value
+        try:
+            values[name] = check(name, given.value)
+        except ValueError as error:
+            complaints.append(f"{path}: {given.name} {error}")
+    if "use_peft" in known and any(given.heading == "model" and given.name in _MEAN_LORA for given in content):
+        values.setdefault("use_peft", True)
+    return values, complaints
+
+
+def _unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Collection[str]) -> list[str]:
+    """Return what is said of the keys and headings that nobody knows."""
     complaints = []
     for given in content:
-        if key_for(given, known) not in known:
-            if given.name in REMOVED:
-                complaints.append(f"{path}: {given.name} was removed: {REMOVED[given.name]}")
-                continue
-            instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
-            if given.name in HEADINGS and given.heading is not None:
-                instead = f"it is a heading, and stands one level too deep, under {given.heading!r}: indent it less"
-            complaints.append(f"{path}: unknown key {given.name!r}; {instead}")
-    return "\n".join(complaints) or None
+        if _key_for(given, known) in known:
+            continue
+        if given.heading is None and isinstance(given.value, Mapping):
+            complaints.append(
+                f"{path}: unknown heading {given.name!r}; the headings are {', '.join(HEADINGS)} "
+                f"(the nearest is {nearest(given.name, HEADINGS)[0]!r})"
+            )
+            continue
+        if given.name in REMOVED:
+            complaints.append(f"{path}: {given.name} was removed: {REMOVED[given.name]}")
+            continue
+        instead = answer_to(given.name) or f"the nearest known key is {nearest(given.name, known)[0]!r}"
+        if given.name in HEADINGS and given.heading is not None:
+            instead = f"it is a heading, and stands one level too deep, under {given.heading!r}: indent it less"
+        complaints.append(f"{path}: unknown key {given.name!r}; {instead}")
+    return complaints
 
 
-def key_for(given: GivenKey, known: Collection[str]) -> str:
+def _key_for(given: GivenKey, known: Collection[str]) -> str:
     """Return the known key that is meant, or the one that stands there."""
     return meant_by(ALIASES.get(given.name, given.name), given.heading, known)
 
@@ -121,17 +156,15 @@ def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return (paths[0] if paths else None), rest
 
 
-def keys_in(path: str | Path, known: Collection[str]) -> list[GivenKey]:
+def _keys_in(path: str | Path, known: Collection[str]) -> list[GivenKey]:
     """Return the keys of a YAML file, without its headings."""
     found = []
     for name, value in _load_yaml(Path(path)).items():
         if isinstance(value, Mapping) and name in HEADINGS:
             found += [GivenKey(name, str(key), inner) for key, inner in value.items()]
         elif isinstance(value, Mapping) and name not in known:
-            raise ConfigError(
-                f"{path}: unknown heading {name!r}; the headings are {', '.join(HEADINGS)} "
-                f"(the nearest is {nearest(str(name), HEADINGS)[0]!r})"
-            )
+            meant = nearest(str(name), HEADINGS)[0]
+            found += [GivenKey(None, str(name), value), *(GivenKey(meant, str(key), of) for key, of in value.items())]
         elif value is None and name in HEADINGS and name not in known:
             continue  # a heading with nothing under it
         else:

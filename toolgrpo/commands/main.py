@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from toolgrpo.commands.early_values import check_values
+from toolgrpo.commands.early_values import early_errors
 from toolgrpo.commands.flag_table import read_kinds, read_names
-from toolgrpo.commands.given_words import check_words
 from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
-from toolgrpo.errors import ConfigError, ToolGRPOError
+from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
@@ -93,14 +92,10 @@ def _show_help(command: str, theme: str) -> int:
 def _can_be_right(command: str, arguments: list[str]) -> bool:
     """Return whether flags, keys and values can be what the command takes; say what is wrong, before the imports."""
     known = read_names(command)
-    try:
-        if known is not None:
-            check_words(arguments, known)
-            check_values(command, arguments, known, read_kinds(command))
-    except ToolGRPOError as error:
+    errors = [] if known is None else early_errors(command, arguments, known, read_kinds(command))
+    for error in errors:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return False
-    return True
+    return not errors
 
 
 def _train(arguments: list[str]) -> int:
