@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,8 @@ def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
         tmp_path, "--tools_script", str(tmp_path / "my_tools.py"), "--reward_fn", str(tmp_path / "my_reward.py")
     )
     assert "twice(x: integer)" in shown
-    assert f"reward    accuracy: built in\nreward    reward_func: {tmp_path / 'my_reward.py'}\n" in shown
+    assert f"reward    reward_func: {tmp_path / 'my_reward.py'}:1\n" in shown
+    assert re.search(r"^reward    accuracy: built in, .*/toolgrpo/rewards/accuracy\.py:\d+$", shown, re.MULTILINE)
 
 
 def test_several_reward_files_have_names_of_their_own(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_the_rewards_that_tasks_name_are_checked_before_the_first_step(tmp_path:
 def test_a_dry_run_checks_gold_answers_with_each_tasks_own_reward(tmp_path: Path) -> None:
     flags = ("--dry_run", "--reward", "by_task", "--dataset_id_or_path")
     shown = load(tmp_path, *flags, mixture(tmp_path, "reward: gsm8k", "reward: tool_use"))
-    assert "by_task: built in; the gold answers of 8 rows score full marks" in shown
+    assert "reward    by_task: built in, " in shown and "; the gold answers of 8 rows score full marks" in shown
 
 
 def run_parts(folder: Path, *flags: str) -> RunParts:

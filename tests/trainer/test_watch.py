@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import logging
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -17,6 +20,8 @@ from toolgrpo.errors import ConfigError, WorldError
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.records import iter_steps
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
+from toolgrpo.rewards import get_reward
+from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_config, tiny_trainer
 
 
@@ -98,11 +103,52 @@ def test_the_lines_in_a_pipe_stand_alone(learns_nothing: tuple[Any, str, Path]) 
     _, shown, _ = learns_nothing
     lines = shown.splitlines()
     assert [line.split(" ")[0] for line in lines[:5]] == ["model", "data", "tools", "reward", "engine"]
-    assert "add(a, b)" in shown or "add(" in lines[2]
+    assert "add(" in lines[2] and lines[3] == f"reward    zero: {__file__}:{zero.__code__.co_firstlineno}"
     assert lines[5].startswith("off-policy correction: ")
     assert lines[6].split()[:3] == ["step", "reward", "success"]
     assert [line.split()[0] for line in lines if line.strip()[:1].isdigit()] == [f"{n}/5" for n in range(1, 6)]
     assert "{'" not in shown and "\x1b" not in shown
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.WARNING])
+def test_logging_shows_the_run(level: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def by_number(completions: list[Any], **_: Any) -> list[float | None]:
+        return [None if number % 4 == 3 else float(number) for number in range(len(completions))]
+
+    class Batches(Observer):
+        def batch_done(self, batch: RolloutBatch) -> None:
+            batches.append(batch)
+
+    batches: list[RolloutBatch] = []
+    rewards: Any = [get_reward("tool_use"), by_number]
+    with caplog.at_level(level, logger="toolgrpo"):
+        parts = {**TOOLS, "observers": [Batches()]}
+        trainer = tiny_trainer(tmp_path, rewards, calls, parts=parts, max_steps=2, quiet=True)
+        trainer.train()
+        trainer.close()
+    records = [record for record in caplog.records if record.levelno < logging.WARNING]
+    texts = {number: [one.getMessage() for one in records if one.levelno == number] for number in (10, 20)}
+    assert all(importlib.import_module(record.name) for record in records), "loggers have the names of modules"
+    turns = [turn for batch in batches for trajectory in batch.trajectories for turn in trajectory.turns]
+    shown = [text for text in texts[logging.DEBUG] if ", turn " in text]
+    assert len(shown) == (len(turns) if level == logging.DEBUG else 0)
+    assert all("add({" in text and "-> '3'" in text for text in shown if "call add" in text)
+    if level == logging.WARNING:
+        return
+    start, lines = texts[logging.INFO], [text for text in texts[logging.INFO] if text.startswith("step ")]
+    assert any(line.startswith("tools     add(") for line in start)
+    assert any(line.endswith(f"by_number: {__file__}:{by_number.__code__.co_firstlineno}") for line in start)
+    assert any("tool_use: built in, " in line and "rewards/tool_use.py:" in line for line in start)
+    assert len(lines) == len(batches) == 2
+    for line, batch in zip(lines, batches, strict=True):
+        totals = [total for total in batch.totals if total is not None]
+        own = [value for one in batch.episodes if (value := one.rewards["by_number"]) is not None]
+        use = [value for one in batch.episodes if (value := one.rewards["tool_use"]) is not None]
+        for name, values in (("reward", totals), ("by_number", own), ("tool_use", use)):
+            spread = (fmean(values), pstdev(values), min(values), max(values))
+            assert (
+                f"; {name} mean {spread[0]:.4g}, std {spread[1]:.4g}, min {spread[2]:.4g}, max {spread[3]:.4g}" in line
+            )
 
 
 def test_failures_of_the_world_stop_the_run_before_it_trains_on_the_rest(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from toolgrpo.gateway.agents import PROMPT_ROOM, AgentPlayer
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
-from toolgrpo.observe.rollout_lines import RolloutLines
+from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.demand import suit
@@ -224,7 +224,7 @@ class EvaluationRun:
             limits=config.episode_limits(),
             tokenizer=loaded.tokenizer,
             tools=tools,
-            observers=Observers([recorder, progress, *lines]),
+            observers=Observers([recorder, progress, RolloutLog(), *lines]),
             engine_retries=config.engine_retries,
             unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,

@@ -29,6 +29,7 @@ from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
+from toolgrpo.rewards.named import source_text
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.rollout.user_turns import check_user_turns
 from toolgrpo.storage import storage_errors
@@ -182,7 +183,7 @@ class RunParts:
             default = (
                 "; the default, since no --reward and no --reward_fn is given" if self.script.reward_is_default else ""
             )
-            self.terminal.say(f"reward    {reward.name}: {reward.source}{default}{gold}")
+            self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}{gold}")
 
     def check_evaluation(self, heldout: Dataset | None) -> None:
         """Check that there is something to evaluate on during training, where that is wanted."""
@@ -240,6 +241,8 @@ class RunParts:
         model = self.model
         if model.use_peft and not model.lora_target_modules:
             model = replace(model, lora_target_modules=LORA_TARGETS)
+        if model.use_peft:
+            self.terminal.say(f"          LoRA of rank {model.lora_r}")
         return get_peft_config(model)
 
     def _rows(self, spec: str, split: str, limit: int | None) -> Dataset:

@@ -6,7 +6,7 @@ Not covered: what libraries warn of, which goes where it always goes in a progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,16 +42,26 @@ def library_bars_off() -> Iterator[None]:
 
 
 def loaded_lines(
-    *, model: Any, n_rows: int | None, tools: ToolProvider | None, rewards: Sequence[str], engine: str, chat: str
+    *,
+    model: Any,
+    n_rows: int | None,
+    tools: ToolProvider | None,
+    agent: str | None,
+    rewards: Mapping[str, str],
+    engine: str,
+    chat: str,
+    context: str | None,
 ) -> list[str]:
-    """Return what was loaded, a line for each part."""
+    """Return what was loaded, a line for each part; `rewards` says where each of them is from."""
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     shown = signatures_text([] if tools is None else tools.schemas, indent=" " * 10)
     return [
         f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
         *([] if n_rows is None else [f"data      {n_rows} rows"]),
-        f"tools     {shown or 'none'}",
-        f"reward    {', '.join(rewards)}",
+        *([f"tools     {shown or 'none'}"] if agent is None else [f"agent     {agent}"]),
+        *(f"          {notice}" for notice in getattr(tools, "notices", ())),
+        *(f"reward    {reward}: {source}" for reward, source in rewards.items()),
         f"engine    {engine}, {chat} chat format",
+        *([] if context is None else [f"context   {context}"]),
     ]

@@ -1,19 +1,70 @@
-"""A line every so often while a rollout runs, where no bar can be shown: into a pipe or a log.
+"""Lines about rollouts: for a pipe or a log where no bar can be shown, and for Python's `logging`.
 
 A long evaluation is not silent, also while no episode ends for minutes.
+
+The logger has the name of this module, as all loggers of the package have:
+`logging.getLogger("toolgrpo").setLevel(logging.INFO)` is enough to choose.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from statistics import fmean, pstdev
 
+from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
+from toolgrpo.trajectory import Turn
 
-__all__ = ["RolloutLines"]
+__all__ = ["RolloutLines", "RolloutLog"]
 
 _EVERY_S = 20.0
+_SHOWN_CHARS = 500  # of a turn's text, and of each result
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutLog(Observer):
+    """Log the rewards of each batch at INFO, and the turns of each episode at DEBUG."""
+
+    def episode_done(self, event: EpisodeDone) -> None:
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        trajectory, label = event.trajectory, event.rollout.label
+        for number, turn in enumerate(trajectory.turns, start=1):
+            logger.debug("step %d, %s %d, turn %d: %s", event.rollout.step, label, event.number, number, _turn(turn))
+        ended = trajectory.failure or trajectory.stop_reason
+        logger.debug("step %d, %s %d ended: %s", event.rollout.step, label, event.number, ended)
+
+    def batch_done(self, batch: RolloutBatch) -> None:
+        if not len(batch) or not logger.isEnabledFor(logging.INFO):
+            return
+        dropped = len(batch) - len(batch.scored)
+        names = dict.fromkeys(name for episode in batch.episodes for name in episode.rewards)
+        texts = [
+            f"step {batch.step} ({batch.mode}): {len(batch)} episodes" + (f", {dropped} dropped" if dropped else ""),
+            f"reward {_spread(batch.totals)}",
+            *(f"{name} {_spread(episode.rewards.get(name) for episode in batch.episodes)}" for name in names),
+        ]
+        logger.info("%s", "; ".join(texts))
+
+
+def _spread(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not scored"
+    return f"mean {fmean(known):.4g}, std {pstdev(known):.4g}, min {min(known):.4g}, max {max(known):.4g}"
+
+
+def _turn(turn: Turn) -> str:
+    texts = [f"{turn.end - turn.start} tokens, {turn.content[:_SHOWN_CHARS]!r}"]
+    for number, attempt in enumerate(turn.attempts):
+        call = f"{attempt.name}({attempt.arguments})" if attempt.name else f"call not read ({attempt.status})"
+        result = f" -> {turn.results[number].content[:_SHOWN_CHARS]!r}" if number < len(turn.results) else ""
+        texts.append(f"{call[:_SHOWN_CHARS]}{result}")
+    return "; ".join(texts)
 
 
 class RolloutLines(Observer):

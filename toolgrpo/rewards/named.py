@@ -1,14 +1,32 @@
-"""Rewards that are given to a trainer by name mean what they mean on the command line."""
+"""Rewards as a trainer takes them, by name or as functions: as on the command line, where each is shown too."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from toolgrpo.rewards import get_reward, load_reward
+from toolgrpo.rewards.base import Reward
 
-__all__ = ["named_rewards"]
+__all__ = ["named_rewards", "source_text"]
+
+
+def source_text(reward: Any) -> str:
+    """Return where the function of a reward stands, `FILE:LINE`; of a reward model its class."""
+    reward = inspect.unwrap(reward)
+    function = reward.function if isinstance(reward, Reward) else reward
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not callable(function) or hasattr(function, "parameters"):
+        return type(function).__name__
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(function).__name__
+    built_in = isinstance(reward, Reward) and reward.source == "built in"
+    return f"built in, {place}" if built_in else place
 
 
 def named_rewards(rewards: Any) -> Any:

@@ -5,6 +5,7 @@ Values in, parts out: nothing here knows the trainer. What is opened is put on t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.own_display import loaded_lines
 from toolgrpo.observe.progress import RunProgress, StepsCallback
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
-from toolgrpo.observe.rollout_lines import RolloutLines
+from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
 from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers
 from toolgrpo.observe.trouble_metrics import trouble_metrics
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
+from toolgrpo.rewards.named import source_text
 from toolgrpo.rollout import Observer, Rollouts
 from toolgrpo.rollout.demand import Demand, suit
 from toolgrpo.rollout.observers import Observers
@@ -45,13 +47,15 @@ __all__ = [
     "Watchers",
     "demand_of",
     "fitting_of",
+    "loaded_parts",
     "model_card",
     "open_engine",
     "open_rollouts",
     "open_turn_worth",
     "open_watchers",
-    "say_loaded",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def model_card(given: GivenParts, policy: Policy, rewards: Mapping[str, float]) -> ModelCard:
@@ -129,7 +133,7 @@ class Watchers:
     def observers(self, of_user: Sequence[Observer]) -> Observers:
         """Return the observers of its rollouts in their order."""
         lines = [RolloutLines(self.progress.say)] if self.progress.lines_only else []
-        own = [self.step_log, self.metrics, self.recorder, self.tables, self.progress, *lines]
+        own = [self.step_log, self.metrics, self.recorder, self.tables, self.progress, RolloutLog(), *lines]
         return Observers([*own, *of_user])
 
 
@@ -226,25 +230,28 @@ def _ids_of(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def say_loaded(
+def loaded_parts(
     given: GivenParts,
     built: BuiltEngine,
     policy: Policy,
     rows: Any,
-    rewards: Sequence[str],
-    say: Callable[[str], None],
-) -> None:
-    """Say what was loaded, as the commands do."""
+    rewards: Mapping[str, Any],
+    context: str | None,
+) -> list[str]:
+    """Log what was loaded, and return it, a line for each part, as the commands say it."""
     lines = loaded_lines(
         model=policy.get_model(),
         n_rows=len(rows) if hasattr(rows, "__len__") else None,
         tools=given.toolbox,
-        rewards=rewards,
+        agent=None if given.player is None else str(getattr(given.player, "name", type(given.player).__name__)),
+        rewards={name: source_text(reward) for name, reward in rewards.items()},
         engine=f"{built.choice.name} ({built.choice.why})",
         chat=given.chat.name,
+        context=context,
     )
     for line in lines:
-        say(line)
+        logger.info("%s", line)
+    return lines
 
 
 def _described(dataset: Any) -> str:

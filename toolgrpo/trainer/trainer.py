@@ -41,12 +41,12 @@ from toolgrpo.trainer import reward_seam, trl_ahead, trl_correction, trl_credit,
 from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
+    loaded_parts,
     model_card,
     open_engine,
     open_rollouts,
     open_turn_worth,
     open_watchers,
-    say_loaded,
 )
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_in_training import BatchInTraining
@@ -212,10 +212,12 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             process=self.accelerator.process_index,
             n_processes=self.accelerator.num_processes,
         )
+        named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
+        loaded = loaded_parts(given, built, self.policy, self.train_dataset, named, self.demand.line)
         if not self.progress.brings_own_log:
             take_display(self.remove_callback, kwargs.get("callbacks") or ())
-            say_loaded(given, built, self.policy, self.train_dataset, self.reward_func_names, self.progress.say)
-            self.progress.say(f"off-policy correction: {self.correction.line}")
+            for line in (*loaded, f"off-policy correction: {self.correction.line}"):
+                self.progress.say(line)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.
