@@ -8,13 +8,17 @@ marks that turn the reading direction around, halves of surrogate pairs that no 
 
 Nothing but the standard library: tool workers and the trainer share it. Not covered: letters that
 only look like others.
+
+`without_secrets` is for what a run keeps of its settings.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["check_nesting", "plain", "plain_json"]
+__all__ = ["check_nesting", "names_secret", "plain", "plain_json", "without_secrets"]
 
 _UNSEEN = (
     "\x7f-\x9f"  # DEL and C1
@@ -55,3 +59,65 @@ def check_nesting(text: str, most: int = 200) -> None:
 def _escaped(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+# Secrets in what a run was given. Names are read word by word: `hf_token`, `apiKey`, `X-Amz-Signature`.
+_SECRET_PARTS = ("SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY", "AUTHORIZATION")
+_MANY = {"TOKENS", "KEYS"}
+_SECRET_WORDS = {"TOKEN", "KEY", "AUTH", "PWD", "SIG", "SIGNATURE", "BEARER"}
+_HARMLESS_ENDS = {"ID", "IDS", "FILE", "PATH", "DIR", "NAME", "COLUMN", "LIMIT", "LENGTH", "TYPE"}
+_HARMLESS = {"pad_token", "eos_token", "bos_token", "unk_token", "mask_token"}
+_BLANK = "***"
+
+_SHELL_WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'\\])+"""
+_NAME = r"[A-Za-z][\w.-]*"
+_IN_URL = re.compile(r"(\w://)[^\s/'\"]*@")  # user:password@
+_PAIRS = (
+    re.compile(rf"(?P<head>[?&#;](?P<name>{_NAME})=)(?P<value>[^&\s#;'\"]+)"),  # of a query
+    re.compile(rf"(?P<head>(?<![\w-])--?(?P<name>{_NAME})(?:=|\s+))(?P<value>(?!--){_SHELL_WORD})"),  # of a command
+    re.compile(rf"(?P<head>(?<![\w.-])(?P<name>{_NAME})=)(?P<value>{_SHELL_WORD})"),  # of an environment
+    re.compile(  # of JSON, YAML and HTTP
+        rf"""(?P<head>(?P<quote>["']?)(?<![\w.-])(?P<name>{_NAME})(?P=quote)\s*:(?!//)\s*)"""
+        rf"""(?P<value>(?:(?:Bearer|Basic|Token)\s+)?(?:"(?:\\.|[^"\\])*"|'[^']*'|[^\s,}}\]'"]+))"""
+    ),
+)
+_KNOWN = re.compile(r"\b(?:sk-|hf_|gh[oprsu]_|github_pat_|xox[abp]-|AKIA|glpat-)[\w-]{8,}")
+
+
+def without_secrets(value: Any) -> Any:
+    """Return a setting with what looks like a secret blanked, at any depth; keys that name one are left out.
+
+    Text is looked at as a URL, a command line, JSON and headers. Not covered: a secret that nothing names.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_secrets(one) for key, one in value.items() if not names_secret(str(key), one)}
+    if isinstance(value, list | tuple):
+        return [without_secrets(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    text = _IN_URL.sub(rf"\1{_BLANK}@", value)
+    for pairs in _PAIRS:
+        text = pairs.sub(_blanked, text)
+    return _KNOWN.sub(_BLANK, text)
+
+
+def names_secret(name: str, value: Any = "") -> bool:
+    """Return whether a name is that of a secret, if this is its value: numbers of tokens are none."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
+    upper = [word.upper() for word in words]
+    if value is None or isinstance(value, bool) or not upper or name in _HARMLESS:
+        return False
+    joined = "".join(upper)
+    if any(part in joined for part in _SECRET_PARTS):
+        return upper[-1] not in _HARMLESS_ENDS
+    if upper[-1] in _MANY:  # `access_tokens: [a, b]` is one, `max_tokens: 512` is none
+        return not isinstance(value, int | float) and not str(value).strip("'\"").isdigit()
+    return not _SECRET_WORDS.isdisjoint(upper) and upper[-1] not in _HARMLESS_ENDS
+
+
+def _blanked(found: re.Match[str]) -> str:
+    value = found["value"]
+    if value.startswith(_BLANK) or not names_secret(found["name"], value):
+        return found[0]
+    quote = value[0] if value[0] in "'\"" and value[-1] == value[0] else ""
+    return f"{found['head']}{quote}{_BLANK}{quote}"

@@ -1,16 +1,32 @@
-"""Which errors mean that a disk did not take what was written, by whatever name it is raised."""
+"""Write into a folder that others may write into too, and say what a disk did not take.
+
+Nothing is written through a link: whoever plants one under the name of a file of a run, symbolic or
+hard, has another file changed by it, or read by more people. A symbolic link is set aside as
+`NAME.link`; a hard link is parted, so that its other names keep what they have.
+
+Not covered: the folder itself and those above it, which may be links.
+"""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from toolgrpo.errors import StorageError, ToolGRPOError
 
-__all__ = ["storage_errors", "storage_failure"]
+__all__ = [
+    "open_new",
+    "open_own",
+    "saved_into",
+    "storage_errors",
+    "storage_failure",
+    "write_whole",
+]
 
 _FULL, _QUOTA, _TOO_LARGE = "the disk is full", "the quota is used up", "a file became larger than the system allows"
 _REASONS = {errno.ENOSPC: _FULL, errno.EDQUOT: _QUOTA, errno.EFBIG: _TOO_LARGE}
@@ -25,6 +41,107 @@ _SAID_BY_LIBRARIES = {  # safetensors, pyarrow and others tell it in words alone
 _BROKEN = (errno.EIO, errno.EROFS, errno.EACCES, errno.ESTALE)
 _TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "iostream error")  # PyTorch says what failed, but not why
 _NEARLY_NOTHING_BYTES = 16 << 20
+_NO_LINKS = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FILE = (errno.ELOOP, errno.ENXIO)  # a link; a socket, or a pipe that nobody reads
+_TRIES = 8
+_OF_LIBRARIES = (".json", ".bin", ".txt", ".jinja", ".model", ".md", ".safetensors")
+
+
+def open_own(path: Path, *, read: bool = False, part: bool = True) -> int:
+    """Open a file of a run, to append to it or, with `read`, to read and change it; make it if need be.
+
+    Links give way to a file of its own; `part` False: a hard link does not.
+    """
+    flags = _NO_LINKS | os.O_NONBLOCK | (os.O_RDWR if read else os.O_WRONLY | os.O_APPEND)
+    for _ in range(_TRIES):
+        try:
+            descriptor = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            _set_aside(path)
+            continue
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and (found.st_nlink <= 1 or not part):
+            os.set_blocking(descriptor, True)
+            return descriptor
+        os.close(descriptor)
+        _part(path)
+    raise OSError(errno.ELOOP, "something keeps making it a link", str(path))
+
+
+def open_new(path: Path, mode: int = 0o666) -> int:
+    """Open a new file to write to, in place of whatever has its name."""
+    path.unlink(missing_ok=True)
+    return os.open(path, _NO_LINKS | os.O_WRONLY | os.O_EXCL, mode)
+
+
+def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file beside its place, then give it its name: it is whole, or as it was."""
+    half = path.with_name(f"{path.name}.half")
+    try:
+        with os.fdopen(open_new(half, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+        half.replace(path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def saved_into(folder: Path, *, writes: bool = True) -> Iterator[None]:
+    """Let libraries save a model into a folder: links under their names are parted before, and the
+    weights may be read by whoever may read the configuration. `writes` False: another process does it.
+    """
+    if writes:
+        _part_links(folder)
+    yield
+    if writes:
+        _share_weights(folder)
+
+
+def _part_links(folder: Path) -> None:
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        if not entry.name.endswith(_OF_LIBRARIES):
+            continue
+        if entry.is_symlink():
+            _set_aside(Path(entry.path))
+        elif entry.is_file() and entry.stat().st_nlink > 1:
+            _part(Path(entry.path))
+
+
+def _share_weights(folder: Path) -> None:
+    """Give weights the mode of the configuration, which follows the umask; safetensors ignores that."""
+    for name in ("config.json", "adapter_config.json"):
+        config = folder / name
+        if config.is_file():
+            mode = stat.S_IMODE(config.stat().st_mode)
+            for weights in folder.glob("*.safetensors"):
+                if not weights.is_symlink():
+                    weights.chmod(mode)
+            return
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a link; remove what is neither a link nor a file."""
+    if path.is_symlink():
+        path.replace(path.with_name(f"{path.name}.link"))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _part(path: Path) -> None:
+    """Make a file of its own of a hard link, with what is in it."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        _set_aside(path)
+        return
+    half = path.with_name(f"{path.name}.half")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as source, os.fdopen(open_new(half, 0o600), "wb") as target:
+        shutil.copyfileobj(source, target)
+        os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+    half.replace(path)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.demand import suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.rollout.user_turns import users_speak
-from toolgrpo.storage import storage_errors
+from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import bf16_line
@@ -243,7 +243,11 @@ class EvaluationRun:
             return
         path = Path(self.evaluation.report or Path(self.config.output_dir) / "evaluation.json")
         with storage_errors(f"the report {path}", path.parent):
-            path.write_text(json.dumps(comparison.as_json(), indent=2, allow_nan=False) + "\n")
+            text = json.dumps(comparison.as_json(), indent=2, allow_nan=False) + "\n"
+            if self.evaluation.report:
+                path.write_text(text)  # as named: it may be /dev/stdout
+            else:
+                write_whole(path, text)
         self.terminal.say(f"report    {path}")
         if self.config.record_episodes:
             for label in (*(["baseline"] if comparison.baseline else []), "model"):

@@ -103,7 +103,7 @@ def _train(arguments: list[str]) -> int:
     terminal = Terminal.of_command("train")
     from toolgrpo.commands.run_config import keep_run_config
     from toolgrpo.commands.train import TrainingRun, parse_arguments
-    from toolgrpo.storage import storage_errors
+    from toolgrpo.storage import storage_errors, write_whole
 
     script, config, model = parse_arguments(arguments)
     terminal.console.quiet = terminal.console.quiet or config.quiet
@@ -118,7 +118,7 @@ def _train(arguments: list[str]) -> int:
     if summary is not None and terminal.is_main_process():
         path = Path(config.output_dir) / "summary.json"
         with storage_errors(f"the summary {path}", path.parent):
-            path.write_text(json.dumps(summary, indent=2) + "\n")
+            write_whole(path, json.dumps(summary, indent=2) + "\n")
     return 0
 
 

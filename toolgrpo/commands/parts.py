@@ -27,6 +27,7 @@ from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.named_models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
+from toolgrpo.plain_text import without_secrets
 from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.named import source_text
@@ -128,7 +129,7 @@ class RunParts:
             return None
         check_limits(self.config.episode_limits())
         player = load_agent(self.script.agent, log_path=Path(self.config.output_dir) / "agent.log")
-        self.terminal.say(f"agent     {player.name}")
+        self.terminal.say(f"agent     {without_secrets(player.name)}")
         return player
 
     def rewards(self) -> list[Reward]:

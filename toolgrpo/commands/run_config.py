@@ -1,7 +1,7 @@
 """`OUTPUT_DIR/run.yaml`: what a run was given, as one file that `--config` takes.
 
 Files and folders stand there whole, so that it can be read from any folder. Nothing in it is a
-default; secrets (tokens, keys) are left out.
+default; secrets (tokens, keys) are left out or blanked, and only its owner may read it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from trl import ModelConfig
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.config_files import given_values
 from toolgrpo.errors import ConfigError
-from toolgrpo.storage import storage_errors
+from toolgrpo.plain_text import without_secrets
+from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 __all__ = ["NAME", "config_of_run", "keep_run_config"]
@@ -26,7 +27,7 @@ _MAY_BE_PATHS = (
     *("tools_script", "environment", "mcp_config", "reward_fn", "dataset_id_or_path", "eval_dataset_id_or_path"),
     *("model_name_or_path", "output_dir"),
 )
-_SECRET = ("token", "key", "secret", "password")
+_TEXTS = ("system_prompt",)  # they may speak of keys, and the model reads them as they are
 _PER_CALL = ("dry_run", "resume_from_checkpoint")  # of one call of the command, not of the run
 
 
@@ -35,12 +36,13 @@ def keep_run_config(argv: Sequence[str], output_dir: Path) -> None:
     given = given_values((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
     kept = {
         name: _whole(value) if name in _MAY_BE_PATHS else value
-        for name, value in given.items()
-        if name not in _PER_CALL and not name.endswith(_SECRET) and value is not None
+        for name, value in {**without_secrets(given), **{name: given[name] for name in _TEXTS if name in given}}.items()
+        if name not in _PER_CALL and value is not None
     }
     path = output_dir / NAME
     with storage_errors(f"what the run was given ({path})", output_dir):
-        path.write_text("# What this run was given; toolgrpo COMMAND --config takes it.\n" + yaml.safe_dump(kept))
+        head = "# What this run was given; toolgrpo COMMAND --config takes it.\n"
+        write_whole(path, head + yaml.safe_dump(kept), mode=0o600)
 
 
 def config_of_run(folder: Path) -> Path:

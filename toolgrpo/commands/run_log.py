@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from toolgrpo.commands.streams import unfailing_stream, write_all
+from toolgrpo.storage import open_own
 
 __all__ = ["RunLog"]
 
@@ -35,7 +36,7 @@ class RunLog:
         self._limit = limit_bytes
         self._moving = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = _open(path)
+        self._descriptor = open_own(path)
 
     def take_standard_output(self) -> None:
         """Let everything that this process prints from now on go to the log,
@@ -85,7 +86,9 @@ class RunLog:
             self._go_on_in(self.path, head=said.encode())
 
     def _go_on_in(self, path: Path, head: bytes, *, append: bool = False) -> bool:
-        opened = _open(path, 0 if append else os.O_TRUNC)
+        opened = open_own(path)
+        if not append:
+            os.ftruncate(opened, 0)
         taken = write_all(opened, head)
         # A plugin may have closed 1 or 2, and another file may have the number now.
         still_ours = [number for number in (1, 2) if _same_file(number, self._descriptor)]
@@ -107,10 +110,6 @@ def _put_back(stdout: TextIO, stderr: TextIO) -> None:
 
 def _set_aside(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
-
-
-def _open(path: Path, flags: int = 0) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
 
 
 def _same_file(one: int, other: int) -> bool:

@@ -29,7 +29,8 @@ from toolgrpo.commands.report import report_line
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.measures import Share
 from toolgrpo.gateway.agents import AgentPlayer
-from toolgrpo.storage import storage_errors
+from toolgrpo.plain_text import without_secrets
+from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -70,7 +71,7 @@ class TrainingRun:
             trainer.card = replace(
                 trainer.card,
                 base_model=str(self.parts.model.model_name_or_path),
-                data=self.parts.dataset_spec,
+                data=without_secrets(self.parts.dataset_spec),
                 system_prompt=self.script.system_prompt,
                 success=_named(before, "before"),
             )
@@ -183,7 +184,7 @@ class TrainingRun:
         path = Path(self.config.output_dir) / "summary.json"
         if self.terminal.is_main_process():
             with storage_errors(f"the summary {path}", path.parent):
-                path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+                write_whole(path, json.dumps(summary, indent=2) + "\n")
 
     def _earlier(self) -> dict[str, Any]:
         """Return the summary of the run that this one resumes; empty if there is none."""

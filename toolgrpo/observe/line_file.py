@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from toolgrpo.errors import StorageError
+from toolgrpo.storage import open_new, open_own
 
 __all__ = ["LineFile", "lines_of", "parts"]
 
@@ -173,7 +174,7 @@ class LineFile:
             _cut_torn_line(self.path)
             aside = [part for part in parts(self.path) if part != self.path]
             self._set_aside_bytes = sum(map(_n_bytes, aside))
-            self._file = self.path.open("ab")
+            self._file = os.fdopen(open_own(self.path), "ab")
             self._file.seek(0, os.SEEK_END)
         return self._file
 
@@ -185,7 +186,7 @@ class LineFile:
         numbers = [int(part.name.removesuffix(".gz").rpartition(".")[2]) for part in parts(self.path)[:-1]]
         aside = self.path.with_name(f"{self.path.name}.{max(numbers, default=0) + 1:04d}")
         self.path.replace(aside)
-        self._file = self.path.open("ab")
+        self._file = os.fdopen(open_own(self.path), "ab")
         self._zipping = threading.Thread(target=_gzip, args=(aside,), name="toolgrpo-gzip")
         self._zipping.start()
 
@@ -206,7 +207,7 @@ class LineFile:
             _remove(later)
         if part != self.path:
             _unpack(part, self.path)
-        with self.path.open("rb+") as file:
+        with os.fdopen(open_own(self.path, read=True), "rb+") as file:
             file.truncate(n_bytes)
             file.seek(max(0, n_bytes - 1))
             whole = file.read(1) in (b"", b"\n")
@@ -237,7 +238,11 @@ def _gzip(aside: Path) -> None:
     """Gzip a file that was set aside; if that fails it stays as it is, which readers take too."""
     half = aside.with_name(f"{aside.name}.gz.half")
     with contextlib.suppress(OSError):
-        with aside.open("rb") as source, gzip.open(half, "wb", compresslevel=5) as target:
+        with (
+            aside.open("rb") as source,
+            os.fdopen(open_new(half), "wb") as file,
+            gzip.GzipFile(aside.name, "wb", 5, file) as target,
+        ):
             shutil.copyfileobj(source, target, _CHUNK)
         half.replace(aside.with_name(f"{aside.name}.gz"))
         aside.unlink()
@@ -255,7 +260,7 @@ def _unpack(part: Path, to: Path) -> None:
     if part.suffix != ".gz":
         part.replace(to)
         return
-    with gzip.open(part, "rb") as source, to.open("wb") as target:
+    with gzip.open(part, "rb") as source, os.fdopen(open_new(to), "wb") as target:
         shutil.copyfileobj(source, target, _CHUNK)
     _remove(part)
 
@@ -264,7 +269,7 @@ def _cut_torn_line(path: Path) -> None:
     """Cut off the half line that a killed run may have left: nothing may be appended to it."""
     if not path.is_file():
         return
-    with path.open("rb+") as file:
+    with os.fdopen(open_own(path, read=True), "rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 65536)

@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from toolgrpo.observe.line_file import LineFile
 from toolgrpo.observe.records import SCHEMA
 from toolgrpo.observe.trackers import versions
-from toolgrpo.plain_text import plain_json
+from toolgrpo.plain_text import plain_json, without_secrets
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer, RolloutBegan, RolloutEnded
 
@@ -31,7 +31,6 @@ __all__ = ["StepLog", "set_fields", "size_warning"]
 _REMEDY = "Free some space and go on with resume_from_checkpoint auto."
 _STEPS_BEFORE_WARNING = 3
 _WARN_FROM_BYTES = 1e9
-_SECRET = ("token", "key", "secret", "password")
 
 
 class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
@@ -256,11 +255,11 @@ def set_fields(args: TrainingArguments) -> dict[str, Any]:
     for known in fields(args):
         default = known.default_factory() if known.default_factory is not MISSING else known.default
         value = getattr(args, known.name, None)
-        named_secret = known.name.endswith(_SECRET)
         said = isinstance(value, bool | int | float | str) or (isinstance(value, list) and value)
-        if known.init and said and value != default and not named_secret:
+        if known.init and said and value != default:
             changed[known.name] = value
-    return changed
+    kept: dict[str, Any] = without_secrets(changed)
+    return kept
 
 
 def _plain_number(value: float) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trl import SFTTrainer
 
+from toolgrpo.storage import saved_into
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
 
 __all__ = ["CardedSFTTrainer"]
@@ -21,8 +22,10 @@ class CardedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # TRL ships no types
         super().__init__(**arguments)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        super().save_model(output_dir, _internal_call)
-        self._write_card(Path(output_dir or self.args.output_dir))
+        folder = Path(output_dir or self.args.output_dir)
+        with saved_into(folder, writes=self.is_world_process_zero()):
+            super().save_model(output_dir, _internal_call)
+        self._write_card(folder)
 
     def create_model_card(self, model_name: str | None = None, **_: Any) -> None:
         """Write the card where TRL, at a checkpoint, writes its own."""

@@ -32,7 +32,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from toolgrpo.engines.base import Resumable
 from toolgrpo.errors import ConfigError, StorageError
-from toolgrpo.storage import storage_failure
+from toolgrpo.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.random_numbers import RandomNumbers
@@ -188,7 +188,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         """Write a `.gitignore`: Transformers pushes the whole output folder but what that names."""
         ignore = self._output_dir / ".gitignore"
         if self._is_main and not ignore.exists():
-            ignore.write_text(_NOT_FOR_THE_HUB)
+            write_whole(ignore, _NOT_FOR_THE_HUB)
 
     @property
     def _is_main(self) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from toolgrpo.errors import PeerError, ToolGRPOError
+from toolgrpo.storage import write_whole
 
 __all__ = ["report_first_failure"]
 
@@ -64,7 +65,7 @@ def _leave(note: Path, process: int, error: Exception) -> None:
     written = note.with_suffix(f".{process}.tmp")
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        written.write_text(json.dumps({"process": process, "error": f"{type(error).__name__}: {error}"}))
+        write_whole(written, json.dumps({"process": process, "error": f"{type(error).__name__}: {error}"}))
         if not note.exists():
             written.replace(note)
     except OSError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.plain_text import plain
+from toolgrpo.storage import write_whole
 
 __all__ = ["CARD_FILE", "TOOLS_FILE", "ModelCard", "write_beside_model"]
 
@@ -108,8 +109,8 @@ def write_beside_model(folder: Path, card: ModelCard, name: str) -> None:
     """Write `tools.json`, where there are tools, and the card."""
     folder.mkdir(parents=True, exist_ok=True)
     if card.tools:
-        (folder / TOOLS_FILE).write_text(json.dumps(list(card.tools), indent=2, ensure_ascii=False) + "\n", "utf-8")
-    (folder / CARD_FILE).write_text(card.text(name), "utf-8")
+        write_whole(folder / TOOLS_FILE, json.dumps(list(card.tools), indent=2, ensure_ascii=False) + "\n")
+    write_whole(folder / CARD_FILE, card.text(name))
 
 
 def _head(base_model: str, method: str, *, adapter: bool) -> str:

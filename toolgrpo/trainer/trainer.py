@@ -36,6 +36,7 @@ from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.signal.correction import cut_by, settled
+from toolgrpo.storage import saved_into
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trainer import reward_seam, trl_ahead, trl_correction, trl_credit, trl_jobs, trl_seam
 from toolgrpo.trainer.assembly import (
@@ -383,7 +384,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, its tools and its card."""
         self.write_card(output_dir)
-        super().save_model(output_dir, _internal_call)
+        with saved_into(Path(output_dir or self.args.output_dir), writes=self.is_world_process_zero()):
+            super().save_model(output_dir, _internal_call)
 
     # What TRL calls.
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from toolgrpo.plain_text import plain
+from toolgrpo.storage import open_own
 
 __all__ = ["OutputLog"]
 
@@ -33,7 +34,7 @@ class OutputLog:
         self._file: int | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = open_own(path)
 
     def drain(self, descriptor: int) -> bool:
         """Take what there is; False at the end of the pipe."""
