@@ -1,109 +1,112 @@
-"""The page of all measurements, docs/measured.md: made from the entries alone, the same on every machine."""
+"""The page of measurements, docs/measured.md: one table, made from the entries alone, the same on every machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from _entries import UNKNOWN, Entries, Entry
+from _entries import Entries, Entry
+from _machine import Stamp
 from _rows import Figure, Row
 
 __all__ = ["page", "table"]
 
+MOST_ROWS = 60
 HEAD = """\
 # Measured
 
 <!-- made by `python benchmarks/run_all.py --page`; not to be edited -->
 
-Every benchmark of `benchmarks/`, ours beside what it is compared with, also where ours is slower.
-`make bench` measures all of them on this machine and makes this page anew, `make bench FAST=1` the
-quick forms of the quickest, in under five minutes; `python benchmarks/run_all.py --page` only makes
-the page from what is in `benchmarks/results/`. What each benchmark does stands at the beginning of
-its script. One machine's numbers are never joined with another's.
+Ours beside theirs, also where ours is slower. `make bench` measures every benchmark of `benchmarks/` on
+your machine and shows all of its rows; the table below keeps a few rows of each, from the worst ratio to
+the best, of the newest run whose machine and commit are known.
 
-A number is the median of its repetitions; in brackets the least and the most, and n, how many. Behind
-a ratio of its own these are the interval and the seeds. *times better* is the other's over ours where less is better, and ours over the other's where more is: below
-1, ours is the worse. *bound* is what ours cannot pass, as the script says it. What a file of an
-earlier version has not kept is left out: its spread, machine, commit.
+A number is the median of its repetitions; the spread has the least, the most and how many (n). The ratio
+is theirs over ours where less is better, and ours over theirs where more is: below 1, ours is worse.
 """
-COLUMNS = ("what", "ours", "beside it", "times better", "bound", "target")
+COLUMNS = ("claim", "ours", "theirs", "ratio", "spread")
 
 
 def page(entries: Entries, about: Mapping[str, str]) -> str:
-    """A section for each machine, and in it one for each benchmark, in the order of `about`."""
-    parts = [HEAD]
-    for machine in sorted(entries, key=lambda name: (name == UNKNOWN, name)):
-        chosen = _chosen(entries[machine], about)
-        if chosen:
-            parts.append("\n".join(_machine_lines(machine, chosen)))
-            parts += ["\n".join(_entry_lines(entry, about[entry.benchmark])) for entry in chosen]
-    return "\n".join(parts)
+    """Make the page: at most MOST_ROWS rows, in the order of `about`, and the machines under them."""
+    chosen = [(entry, entry.stamp) for name in about if (entry := _newest(entries, name)) and entry.stamp]
+    share = MOST_ROWS // max(1, len(chosen))
+    letters: dict[str, str] = {}
+    machines: list[str] = []
+    lines = _lines([*COLUMNS, "machine", "command, commit, day"], [])
+    for entry, stamp in chosen:
+        machine = stamp.machine
+        if machine.line not in letters:
+            letters[machine.line] = chr(ord("A") + len(letters))
+            versions = ", ".join(f"{name} {version}" for name, version in stamp.versions.items())
+            machines.append(f"{letters[machine.line]}. {machine.line}; {versions}".rstrip("; ") + ".")
+        for row in _spread_out(entry.rows, share):
+            lines += _lines([*_cells(row), letters[machine.line], _command(entry, stamp)])
+    return "\n".join([HEAD, *lines, "", "Machines:", "", *(f"* {line}" for line in machines), ""])
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The rows as lines of a table, without the columns that none of them has."""
+    """Return all rows as lines of a table, without the columns that none of them has."""
     if not rows:
         return []
     cells = [_cells(row) for row in rows]
     used = [place for place in range(len(COLUMNS)) if any(one[place] for one in cells)]
-    head = [COLUMNS[place] for place in used]
-    lines = [head, ["---"] * len(head), *([one[place] for place in used] for one in cells)]
-    return [f"| {' | '.join(line)} |" for line in lines]
+    return _lines([COLUMNS[place] for place in used], [], *([one[place] for place in used] for one in cells))
 
 
-def _chosen(of_machine: Mapping[str, Entry], about: Mapping[str, str]) -> list[Entry]:
-    """The long form of each benchmark, else the quick one."""
-    found = (of_machine.get(f"{name} whole") or of_machine.get(f"{name} fast") for name in about)
-    return [entry for entry in found if entry is not None]
+def _lines(*rows: Sequence[str]) -> list[str]:
+    """Return rows as lines; an empty one is the rule below the titles."""
+    return [f"| {' | '.join(row or ['---'] * len(rows[0]))} |" for row in rows]
 
 
-def _machine_lines(machine: str, entries: Sequence[Entry]) -> list[str]:
-    if machine == UNKNOWN:
-        return ["## An unknown machine", "", "Measured before results carried their machine, commit and versions.", ""]
-    stamps = [entry.stamp for entry in entries if entry.stamp is not None]
-    newest = max(stamps, key=lambda stamp: stamp.date)
-    return [
-        f"## {machine}",
-        "",
-        f"{newest.machine.line}.",
-        "",
-        ", ".join(f"{name} {version}" for name, version in newest.versions.items()) + ".",
-        "",
-    ]
+def _newest(entries: Entries, name: str) -> Entry | None:
+    """Return the newest long form of a benchmark, else the newest quick one, of those that say where they ran."""
+    for form in ("whole", "fast"):
+        found = [
+            of[key] for of in entries.values() if (key := f"{name} {form}") in of and of[key].stamp and of[key].rows
+        ]
+        if found:
+            return max(found, key=lambda entry: (entry.stamp.date if entry.stamp else "", entry.machine))
+    return None
 
 
-def _entry_lines(entry: Entry, about: str) -> list[str]:
-    said = [f"`benchmarks/{entry.benchmark}.py`"]
-    if entry.form == "fast":
-        said.append("quick form")
-    if (stamp := entry.stamp) is not None:
-        said += [f"commit {stamp.commit}", stamp.date[:10]]
-        said += [stamp.number_type] if stamp.number_type else []
-    said += [f"{entry.seconds:.0f} s"] if entry.seconds is not None else []
-    lines = [f"### {about}", "", f"{', '.join(said)}.", ""]
-    if entry.status != "done":
-        lines += [f"**{entry.status}**", ""]
-    return [*lines, *table(entry.rows), ""] if entry.rows else lines
+def _spread_out(rows: Sequence[Row], most: int) -> list[Row]:
+    """Return at most so many rows, those with a ratio first: the worst, the best, and evenly between; in their order."""
+    compared = [row for row in rows if row.times_better is not None]
+    ordered = sorted(compared, key=lambda row: row.times_better or 0.0) or list(rows)
+    if len(ordered) <= most:
+        rest = [row for row in rows if row not in ordered][: most - len(ordered)]
+        kept = [*ordered, *rest]
+    else:
+        last = len(ordered) - 1
+        kept = [ordered[round(place * last / max(1, most - 1))] for place in range(most)]  # the worst first
+    return [row for row in rows if row in kept]
+
+
+def _command(entry: Entry, stamp: Stamp) -> str:
+    said = [f"`benchmarks/{entry.benchmark}.py`", stamp.commit, stamp.date[:10]]
+    said += ["quick form"] if entry.form == "fast" else []
+    said += [stamp.number_type] if stamp.number_type else []
+    said += [entry.status] if entry.status != "done" else []
+    return ", ".join(said)
 
 
 def _cells(row: Row) -> list[str]:
-    ours, other = (_figure(figure, row.unit) for figure in (row.ours, row.other))
-    if row.ratio is not None and (row.ratio.least is not None or row.ratio.n):
-        times = _figure(row.ratio, "")
-    else:
-        times = "" if row.times_better is None else _number(row.times_better)
-    bound = "" if row.bound is None else f"{_number(row.bound)} {row.unit}"
-    beside = ": ".join(filter(None, (row.other_name, other)))
-    return [cell.replace("|", "\\|").strip() for cell in (row.what, ours, beside, times, bound, row.target)]
+    claim = row.what + (f" (target: {row.target})" if row.target else "")
+    claim += "" if row.bound is None else f" (bound: {_number(row.bound)} {row.unit})"
+    ours, theirs = ("" if one is None else f"{_number(one.value)} {row.unit}".strip() for one in (row.ours, row.other))
+    ratio = "" if row.times_better is None else _number(row.times_better)
+    figures = {"ours": row.ours, "theirs": row.other, "ratio": row.ratio}
+    spread = ", ".join(f"{name} {said}" for name, figure in figures.items() if figure and (said := _spread(figure)))
+    beside = ": ".join(filter(None, (row.other_name, theirs)))
+    return [cell.replace("|", "\\|").strip() for cell in (claim, ours, beside, ratio, spread)]
 
 
-def _figure(figure: Figure | None, unit: str) -> str:
-    if figure is None:
-        return ""
-    said = f"{_number(figure.value)} {unit}".strip()
+def _spread(figure: Figure) -> str:
+    between = (
+        "" if figure.least is None or figure.most is None else f"{_number(figure.least)} to {_number(figure.most)}"
+    )
     n = f"n={figure.n}" if figure.n else ""
-    spread = "" if figure.least is None or figure.most is None else f"{_number(figure.least)} to {_number(figure.most)}"
-    inside = ", ".join(filter(None, (spread if figure.n != 1 else "", n)))
-    return f"{said} ({inside})" if inside else said
+    return f"{between if figure.n != 1 else ''} {f'({n})' if n else ''}".strip()
 
 
 def _number(value: float) -> str:

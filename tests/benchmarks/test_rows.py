@@ -50,7 +50,7 @@ def test_slower_is_below_one() -> None:
 
 def test_a_row_says_spread_and_repetitions() -> None:
     row = Row(benchmark="b", what="w", ours=Figure.of([1.0, 3.0, 2.0]), other=Figure(4.0), other_name="TRL", bound=1.5)
-    assert table([row])[2] == "| w | 2.00 s (1.00 to 3.00, n=3) | TRL: 4.00 s | 2.00 | 1.50 s |"
+    assert table([row])[2] == "| w (bound: 1.50 s) | 2.00 s | TRL: 4.00 s | 2.00 | ours 1.00 to 3.00 (n=3) |"
 
 
 def test_a_quick_form_replaces_no_long_one(tmp_path: Path) -> None:
@@ -62,13 +62,28 @@ def test_a_quick_form_replaces_no_long_one(tmp_path: Path) -> None:
     assert "quick form" in page({"small": {"tools fast": entry("fast")}}, {"tools": "Tool calls"})
 
 
-def test_machines_are_not_mixed_and_what_went_wrong_is_said(tmp_path: Path) -> None:
+def test_each_row_of_the_page_says_where_it_comes_from(tmp_path: Path) -> None:
     write_machine(tmp_path, "small", [entry(status="over its limit of 60 s; the rows that it had measured until then")])
     (tmp_path / "tools.json").write_text((RESULTS / "tools.json").read_text())  # of an earlier version: no stamp
     shown = page(entries_in(tmp_path, ["tools"]), {"tools": "Tool calls"})
-    assert "## small" in shown and "AVX2; ONEDNN_MAX_CPU_ISA=AVX2" in shown and "torch 2" in shown
-    assert "commit abc, 2026-01-02, float32" in shown
-    assert "**over its limit of 60 s; the rows that it had measured until then**" in shown
+    (row,) = [line for line in shown.splitlines() if line.startswith("| a call")]
+    status = "over its limit of 60 s; the rows that it had measured until then"
+    assert row.endswith(f"| A | `benchmarks/tools.py`, abc, 2026-01-02, float32, {status} |")
+    assert "* A. A processor, 2 cores, 24 GiB; AVX2; ONEDNN_MAX_CPU_ISA=AVX2; torch 2." in shown
+    assert "| --- |" in page({}, {}) and shown.count("\n| ") == 3, "a row without machine and commit has no place"
+
+
+@pytest.mark.parametrize("n_benchmarks", [1, 2, 7, 30, 60])
+@pytest.mark.parametrize("n_rows", [1, 3, 100])
+def test_the_page_has_one_table_of_few_rows_the_worst_among_them(n_benchmarks: int, n_rows: int) -> None:
+    whole = entry()
+    rows = [Row(benchmark="b", what=f"w{n}", ours=Figure(1.0 + n), other=Figure(10.0)) for n in range(n_rows)]
+    names = {f"benchmark{n}": "" for n in range(n_benchmarks)}
+    found = {"small": {f"{name} whole": replace(whole, benchmark=name, rows=tuple(rows)) for name in names}}
+    lines = [line for line in page(found, names).splitlines() if line.startswith("| w")]
+    assert min(60, n_benchmarks * n_rows) * 0.5 <= len(lines) <= 60 and len(set(lines)) == len(lines)
+    if n_benchmarks < 60:
+        assert sum(line.startswith(f"| w{n_rows - 1} ") for line in lines) == n_benchmarks, "the worst of each"
 
 
 def test_a_stamp_survives_its_file() -> None:
