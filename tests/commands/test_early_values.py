@@ -155,7 +155,7 @@ def test_everything_that_is_wrong_is_told_at_once(missing: str, tmp_path: Path) 
             assert said.count(words) == (line in lines), (words, said)
         extra = ("modle: {dtipe: bf16}" in lines) + (missing != "")
         assert len(said.splitlines()) == len(lines) + extra, said
-    assert f"--{missing} is missing" in said or not missing
+        assert f"--{missing} is missing" in said or not missing
 
 
 def test_flags_mend_what_the_file_has(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def type_hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
     try:
         return {name: modern_hint(hint) for name, hint in typing.get_type_hints(target, include_extras=True).items()}
     except Exception as error:  # annotations are arbitrary code: NameError, TypeError, SyntaxError, ...
-        cure = missing_import(error.name) if isinstance(error, NameError) else None
+        cure = missing_import(error.name) if isinstance(error, NameError) and error.name else None
         raise PluginError(
             f"{where}: the annotations cannot be read ({type(error).__name__}: {error}). Import every name that the "
             f"annotations use at the top of the file, outside `if TYPE_CHECKING`{f'; {cure}' if cure else '.'}"
