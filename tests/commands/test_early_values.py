@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -141,12 +142,12 @@ DEFECTS = {
 
 @pytest.mark.parametrize("missing", ["", "model_name_or_path", "dataset_id_or_path"])
 def test_everything_that_is_wrong_is_told_at_once(missing: str, tmp_path: Path) -> None:
-    """Every choice of the mistakes, each told once, and nothing else."""
+    """Each mistake, every two and all of them, each told once, and nothing else."""
     file = tmp_path / "seed.yaml"
     good = {"model_name_or_path": "model: {model_name_or_path: nano, lora_r: 8, lora_alpha: 16}"}
     good["dataset_id_or_path"] = "data: {dataset: arithmetic}"
-    for chosen in range(1, 2 ** len(DEFECTS)):
-        lines = [line for number, line in enumerate(DEFECTS) if chosen >> number & 1]
+    for chosen in (*combinations(DEFECTS, 1), *combinations(DEFECTS, 2), tuple(DEFECTS)):
+        lines = list(chosen)
         under = sorted(lines, key=lambda line: not line.startswith(" "))
         file.write_text("\n".join([*(text for name, text in good.items() if name != missing), "training:", *under]))
         said = early(["--config", str(file)])
