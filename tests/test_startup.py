@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ ON_CPU = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.path.exists("/proc/driver/nvidia"), reason="about Linux without a GPU"
 )
 
-LEFT_OUT = ("MALLOC_", "ONEDNN_", "TORCHINDUCTOR_", "ATEN_")
+LEFT_OUT = ("MALLOC_", "GLIBC_", "THP_", "ONEDNN_", "TORCHINDUCTOR_", "ATEN_")
 
-# Prints a JSON object: resident MiB at four moments, and what is in the environment.
+# Prints a JSON object: resident MiB at several moments, and what is in the environment.
 SCRIPT = """
 import json, os
 from toolgrpo.startup import give_memory_back, prepare
@@ -33,8 +34,14 @@ last = blocks[-1]  # the heap cannot shrink from its end
 del blocks
 kept = rss()
 give_memory_back()
-names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
-print(json.dumps({"rss": [at_start, full, kept, rss()], **{name: os.environ.get(name) for name in names}}))
+given_back = rss()
+pairs = [(bytearray(b"x") * 2**24, bytearray(b"x") * 2**16) for _ in range(20)]
+last = [small for _, small in pairs]  # as what a pass keeps, between its large tensors
+full_of_large = rss()
+del pairs
+large = [full_of_large, rss()]
+names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR", "THP_MEM_ALLOC_ENABLE")
+print(json.dumps({"rss": [at_start, full, kept, given_back], "large": large, **{name: os.environ.get(name) for name in names}}))
 """
 
 
@@ -56,6 +63,18 @@ def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     assert given_back - at_start < 20
 
 
+@ON_CPU
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library is not glibc")
+def test_large_blocks_leave_with_what_was_in_them() -> None:
+    found = run()
+    full, freed = found["large"]
+    assert full - freed > 300
+    huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    given = huge_pages.exists() and "[never]" not in huge_pages.read_text()
+    assert found["THP_MEM_ALLOC_ENABLE"] == ("1" if given else None)
+    assert run(THP_MEM_ALLOC_ENABLE="0")["THP_MEM_ALLOC_ENABLE"] == "0"
+
+
 def test_compiled_code_of_other_instructions_is_not_found_again() -> None:
     plain, restricted = run(), run(ATEN_CPU_CAPABILITY="avx2")
     assert plain["TORCHINDUCTOR_CACHE_DIR"] == run()["TORCHINDUCTOR_CACHE_DIR"]
@@ -65,10 +84,11 @@ def test_compiled_code_of_other_instructions_is_not_found_again() -> None:
 
 
 @ON_CPU
-def test_what_a_user_has_set_is_left_alone() -> None:
-    chosen = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7", "TOKENIZERS_PARALLELISM": "true", "MALLOC_ARENA_MAX": "2"}
-    found = run(**chosen)
+@pytest.mark.parametrize("of_malloc", [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}])
+def test_what_a_user_has_set_is_left_alone(of_malloc: dict[str, str]) -> None:
+    found = run(ONEDNN_PRIMITIVE_CACHE_CAPACITY="7", TOKENIZERS_PARALLELISM="true", **of_malloc)
     assert (found["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], found["TOKENIZERS_PARALLELISM"]) == ("7", "true")
     _, full, kept, _ = found["rss"]
     assert full - kept > 250, "with settings of one's own for malloc, nothing is kept"
+    assert found["THP_MEM_ALLOC_ENABLE"] is None
     assert int(run()["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) < 1024

@@ -107,6 +107,7 @@ def test_the_fused_head_reads_where_we_tune_it() -> None:
     assert re.findall(r".*_use_triton\(.*", source(utils)) == ["        compact = _use_triton(hidden_states.device)"], (
         "`_use_triton` decides about something else now; see tune_fused_head"
     )
+    assert "                _CHUNKED_LOGPROB_CHUNK_SIZE,\n" in source(utils), "the head takes its tiles from elsewhere now"
 
 
 def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
@@ -134,14 +135,15 @@ def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
         output.log_probs.sum().backward()
         return output.log_probs, output.entropy, [parameter.grad for parameter in model.parameters()]
 
-    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)  # both are put back after the test
+    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)  # all are put back after the test
+    monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 32768)
     monkeypatch.setattr(utils, "_use_triton", chunked_logprob._use_triton)
     monkeypatch.setattr(chunked_logprob, "_forward_tile", counting_fold)
     logps, entropies, gradients = scored()
     assert tiles == [2 * 699], "TRL now leaves out what has no label on the CPU too"
     trl_seam.tune_fused_head(torch.device("cpu"))
     tuned_logps, tuned_entropies, tuned_gradients = scored()
-    assert tiles == [256, 256, 400 + 300 - 512]
+    assert tiles == [256, 256, 400 + 300 - 512] and utils._CHUNKED_LOGPROB_CHUNK_SIZE == 4096
     torch.testing.assert_close(tuned_logps, logps, atol=1e-5, rtol=0)
     torch.testing.assert_close(tuned_entropies[labels[:, 1:] != -100], entropies[labels[:, 1:] != -100])
     for tuned, whole in zip(tuned_gradients, gradients, strict=True):
@@ -154,9 +156,10 @@ def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
 
     trl_seam.tune_fused_head(torch.device("cpu"))
     trl_seam.add_fused_head(tiny_qwen3(0))
-    assert chunked_logprob.TOKEN_CHUNK_SIZE == 4096 and utils._use_triton is chunked_logprob._use_triton
-    file = source(chunked_logprob)
-    assert "\nTOKEN_CHUNK_SIZE = 4096\n" in file, "TRL's tile has changed; see trl_seam._TRL_TILE"
+    assert (chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE) == (4096, 32768)
+    assert utils._use_triton is chunked_logprob._use_triton
+    for line, file in (("TOKEN_CHUNK_SIZE = 4096", chunked_logprob), ("_CHUNKED_LOGPROB_CHUNK_SIZE = 32768", utils)):
+        assert f"\n{line}\n" in source(file), "TRL's tile has changed; see trl_seam._TRL_TILE"
 
 
 def test_a_head_on_a_gpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

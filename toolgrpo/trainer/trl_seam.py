@@ -23,9 +23,10 @@ changes):
 * `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
 * `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for
   supervised training;
-* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE`, the tokens of a tile, and
-  `trl.trainer.utils._use_triton`, which there only says whether tokens without a label are left
-  out: made for GPUs, both cost a CPU memory and time (`tune_fused_head`);
+* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE` and `trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE`,
+  the tokens and the words of a tile, and `trl.trainer.utils._use_triton`, which there only says
+  whether tokens without a label are left out: made for GPUs, all three cost a CPU memory and time
+  (`tune_fused_head`);
 * `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names,
   gathered and merged under DeepSpeed, FSDP and PEFT.
 """
@@ -71,7 +72,7 @@ __all__ = [
 ]
 
 TESTED_VERSIONS = ("1.16.0",)
-_TRL_TILE, _CPU_TILE = 4096, 256  # tokens
+_TRL_TILE, _CPU_TILE = (4096, 32768), (256, 4096)  # tokens, and words of the vocabulary
 
 
 def warn_if_untested() -> None:
@@ -105,22 +106,23 @@ def add_fused_head(model: Any) -> None:
     from trl.trainer import utils
 
     utils.add_fused_lm_head(model)
-    chunked_logprob.TOKEN_CHUNK_SIZE, utils._use_triton = _TRL_TILE, chunked_logprob._use_triton
+    chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = _TRL_TILE
+    utils._use_triton = chunked_logprob._use_triton
 
 
 def tune_fused_head(device: torch.device) -> None:
-    """Let TRL's fused head, on a CPU, score only tokens that have a label, and few at a time.
+    """Let TRL's fused head, on a CPU, score only tokens that have a label, in small tiles.
 
-    So few that they fit into the CPU's caches.
+    A tile of 4 MiB fits into the CPU's caches, and the allocator keeps it for the next one.
 
-    It would score prompts and padding as well, 4096 tokens at a time: gigabytes with a vocabulary
-    of 150,000. For this process; what it computes stays the same.
+    It would score prompts and padding as well, in tiles of 512 MiB where the vocabulary is that
+    large. For this process; what it computes stays the same.
     """
     from trl.kernels import chunked_logprob
     from trl.trainer import utils
 
     if device.type == "cpu":
-        chunked_logprob.TOKEN_CHUNK_SIZE = _CPU_TILE
+        chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = _CPU_TILE
         utils._use_triton = _leaves_out_unlabelled
 
 
