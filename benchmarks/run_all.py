@@ -50,7 +50,9 @@ class Benchmark:
 
 
 TABLE = {
-    "training_pass": Benchmark(about="The training pass, beside TRL's", minutes=15, fast=("--quick",), fast_s=70),
+    "training_pass": Benchmark(
+        about="The training pass, beside TRL's", minutes=20, whole=((), ("--real",)), fast=("--quick",), fast_s=70
+    ),
     "rollouts": Benchmark(
         about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=80
     ),

@@ -2,6 +2,7 @@
 
     python benchmarks/training_pass.py            # every size; a quarter of an hour on two cores
     python benchmarks/training_pass.py --quick    # a tiny model, and sizes with much, little and nothing to share
+    python benchmarks/training_pass.py --real     # a vocabulary of 151,936, an adapter, checkpointing: some minutes
 
 Three ways, each in a process of its own, which take turns, so that a busy machine disturbs all alike:
 
@@ -15,12 +16,15 @@ and `products`: the matrix products of that shared pass alone, which is what it 
 One row per size: seconds of forward + backward as TRL's loss needs them (fused LM head, entropies), of the whole optimizer step
 (with clipping and AdamW), and the most memory the first pass adds (high-water mark of resident memory). Medians of
 the rounds. Completion lengths are either all the longest ("full") or spread evenly from a quarter of it to all of it
-("spread"). Writes benchmarks/results/training_pass.json.
+("spread"). `--real` takes the first pass alone of layers as wide as those of Qwen2.5-0.5B, and a fourth way, `heap`: ours
+with all memory from the heap and 33 MB tiles of the head, as it was before large blocks were mapped. Writes
+benchmarks/results/training_pass.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import json
 import logging
@@ -29,19 +33,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _reporting import save
+from _machine import stamp_of
+from _reporting import STAMP, result_file, save
 from _rows import Figure, Row
 
 if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
     from toolgrpo.startup import prepare
 
     prepare()  # before PyTorch is imported, which only the serving processes do
+    if "heap" in sys.argv:
+        os.environ.pop("THP_MEM_ALLOC_ENABLE", None)
+        ctypes.CDLL(None).mallopt(-4, 0)  # M_MMAP_MAX
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +58,7 @@ if TYPE_CHECKING:
 SIZES = [(1200, 200, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8), (400, 100, 1)]
 QUICK_SIZES = [SIZES[0], SIZES[2], SIZES[3]]
 WAYS = ("trl", "padded", "shared")
+REAL_WAYS = ("trl", "heap", "shared")
 PRODUCTS = "products"
 TARGET = 1.3  # times its own products
 
@@ -62,6 +71,11 @@ class Case:
     lengths: str  # full or spread
     hidden: int
     layers: int
+    vocabulary: int = 8000
+    adapter: bool = False  # LoRA and gradient checkpointing, and no step after the first pass
+
+
+REAL = Case(1200, 128, 4, "spread", 896, 6, vocabulary=151_936, adapter=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +97,14 @@ def serve(way: str, threads: int) -> None:
     logging.disable()  # what the shared pass steps aside for stands in the table
     import torch
     import transformers  # noqa: F401  # imported once, for all forks
-    import trl.trainer.utils  # noqa: F401
+    import trl.trainer.utils
 
     if way != "trl":
         from toolgrpo.trainer.trl_seam import tune_fused_head
 
         tune_fused_head(torch.device("cpu"))  # for all forks
+    if way == "heap":
+        trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE = 32768
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -107,16 +123,19 @@ def _serve_case(way: str, case: Case) -> None:
     import torch
 
     model, ids, mask = build(case)
-    small = Case(40, 20, 2, "full", case.hidden, case.layers)
+    small = replace(case, prompt=40, completion=20, group=2, lengths="full")
     score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # type: ignore[no-untyped-call]  # loads what is loaded on first use
     model.zero_grad()
     if way == PRODUCTS:
         _serve_products(case, model, ids, mask)
         return
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-    before = _status_mib("VmRSS")
+    before, start = _status_mib("VmRSS"), time.perf_counter()
     score(way, case, model, ids, mask).backward()  # type: ignore[no-untyped-call]
-    _say(_status_mib("VmHWM") - before)
+    first_s, peak_mib = time.perf_counter() - start, _status_mib("VmHWM") - before
+    _say([first_s, peak_mib] if case.adapter else peak_mib)
+    if case.adapter:
+        return
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     while sys.stdin.readline() == "step\n":
         optimizer.zero_grad()
@@ -151,23 +170,29 @@ def products_of(case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -
 
 def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
     import torch
+    from peft import LoraConfig, get_peft_model
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from trl.trainer.utils import add_fused_lm_head
 
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=8000,
+        vocab_size=case.vocabulary,
         hidden_size=case.hidden,
-        intermediate_size=3 * case.hidden,
+        intermediate_size=4864 if case.adapter else 3 * case.hidden,
         num_hidden_layers=case.layers,
         num_attention_heads=case.hidden // 64,
         num_key_value_heads=max(1, case.hidden // 128),
         head_dim=64,
         tie_word_embeddings=True,
     )
-    model = Qwen3ForCausalLM(config).train()
+    model: Any = Qwen3ForCausalLM(config).train()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    ids = torch.randint(0, 8000, (case.group, case.prompt + case.completion))
+    if case.adapter:
+        model = get_peft_model(
+            model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
+        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    ids = torch.randint(0, case.vocabulary, (case.group, case.prompt + case.completion))
     ids[:, : case.prompt] = ids[0, : case.prompt].clone()
     mask = torch.ones_like(ids)
     if case.lengths == "spread":
@@ -180,7 +205,7 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The forward pass; a sum to go backward from."""
     scored = None
-    if way in ("shared", PRODUCTS):
+    if way in ("shared", "heap", PRODUCTS):
         scored = _shared_pass().score_completions(
             model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
         )
@@ -233,8 +258,8 @@ class Server:
 
 
 @contextmanager
-def servers(threads: int) -> Iterator[dict[str, Server]]:
-    opened = {way: Server(way, threads) for way in (*WAYS, PRODUCTS)}
+def servers(threads: int, ways: Sequence[str] = (*WAYS, PRODUCTS)) -> Iterator[dict[str, Server]]:
+    opened = {way: Server(way, threads) for way in ways}
     try:
         yield opened
     finally:
@@ -263,9 +288,30 @@ def measure(by_way: dict[str, Server], case: Case, rounds: int) -> dict[str, Mea
     }
 
 
+def measure_real(threads: int) -> dict[str, Any]:
+    """The first pass of each way, one after the other: none has its memory while another is measured."""
+    with servers(threads, REAL_WAYS) as by_way:
+        answers = {way: server.ask(json.dumps(asdict(REAL))) for way, server in by_way.items()}
+    return {**asdict(REAL), **{way: {"pass_s": s, "peak_mib": mib} for way, (s, mib) in answers.items()}}
+
+
+def rows_of_real(one: dict[str, Any]) -> Iterator[Row]:
+    size = f"vocabulary {one['vocabulary']:,}, LoRA, checkpointing, prompt {one['prompt']}, {one['group']} x {one['completion']}"
+    for way, name in (("trl", "TRL"), ("heap", "ours, all from the heap")):
+        for what, unit in (("pass_s", "s"), ("peak_mib", "MiB")):
+            yield Row(
+                benchmark="training_pass",
+                what=f"{size}: {'forward and backward' if unit == 's' else 'memory'}",
+                unit=unit,
+                ours=Figure(one["shared"][what], n=1),
+                other=Figure(one[way][what], n=1),
+                other_name=name,
+            )
+
+
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-    made = []
+    made = list(rows_of_real(results["real"])) if "real" in results else []
     for one in results["results"]:
         size = f"prompt {one['prompt']}, {one['group']} x {one['completion']} ({one['lengths']}), width {one['hidden']}"
 
@@ -312,17 +358,34 @@ def rows(results: dict[str, Any]) -> list[Row]:
     return made
 
 
+def _kept_results() -> dict[str, Any]:
+    """What was measured of the other sizes on this machine."""
+    path = result_file("training_pass")
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    same = found.get(STAMP, {}).get("machine") == stamp_of(quick=False).as_json()["machine"]
+    return found if same else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, three of the sizes")
+    parser.add_argument("--real", action="store_true", help="the first pass alone at the shape of a real model")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--serve", choices=(*WAYS, PRODUCTS), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=(*WAYS, "heap", PRODUCTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.threads)
+        return
+    if args.real:
+        real = measure_real(args.threads)
+        print(f"{'':8}{'forward + backward, s':>24}{'memory, MiB':>16}")
+        for way in REAL_WAYS:
+            print(f"{way:8}{real[way]['pass_s']:24.1f}{real[way]['peak_mib']:16.0f}")
+        kept = _kept_results() if not args.quick else {}
+        save("training_pass", {"results": [], **kept, "real": real}, quick=args.quick, number_type="float32")
         return
     hidden, layers, rounds = (128, 2, min(args.rounds, 2)) if args.quick else (args.hidden, args.layers, args.rounds)
     machine = {"threads": args.threads, "device": "cpu", "hidden": hidden, "layers": layers, "rounds": rounds}

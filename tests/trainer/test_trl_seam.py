@@ -107,7 +107,9 @@ def test_the_fused_head_reads_where_we_tune_it() -> None:
     assert re.findall(r".*_use_triton\(.*", source(utils)) == ["        compact = _use_triton(hidden_states.device)"], (
         "`_use_triton` decides about something else now; see tune_fused_head"
     )
-    assert "                _CHUNKED_LOGPROB_CHUNK_SIZE,\n" in source(utils), "the head takes its tiles from elsewhere now"
+    assert "                _CHUNKED_LOGPROB_CHUNK_SIZE,\n" in source(utils), (
+        "the head takes its tiles from elsewhere now"
+    )
 
 
 def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(

@@ -35,11 +35,12 @@ from toolgrpo.observe.trouble_metrics import trouble_metrics
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rewards.named import source_text
 from toolgrpo.rollout import Observer, Rollouts
-from toolgrpo.rollout.demand import Demand, suit
+from toolgrpo.rollout.demand import Demand, measure_window, suit
 from toolgrpo.rollout.observers import Observers
+from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.given_parts import GivenParts
-from toolgrpo.trainer.memory_return import MemoryReturn
+from toolgrpo.trainer.memory import PassShape, free_bytes, most_tokens
 from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
@@ -50,6 +51,7 @@ __all__ = [
     "loaded_parts",
     "model_card",
     "open_engine",
+    "open_pass",
     "open_rollouts",
     "open_turn_worth",
     "open_watchers",
@@ -110,6 +112,39 @@ def fitting_of(given: GivenParts, engine: Engine, say: Callable[[str], None]) ->
     return partial(rows_that_fit, window=window, policy=given.args.long_prompts, say=say)
 
 
+def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str], None]) -> SharedPass:
+    """Return the training pass that the config asks for; on a CPU, cut to what fits into memory."""
+    args = given.args
+    model, free = policy.get_model(), free_bytes()
+    shape = PassShape.of(model, policy.dtype.itemsize, checkpointing=args.gradient_checkpointing)
+    window = None
+    if policy.device.type == "cpu" and not policy.backend.splits_parameters and hasattr(rows, "__len__"):
+        window = measure_window(
+            rows,
+            given.chat,
+            given.toolbox,
+            max_completion_length=args.episode_limits().max_completion_length,
+            enable_thinking=args.enable_thinking,
+            room=given.prompt_room,
+        )
+    if window is None or shape is None or free is None:
+        return args.shared_pass()
+    shares = args.prefix_sharing != "off" and not args.torch_compile and unsupported_model(model) is None
+    n_rows = args.per_device_train_batch_size
+    n_prompts = -(-n_rows // args.num_generations) if shares else n_rows
+    prompt, completion = window.longest_prompt + window.room, window.max_completion_length
+    most = most_tokens(
+        shape,
+        largest=n_prompts * prompt + n_rows * completion,
+        of_a_row=prompt + completion,
+        free=free,
+        given=args.max_tokens_per_pass,
+        shares=shares,
+        say=say,
+    )
+    return SharedPass(mode=args.prefix_sharing, max_tokens=most)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchers:
     """Who watches a training, beside those that the user brings."""
@@ -126,7 +161,7 @@ class Watchers:
         shown before what is said of it.
         """
         return (
-            *(stop, checkpoints, self.step_log, self.tables, MemoryReturn()),
+            *(stop, checkpoints, self.step_log, self.tables),
             *(StepsCallback(self.progress), self.doctor),
         )
 

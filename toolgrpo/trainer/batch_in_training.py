@@ -26,6 +26,7 @@ from accelerate.utils import gather_object
 from toolgrpo.credit.turn_rewards import TurnWorth
 from toolgrpo.rollout import RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode, Row
+from toolgrpo.startup import give_memory_back
 from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
 from toolgrpo.trainer.batch_credit import BatchCredit
 from toolgrpo.trainer.batch_signal import BatchSignal
@@ -150,6 +151,8 @@ class BatchInTraining:
         else:
             self._ran, trajectories = self._drawn.ran, self._drawn.trajectories
             batch = self._ran
+        if self._mode == "train" and self._trainer.args.device.type == "cpu":
+            give_memory_back()  # what the rollout has left lies between the tensors of the pass
         self.rollout_seconds += batch.times.duration_s
         trl_seam.count_tokens(self._trainer, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         self._segments = trl_batch.segments_of(self._trainer, trajectories)

@@ -149,7 +149,7 @@ class ToolGRPOConfig(
     max_tokens_per_pass: int | None = field(
         default=None,
         metadata={
-            "help": "Most packed tokens of one forward pass of a prefix-shared batch; default: no more than TRL's."
+            "help": "Most packed tokens of one forward pass of a prefix-shared batch; default: no more than TRL's, and on a CPU what fits into memory."
         },
     )
 

@@ -45,6 +45,7 @@ from toolgrpo.trainer.assembly import (
     loaded_parts,
     model_card,
     open_engine,
+    open_pass,
     open_rollouts,
     open_turn_worth,
     open_watchers,
@@ -150,7 +151,6 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             args, gives_logprobs=built.engine.gives_logprobs, same_numbers=built.engine.same_numbers_as_trainer
         )
         trl_correction.correct_by(self, self.correction)
-        self._shared_pass = args.shared_pass()
         self._raw_text = given.raw_text
         is_main = self.is_world_process_zero()
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not is_main))
@@ -159,6 +159,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.fitting = fitting_of(given, built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+        say_of_pass = self.progress.say if is_main else lambda line: None
+        self._shared_pass = open_pass(given, self.policy, self.train_dataset, say_of_pass)
         self.turn_worth = open_turn_worth(
             args, given.tokenizer, self.train_dataset, partial(trl_credit.answer_logps, self)
         )

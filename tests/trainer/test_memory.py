@@ -1,0 +1,131 @@
+"""What a training pass is expected to take, beside what it was measured to take, and what a run does about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from toolgrpo.errors import ConfigError
+from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.testing import ByteChat
+from toolgrpo.testing.trainers import tiny_trainer
+from toolgrpo.trainer.memory import PassShape, free_bytes, most_tokens
+
+GIB = 2**30
+LORA = 366_592  # weights of rank 16 in a layer of Qwen2.5-0.5B
+QWEN = PassShape(layers=24, width=896, heads=1152, inner=4864, n_trained=24 * LORA, itemsize=4, checkpointing=True)
+
+
+@pytest.mark.parametrize(
+    ("layers", "checkpointing", "adapter", "gib"),
+    [
+        *((2, True, True, 0.84), (6, True, True, 0.94), (2, False, True, 1.32), (4, False, True, 2.37)),
+        *((2, False, False, 1.47), (4, False, False, 2.53)),
+    ],
+)
+def test_the_sum_is_within_a_tenth_of_what_was_measured(
+    layers: int, checkpointing: bool, adapter: bool, gib: float
+) -> None:
+    """What a first pass of 5,070 packed tokens added to resident memory, before Adam has its averages.
+
+    Layers of Qwen2.5-0.5B in float32 under a vocabulary of 8,000, on two AVX2 cores.
+    """
+    trained = layers * LORA if adapter else 8000 * 896 + layers * 14_912_384
+    shape = replace(QWEN, layers=layers, n_trained=trained, checkpointing=checkpointing)
+    assert shape.bytes_of(5070) - 8 * trained == pytest.approx(gib * GIB, rel=0.1)
+    assert shape.tokens_in(shape.bytes_of(5070)) == 5070
+    assert shape.tokens_in(0) == 0
+
+
+def test_what_a_pass_keeps_is_what_its_shape_says() -> None:
+    """Counted: the storages that the forward pass keeps for the backward pass, without checkpointing."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 4}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=320, hidden_size=128, intermediate_size=512, **sizes)).train()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    ids = torch.randint(0, 300, (4, 300), generator=torch.Generator().manual_seed(0))
+    ids[:, :200] = ids[0, :200].clone()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}  # holds them, so that no storage takes the place of another
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        scored = SharedPass(mode="on").score_completions(model, ids, torch.ones_like(ids), 100, unwrapped=model)
+    assert scored is not None
+    shape = PassShape.of(model, 4, checkpointing=False)
+    assert shape is not None
+    counted = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
+    of_layers = shape.bytes_per_token - replace(shape, layers=0).bytes_per_token
+    assert counted == pytest.approx(600 * of_layers, rel=0.15)
+
+
+def decided(shape: PassShape, free_gib: float, *, given: int | None = None, shares: bool = True) -> tuple[Any, str]:
+    """For 16 rows of two prompts of 2,500 tokens, with completions of 512."""
+    said: list[str] = []
+    most = most_tokens(
+        shape,
+        largest=2 * 2500 + 16 * 512,
+        of_a_row=3012,
+        free=int(free_gib * GIB),
+        given=given,
+        shares=shares,
+        say=said.append,
+    )
+    assert len(said) == 1
+    return most, said[0]
+
+
+def test_a_pass_is_cut_where_the_machine_is_too_small() -> None:
+    most, line = decided(QWEN, 20)
+    assert most is None and "at most 13,192 tokens in 24 layers, with gradient checkpointing" in line
+    most, line = decided(QWEN, 2)
+    assert most is not None and 3012 < most < 13_192 and f"{most:,} tokens" in line
+    assert QWEN.bytes_of(most) <= 0.9 * 2 * GIB
+    assert decided(QWEN, 2, given=9000)[0] == 9000, "the user's own number wins"
+    most, line = decided(QWEN, 2, shares=False)
+    assert most is None and "--per_device_train_batch_size" in line
+
+
+@pytest.mark.parametrize(
+    ("shape", "helpful"),
+    [
+        (QWEN, "--max_completion_length"),
+        (replace(QWEN, checkpointing=False), "--gradient_checkpointing"),
+        (replace(QWEN, n_trained=494_032_768), "--use_peft"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused_with_the_sum_and_the_flag_that_helps(
+    shape: PassShape, helpful: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"3,012 tokens in 24 layers.*0.5 GiB are free.*{helpful}"):
+        decided(shape, 0.5)
+    assert decided(shape, 0.5, given=3012)[0] == 3012
+
+
+def test_a_run_says_what_its_passes_need_and_cuts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        return [float(place % 2) for place in range(len(completions))]
+
+    def trained(tokens: int) -> Any:
+        return tiny_trainer(tmp_path, reward, lambda request, n: ByteChat.say("yes"), max_completion_length=tokens)
+
+    with trained(100) as trainer:
+        shape = PassShape.of(trainer.model, 4, checkpointing=False)
+        assert trainer._shared_pass.max_tokens is None
+    free = free_bytes()
+    assert shape is not None and free is not None
+    with trained(free // shape.bytes_per_token // 2) as trainer:  # half of the memory for a row, and a batch has eight
+        most = trainer._shared_pass.max_tokens
+        assert most is not None and shape.bytes_of(most) < free
+    shown = capsys.readouterr().err
+    assert shown.count("a training pass has at most") == 2 and f"at most {most:,} tokens" in " ".join(shown.split())
+    with pytest.raises(ConfigError, match="does not fit into memory"):
+        trained(2 * free // shape.bytes_per_token)
