@@ -60,7 +60,7 @@ def test_what_a_pass_keeps_is_what_its_shape_says() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         scored = SharedPass(mode="on").score_completions(model, ids, torch.ones_like(ids), 100, unwrapped=model)
     assert scored is not None
-    shape = PassShape.of(model, 4, checkpointing=False)
+    shape = PassShape.of(model, checkpointing=False)
     assert shape is not None
     counted = sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
     of_layers = shape.bytes_per_token - replace(shape, layers=0).bytes_per_token
@@ -118,7 +118,7 @@ def test_a_run_says_what_its_passes_need_and_cuts_them(tmp_path: Path, capsys: p
         return tiny_trainer(tmp_path, reward, lambda request, n: ByteChat.say("yes"), max_completion_length=tokens)
 
     with trained(100) as trainer:
-        shape = PassShape.of(trainer.model, 4, checkpointing=False)
+        shape = PassShape.of(trainer.model, checkpointing=False)
         assert trainer._shared_pass.max_tokens is None
     free = free_bytes()
     assert shape is not None and free is not None

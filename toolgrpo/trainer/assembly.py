@@ -116,7 +116,7 @@ def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str],
     """Return the training pass that the config asks for; on a CPU, cut to what fits into memory."""
     args = given.args
     model, free = policy.get_model(), free_bytes()
-    shape = PassShape.of(model, policy.dtype.itemsize, checkpointing=args.gradient_checkpointing)
+    shape = PassShape.of(model, checkpointing=args.gradient_checkpointing)
     window = None
     if policy.device.type == "cpu" and not policy.backend.splits_parameters and hasattr(rows, "__len__"):
         window = measure_window(

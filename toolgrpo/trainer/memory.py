@@ -36,7 +36,7 @@ class PassShape:
     checkpointing: bool
 
     @classmethod
-    def of(cls, model: Any, itemsize: int, *, checkpointing: bool) -> Self | None:
+    def of(cls, model: Any, *, checkpointing: bool) -> Self | None:
         """Return the shape of a model, or None if its config does not have these sizes."""
         config = model.config.get_text_config()
         layers, width, heads, inner = (
@@ -48,15 +48,15 @@ class PassShape:
         if experts := getattr(config, "num_experts_per_tok", None):
             inner = experts * (getattr(config, "moe_intermediate_size", None) or inner)
         head = getattr(config, "head_dim", None) or width // heads
-        n_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         key_value_heads = getattr(config, "num_key_value_heads", None) or heads
         return cls(
             layers=layers,
             width=width,
             heads=head * (heads + 2 * key_value_heads),
             inner=inner,
-            n_trained=n_trained,
-            itemsize=itemsize,
+            n_trained=sum(parameter.numel() for parameter in trained),
+            itemsize=max((parameter.element_size() for parameter in trained), default=4),
             checkpointing=checkpointing,
         )
 
@@ -107,7 +107,7 @@ def most_tokens(
         say(line)
         return given
     if given is not None:
-        say(f"{line}: it may not fit; --max_tokens_per_pass {given} is yours")
+        say(f"{line}: it may not fit; lower --max_tokens_per_pass (now {given:,})")
         return given
     if shape.bytes_of(of_a_row) > _USABLE * free:
         raise ConfigError(
