@@ -123,6 +123,10 @@ def _serve_case(way: str, case: Case) -> None:
     import torch
 
     model, ids, mask = build(case)
+    if case.adapter and way == "shared":
+        from toolgrpo.startup import map_large_blocks
+
+        map_large_blocks()  # as a run of this size does
     small = replace(case, prompt=40, completion=20, group=2, lengths="full")
     score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # type: ignore[no-untyped-call]  # loads what is loaded on first use
     model.zero_grad()

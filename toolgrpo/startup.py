@@ -16,13 +16,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["give_memory_back", "prepare"]
+__all__ = ["give_memory_back", "map_large_blocks", "maps_large_blocks", "prepare"]
 
 _DRIVER = "/proc/driver/nvidia"
 
 
 def prepare(arguments: Sequence[str] = ()) -> None:
-    """Set environment defaults; on a CPU also use Intel's OpenMP and tune the allocator.
+    """Set environment defaults; on a CPU also use Intel's OpenMP and keep freed memory.
 
     With that OpenMP vLLM generates about a third faster. `arguments` are those of the command,
     which may ask for the CPU on a machine with a GPU.
@@ -97,25 +97,45 @@ def _preload_openmp() -> None:
 
 
 def _keep_memory() -> None:
-    """Let glibc keep small freed blocks for the next tensor, and map large ones in huge pages.
+    """Let glibc keep freed memory for the next tensor.
 
-    By default glibc returns freed blocks to the system and gets fresh pages for the next ones, which
-    the kernel has to clear: half of the time of a small training pass. Large blocks must not come from
-    the heap, though: what a pass keeps lies between them, so their room is not used again, and a model
-    of 0.5B parameters took four times its memory (benchmarks/training_pass.py shows both). Mapped
-    blocks leave the process when they are freed, and huge pages make fresh ones cheap.
-
-    What the environment says about the allocator is the user's own choice and wins.
+    It returns every large block to the system and gets fresh pages for the next one, which the
+    kernel has to clear: half of the time of a training pass on a CPU (benchmarks/training_pass.py
+    shows it). The price is that memory stays at its high-water mark until `give_memory_back`, and
+    that a large model needs several times its memory: see `map_large_blocks`. What the environment
+    says about the allocator is the user's own choice and wins.
     """
+    global _large_blocks
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(_TUNABLES, ""):
         return
     if _has_huge_pages():
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch reads it at its first tensor
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_M_TOP_PAD, 64 * 2**20)
+        _large_blocks = "heap"
+
+
+def map_large_blocks() -> None:
+    """Take large blocks from the system again, where `prepare` has put them into the heap.
+
+    Between the large tensors of a training pass lie those that it keeps, so the heap does not use
+    their room again: a model of 0.5B parameters took four times its memory. Mapped blocks leave the
+    process when they are freed, and huge pages make fresh ones cheaper.
+    """
+    global _large_blocks
+    if _large_blocks == "heap":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_MAX, 2**16)
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        _large_blocks = "mapped"
+
+
+def maps_large_blocks() -> bool:
+    """Return whether `map_large_blocks` is in force."""
+    return _large_blocks == "mapped"
 
 
 def _has_huge_pages() -> bool:
@@ -126,9 +146,10 @@ def _has_huge_pages() -> bool:
         return False
 
 
+_large_blocks = "as glibc does"  # or: heap, mapped
 _TUNABLES = "GLIBC_TUNABLES"
-_MAPPED_BYTES = 8 * 2**20  # above the tiles of the output head (trainer/trl_seam.py) and nearly all of nano's tensors
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # the numbers of malloc.h
+_MAPPED_BYTES = 8 * 2**20  # above the tiles of the output head (trainer/trl_seam.py)
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # the numbers of malloc.h
 
 
 def _libiomp5() -> Path | None:

@@ -38,6 +38,7 @@ from toolgrpo.rollout import Observer, Rollouts
 from toolgrpo.rollout.demand import Demand, measure_window, suit
 from toolgrpo.rollout.observers import Observers
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported_model
+from toolgrpo.startup import map_large_blocks
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.given_parts import GivenParts
 from toolgrpo.trainer.memory import PassShape, free_bytes, most_tokens
@@ -133,9 +134,12 @@ def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str],
     n_rows = args.per_device_train_batch_size
     n_prompts = -(-n_rows // args.num_generations) if shares else n_rows
     prompt, completion = window.longest_prompt + window.room, window.max_completion_length
+    largest = n_prompts * prompt + n_rows * completion
+    if shape.is_large(min(largest, args.max_tokens_per_pass or largest)):
+        map_large_blocks()
     most = most_tokens(
         shape,
-        largest=n_prompts * prompt + n_rows * completion,
+        largest=largest,
         of_a_row=prompt + completion,
         free=free,
         given=args.max_tokens_per_pass,

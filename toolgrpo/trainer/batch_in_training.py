@@ -26,7 +26,7 @@ from accelerate.utils import gather_object
 from toolgrpo.credit.turn_rewards import TurnWorth
 from toolgrpo.rollout import RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode, Row
-from toolgrpo.startup import give_memory_back
+from toolgrpo.startup import give_memory_back, maps_large_blocks
 from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
 from toolgrpo.trainer.batch_credit import BatchCredit
 from toolgrpo.trainer.batch_signal import BatchSignal
@@ -43,6 +43,10 @@ from toolgrpo.trainer.token_tap import TokenTap
 __all__ = ["BatchInTraining"]
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+_SMALL_RUN_RETURNS = 50
+"""Steps after which a small run returns memory: it spreads slowly, and its pages cost time to get again."""
 
 
 class BatchInTraining:
@@ -151,7 +155,12 @@ class BatchInTraining:
         else:
             self._ran, trajectories = self._drawn.ran, self._drawn.trajectories
             batch = self._ran
-        if self._mode == "train" and self._trainer.args.device.type == "cpu":
+        every = 1 if maps_large_blocks() else _SMALL_RUN_RETURNS
+        if (
+            self._mode == "train"
+            and self._trainer.args.device.type == "cpu"
+            and not self._trainer.state.global_step % every
+        ):
             give_memory_back()  # what the rollout has left lies between the tensors of the pass
         self.rollout_seconds += batch.times.duration_s
         trl_seam.count_tokens(self._trainer, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))

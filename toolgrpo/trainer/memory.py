@@ -20,6 +20,7 @@ from toolgrpo.errors import ConfigError
 __all__ = ["PassShape", "free_bytes", "most_tokens"]
 
 _ALWAYS = 2**26  # tiles of the output head, attention, what libraries load at their first use
+_LARGE = 2**30  # bytes of activations, from which on memory counts more than a few percent of time
 _USABLE = 0.9  # of the free memory: the rest is for rollouts, tools, and what the sum leaves out
 
 
@@ -75,6 +76,10 @@ class PassShape:
     def bytes_of(self, tokens: int) -> int:
         """Return the bytes that a pass over these tokens adds, with its gradients and the optimizer's averages."""
         return _ALWAYS + self.bytes_of_weights + tokens * self.bytes_per_token
+
+    def is_large(self, tokens: int) -> bool:
+        """Return whether a pass over these tokens fragments the heap by more than its speed is worth."""
+        return tokens * self.bytes_per_token >= _LARGE
 
     def tokens_in(self, n_bytes: float) -> int:
         """Return how many tokens a pass within these bytes may have, 0 if none."""
