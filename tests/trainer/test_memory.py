@@ -120,7 +120,7 @@ def test_a_run_says_what_its_passes_need_and_cuts_them(tmp_path: Path, capsys: p
     assert QWEN.is_large(5070)
     with trained(100) as trainer:
         shape = PassShape.of(trainer.model, checkpointing=False)
-        assert trainer._shared_pass.max_tokens is None and not shape.is_large(300)
+        assert trainer._shared_pass.max_tokens is None and shape is not None and not shape.is_large(300)
     free = free_bytes()
     assert shape is not None and free is not None
     with trained(free // shape.bytes_per_token // 2) as trainer:  # half of the memory for a row, and a batch has eight
