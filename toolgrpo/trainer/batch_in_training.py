@@ -46,7 +46,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 _SMALL_RUN_RETURNS = 50
-"""Steps after which a small run returns memory: it spreads slowly, and its pages cost time to get again."""
+"""Rollouts after which a small run returns memory: it spreads slowly, and its pages cost time to get again."""
 
 
 class BatchInTraining:
@@ -78,6 +78,7 @@ class BatchInTraining:
     ) -> None:
         self.rollout_seconds = 0.0
         self.n_episodes = 0  # of all processes, so far
+        self._n_rollouts = 0  # of training, in this process
         self._trainer = trainer
         self._args = args
         self._rollouts = rollouts
@@ -155,13 +156,7 @@ class BatchInTraining:
         else:
             self._ran, trajectories = self._drawn.ran, self._drawn.trajectories
             batch = self._ran
-        every = 1 if maps_large_blocks() else _SMALL_RUN_RETURNS
-        if (
-            self._mode == "train"
-            and self._trainer.args.device.type == "cpu"
-            and not self._trainer.state.global_step % every
-        ):
-            give_memory_back()  # what the rollout has left lies between the tensors of the pass
+        self._return_memory()
         self.rollout_seconds += batch.times.duration_s
         trl_seam.count_tokens(self._trainer, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         self._segments = trl_batch.segments_of(self._trainer, trajectories)
@@ -172,6 +167,13 @@ class BatchInTraining:
         if not self._off_policy.skips_old_policy and trl_batch.reads_old_policy(self._trainer):
             self._ask_before_old_policy(prompts, output, completions)
         return output.as_trl(completions)
+
+    def _return_memory(self) -> None:
+        """Give back, on a CPU, what rollouts have left between the tensors of the passes to come."""
+        if self._mode == "train" and self._args.device.type == "cpu":
+            if maps_large_blocks() or self._n_rollouts % _SMALL_RUN_RETURNS == 0:
+                give_memory_back()
+            self._n_rollouts += 1
 
     def _first_number(self, n: int) -> int:
         """Return a number that no other episode of the run has,
