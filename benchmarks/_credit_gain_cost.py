@@ -21,7 +21,7 @@ def measure(quick: bool) -> dict[str, Any]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from toolgrpo.named_models import folder_of
+    from toolgrpo.models import folder_of
     from toolgrpo.shared_pass.answers import mean_answer_logps
     from toolgrpo.shared_pass.scoring import SharedPass
     from toolgrpo.trainer.trl_seam import add_fused_head, tune_fused_head

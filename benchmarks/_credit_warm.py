@@ -42,9 +42,9 @@ def warmed(n_calls: int) -> Path:
 
 
 def _demonstrations(n_calls: int, n: int) -> list[dict[str, object]]:
+    from recipes.nano.demonstrations import Habits, demonstrate, draw_training_problem
+    from recipes.nano.toolsets import CANONICAL
     from toolgrpo.data.arithmetic import OPERATIONS
-    from toolgrpo.models.nano.demonstrations import Habits, demonstrate, draw_training_problem
-    from toolgrpo.models.nano.toolsets import CANONICAL
 
     rng = random.Random(f"chains of {n_calls}")
     schemas = [tool.schema for tool in CANONICAL]

@@ -22,7 +22,7 @@ from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_weights import choose_weight_route
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.engines.vllm_server import VLLMServerEngine
-from toolgrpo.models.nano import ensure_nano
+from toolgrpo.models import NANO
 
 __all__ = ["difference", "nccl", "sleep", "steps"]
 
@@ -87,7 +87,7 @@ def _evenness(trajectories: Sequence[Any], **columns: Any) -> list[float]:
 def _tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(ensure_nano()))
+    return AutoTokenizer.from_pretrained(str(NANO))
 
 
 def difference(place: Place, *, bits: int) -> Iterator[Figure]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recipes.nano.toolsets import CANONICAL, PARAMETERS, SYNONYMS, ToolSpec, is_held_out
 from toolgrpo.data.arithmetic import OPERATIONS, arithmetic_rows
-from toolgrpo.models.nano.toolsets import CANONICAL, PARAMETERS, SYNONYMS, ToolSpec, is_held_out
 
 __all__ = ["NEW", "Suite", "Tool", "conversations", "in_files", "invented", "questions", "suites", "synonyms", "write"]
 

@@ -138,13 +138,12 @@ def rows() -> Any:
 
 def model_folder(tools: str) -> str:
     """nano; for long schemas a copy that says of itself that it can read them."""
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
 
-    nano = ensure_nano()
     if tools == "wait":
-        return str(nano)
+        return str(NANO)
     folder = Path(tempfile.mkdtemp()) / "nano"
-    shutil.copytree(nano, folder)
+    shutil.copytree(NANO, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
     return str(folder)

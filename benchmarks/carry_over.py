@@ -114,7 +114,7 @@ def train_one(way: str, target: Path) -> None:
     from toolgrpo.calls import AttemptStatus, CallAttempt
     from toolgrpo.chat import resolve_format
     from toolgrpo.chat.base import ParsedTurn
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
     from toolgrpo.observe.options import RecordedShare
 
     staleness, share = WAYS[way]
@@ -162,7 +162,7 @@ def train_one(way: str, target: Path) -> None:
                 if name.startswith("overlap/"):
                     told[name].append(float(value))
 
-    folder, model = Path(tempfile.mkdtemp()), str(ensure_nano())
+    folder, model = Path(tempfile.mkdtemp()), str(NANO)
     (folder / "wait_tool.py").write_text(TOOLS)
     tokenizer = AutoTokenizer.from_pretrained(model)
     decisions = Decisions(resolve_format(tokenizer), lambda: LATENCY_S)

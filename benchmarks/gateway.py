@@ -66,7 +66,7 @@ async def run(client, row):
 def nano() -> tuple[Any, Any]:
     """Return nano's tokenizer and its chat format."""
     from toolgrpo.chat import resolve_format
-    from toolgrpo.named_models import folder_of
+    from toolgrpo.models import folder_of
     from toolgrpo.trainer.trainer import load_tokenizer
 
     tokenizer = load_tokenizer(str(folder_of("nano")))

@@ -1,16 +1,15 @@
-"""Learning: nano built from nothing, then trained with the recipe of `make train` on three seeds.
+"""Learning: nano trained with the recipe of `make train` on three seeds.
 
     python benchmarks/learning.py            # table, benchmarks/results/learning.json and learning.png
     python benchmarks/learning.py --quick    # one seed
 
-Every figure comes from a fresh process: the build with an empty cache folder, and each training run as a user starts it.
+Every training runs in a process of its own, as a user starts it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,16 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_S = 1200
 
 
-def build(cache: Path) -> float:
-    """Seconds to build nano into an empty cache folder, process start included."""
-    started = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "toolgrpo.nano"], check=True, cwd=ROOT, env=environment(cache), timeout=TIME_LIMIT_S
-    )
-    return time.monotonic() - started
-
-
-def train(cache: Path, seed: int, folder: Path) -> dict[str, Any]:
+def train(seed: int, folder: Path) -> dict[str, Any]:
     """One run of the shipped recipe; its summary, its wall-clock time and its curve."""
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch"),
@@ -42,16 +32,12 @@ def train(cache: Path, seed: int, folder: Path) -> dict[str, Any]:
         *("--config", "recipes/configs/nano.yaml", "--seed", str(seed), "--output_dir", str(folder)),
     ]
     started = time.monotonic()
-    subprocess.run(command, check=True, cwd=ROOT, env=environment(cache), timeout=TIME_LIMIT_S)
+    subprocess.run(command, check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
     seconds = time.monotonic() - started
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     curve = [{"step": entry["step"], "success": entry["success"]} for entry in history if "success" in entry]
     return {"seed": seed, "wall_s": seconds, "curve": curve, **summary}
-
-
-def environment(cache: Path) -> dict[str, str]:
-    return {**os.environ, "XDG_CACHE_HOME": str(cache)}
 
 
 def plot(runs: list[dict[str, Any]], path: Path) -> None:
@@ -75,7 +61,7 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-    made = [Row(benchmark="learning", what="nano, built from nothing", ours=Figure(results["built_s"], n=1))]
+    made = []
     runs = results["runs"]
     for way in ("greedy", "sampled"):
         after, before = ([run[when][way]["rate"] for run in runs] for when in ("after", "before"))
@@ -90,8 +76,7 @@ def rows(results: dict[str, Any]) -> list[Row]:
     return made
 
 
-def show(built_s: float, runs: list[dict[str, Any]]) -> None:
-    print(f"\nnano built in {built_s:.0f} s")
+def show(runs: list[dict[str, Any]]) -> None:
     print(
         f"{'seed':>5} {'greedy before':>14} {'after':>6} {'sampled before':>15} {'after':>6} {'wall s':>7} {'s/step':>7}"
     )
@@ -110,15 +95,12 @@ def main() -> None:
     options = parser.parse_args()
     seeds = options.seeds[:1] if options.quick else options.seeds
     with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) / "cache"
-        progress("building nano")
-        built_s = build(cache)
         runs: list[dict[str, Any]] = []
         for seed in seeds:
             progress(f"training, seed {seed} ({len(runs) + 1} of {len(seeds)})")
-            runs.append(train(cache, seed, Path(folder) / f"seed{seed}"))
-            save("learning", {"built_s": built_s, "runs": runs}, quick=options.quick, number_type="float32")
-    show(built_s, runs)
+            runs.append(train(seed, Path(folder) / f"seed{seed}"))
+            save("learning", {"runs": runs}, quick=options.quick, number_type="float32")
+    show(runs)
     plot(runs, result_file("learning").with_suffix(".png"))
 
 

@@ -28,9 +28,9 @@ from _machine import stamp_of
 from _reporting import STAMP, result_file, save
 from _rows import Figure, Row
 
+from recipes.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered
 from toolgrpo.data.arithmetic import Problem, draw_problem, success
 from toolgrpo.evaluation.measures import Share
-from toolgrpo.models.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered
 from toolgrpo.trajectory import Trajectory
 
 KINDS: dict[str, Callable[[random.Random], tuple[ToolSpec, ...]]] = {
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the questions")
     options = parser.parse_args()
 
-    from toolgrpo.named_models import folder_of
+    from toolgrpo.models import folder_of
 
     model = str(folder_of(options.model))
     n, n_toolsets = (24, 4) if options.quick else (240, 8)

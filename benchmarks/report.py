@@ -90,11 +90,11 @@ def recorded_job(folder: Path, steps: int, record_tokens: int) -> dict[str, floa
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
     from toolgrpo.data import load_tasks
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
     from toolgrpo.rewards import get_reward
 
     trainer = ToolGRPOTrainer(
-        str(ensure_nano()),
+        str(NANO),
         [get_reward("accuracy"), get_reward("exact_match")],
         ToolGRPOConfig(
             str(folder),

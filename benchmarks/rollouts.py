@@ -182,15 +182,14 @@ def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
 
 def model_folder(name: str) -> Path:
     """nano, or a larger model of random weights with nano's tokenizer."""
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
 
-    nano = ensure_nano()
     if name == "nano":
-        return nano
+        return NANO
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config.from_pretrained(nano)
+    config = Qwen3Config.from_pretrained(NANO)
     config.update(
         {
             "hidden_size": 512,
@@ -205,7 +204,7 @@ def model_folder(name: str) -> Path:
     torch.manual_seed(0)
     folder = Path(tempfile.mkdtemp())
     Qwen3ForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(nano).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
     return folder
 
 

@@ -121,13 +121,13 @@ def embedded_job(steps: int, *, sync: str | None, batch: int) -> dict[str, Any]:
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
     from toolgrpo.data import load_tasks
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
     from toolgrpo.rewards import get_reward
 
     lora = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if sync else None
     with tempfile.TemporaryDirectory() as folder:
         trainer = ToolGRPOTrainer(
-            str(ensure_nano()),
+            str(NANO),
             [get_reward("accuracy")],
             ToolGRPOConfig(
                 folder,

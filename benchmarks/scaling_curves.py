@@ -67,9 +67,9 @@ class Loops:
     """Both loops over one engine."""
 
     def __init__(self) -> None:
-        from toolgrpo.models.nano import ensure_nano
+        from toolgrpo.models import NANO
 
-        self.native = NativeLoop(str(ensure_nano()))
+        self.native = NativeLoop(str(NANO))
         self.ours = OurLoop(self.native)
         for run in (self.native.run, self.ours.run):
             run(range(ROLLOUTS))  # warm up

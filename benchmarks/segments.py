@@ -225,12 +225,12 @@ def chain(quick: bool, options: argparse.Namespace) -> dict[str, Any]:
 
 def _shown_model(folder: Path, quick: bool) -> Path:
     """nano with room for long contexts, that was shown how a book is read."""
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
     from toolgrpo.rollout.compaction import STUB, SUMMARY_REQUEST
 
     base, shown = folder / "nano", folder / "shown"
     if not (shown / "config.json").exists():
-        shutil.copytree(ensure_nano(), base, dirs_exist_ok=True)
+        shutil.copytree(NANO, base, dirs_exist_ok=True)
         config = json.loads((base / "config.json").read_text())
         (base / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
         data = _book.write(folder / "shown.jsonl", _book.demonstrations(20 if quick else 1000, SUMMARY_REQUEST, STUB))

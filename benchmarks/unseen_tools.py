@@ -60,7 +60,7 @@ from _tool_families import (
     write,
 )
 
-from toolgrpo.models.nano.toolsets import CANONICAL
+from recipes.nano.toolsets import CANONICAL
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "toolgrpo")
@@ -102,8 +102,8 @@ def own(work: Path, seed: int, sizes: Sizes) -> str:
 
 def names(work: Path, seed: int, sizes: Sizes) -> str:
     """Rows that each bring a name for each operation, in the sets that demonstrations may show."""
+    from recipes.nano.toolsets import is_held_out
     from toolgrpo.data.arithmetic import arithmetic_rows
-    from toolgrpo.models.nano.toolsets import is_held_out
 
     asked = arithmetic_rows("train", 2000, seed=seed)
     drawn = sets_of_names(len(asked), f"training {seed}", lambda names: not is_held_out(names))
@@ -158,8 +158,8 @@ def warmed(n_tools: int) -> Callable[[Path, int, Sizes], str]:
 
 
 def demonstrations(n: int, seed: int) -> list[dict[str, Any]]:
-    from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
-    from toolgrpo.models.nano.toolsets import draw_toolset
+    from recipes.nano.demonstrations import demonstrate, draw_training_problem
+    from recipes.nano.toolsets import draw_toolset
 
     rng = random.Random(seed)
     made = []
@@ -210,7 +210,7 @@ def shown_more(name: str, more: Callable[[Path, int], list[dict[str, Any]]]) -> 
 
 
 def of_its_own(data: Path, seed: int) -> list[dict[str, Any]]:
-    from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem
+    from recipes.nano.demonstrations import demonstrate, draw_training_problem
 
     rng = random.Random(seed)
     problems = [draw_training_problem(rng, 1 + number % 3) for number in range(N_SHOWN)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from _tool_families import Suite, conversations, in_files, invented, questions, suites, synonyms, write
 
-from toolgrpo.models.nano.toolsets import PARAMETERS, SYNONYMS, is_held_out
+from recipes.nano.toolsets import PARAMETERS, SYNONYMS, is_held_out
 from toolgrpo.tools import load_tools, run_tool
 
 SUITES = {suite.name: suite for suite in suites(24)}

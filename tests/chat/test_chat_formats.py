@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from trl.chat_template_utils import add_response_schema
 
+from recipes.nano.tokenizer import build_tokenizer
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn, thinking_markers
 from tests.support.real_tokenizers import REAL_TOKENIZERS, NotAtHand, real_tokenizer
@@ -20,7 +21,6 @@ from toolgrpo.chat import check_vocabulary, resolve_format, tool_message
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError, ModelError
 from toolgrpo.ledger import Ledger
-from toolgrpo.models.nano.tokenizer import build_tokenizer
 from toolgrpo.testing import byte_tokenizer
 from toolgrpo.trajectory import Message, StopReason
 

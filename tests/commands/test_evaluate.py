@@ -25,10 +25,9 @@ NANO = ("--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--
 
 @pytest.fixture(scope="module")
 def nano() -> Path:
-    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=1500)
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
 
-    return ensure_nano()
+    return NANO
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from tests.support.mini_nano import MINI_NANO
+from recipes.nano.build import build_nano
+from recipes.nano.recipe import MINI
 from toolgrpo.commands.sft import parse_sft_arguments, run_sft
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun, parse_arguments
 from toolgrpo.errors import ConfigError, EngineError, RewardError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models.nano.build import build_nano
 from toolgrpo.trainer.stopping import finish_before_stopping
 
 pytestmark = pytest.mark.e2e
@@ -45,7 +45,7 @@ def reward_func(completions, **kwargs):
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("mini")
-    build_nano(MINI_NANO, folder)
+    build_nano(MINI, folder)
     return folder
 
 

@@ -63,11 +63,9 @@ def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def nano() -> Path:
-    """Built once per machine, as a user's first run would: in a process of its own."""
-    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=TIMEOUT_S)
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
 
-    return ensure_nano()
+    return NANO
 
 
 @pytest.fixture(scope="module")

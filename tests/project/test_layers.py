@@ -34,18 +34,18 @@ LAYERS = (
         "plugin_files",
         "processes",
     }
-    | {"startup", "storage", "folder_claim", "hub", "named_models", "trl_parts"},
+    | {"startup", "storage", "folder_claim", "hub", "models", "trl_parts"},
     {"chat", "tools", "sandbox", "rewards", "data"},
     {"engines", "shared_pass"},
     {"rollout"},
     {"signal"},
     {"credit"},
     {"evaluation", "gateway", "observe", "trainer", "report"},
-    {"sft", "models"},
+    {"sft"},
     {"commands"},
     {"testing"},  # fakes of every layer and builders over them, so it may import all; nothing imports it
 )
-DOORS = {"__init__", "__main__", "nano"}  # what users name; `import toolgrpo` and the commands begin there
+DOORS = {"__init__", "__main__"}  # what users name; `import toolgrpo` and the commands begin there
 EXCEPTIONS: frozenset[tuple[str, str]] = frozenset()  # (from, to) that go upward nevertheless; may only shrink
 
 

@@ -140,11 +140,11 @@ def test_a_checker_that_fails_costs_its_episode_and_says_so(gold: Any) -> None:
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that can say nothing, with nano's tokenizer and room for long prompts."""
-    from tests.support.mini_nano import MINI_NANO
-    from toolgrpo.models.nano.build import build_nano
+    from recipes.nano.build import build_nano
+    from recipes.nano.recipe import MINI
 
     folder = tmp_path_factory.mktemp("models") / "mini"
-    build_nano(replace(MINI_NANO), folder)
+    build_nano(MINI, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
     return folder

@@ -103,16 +103,15 @@ def wandb_runs_end() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def roomy_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """nano with a longer context: its vocabulary is small, so the schemas of eight tools fill 2,048 tokens."""
-    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=1500)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
 
     folder = tmp_path_factory.mktemp("models") / "roomy-nano"
-    model = AutoModelForCausalLM.from_pretrained(ensure_nano())
+    model = AutoModelForCausalLM.from_pretrained(NANO)
     model.config.max_position_embeddings = 16384
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(ensure_nano()).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
     return folder
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from recipes.nano.demonstrations import demonstrate, draw_training_problem, render, render_tools
+from recipes.nano.tokenizer import build_tokenizer
+from recipes.nano.toolsets import CANONICAL
 from toolgrpo.errors import ChatFormatError, DataError
-from toolgrpo.models.nano.demonstrations import demonstrate, draw_training_problem, render, render_tools
-from toolgrpo.models.nano.tokenizer import build_tokenizer
-from toolgrpo.models.nano.toolsets import CANONICAL
-from toolgrpo.sft.batches import Example
-from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
+from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 
 SCHEMAS = [tool.schema for tool in CANONICAL]
 CHATML = (

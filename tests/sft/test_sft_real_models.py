@@ -14,11 +14,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from tests.support.mini_nano import MINI_NANO
+from recipes.nano.build import build_nano
+from recipes.nano.recipe import MINI
 from toolgrpo.commands import sft
 from toolgrpo.commands.sft import SFTResult, parse_sft_arguments, run_sft
 from toolgrpo.errors import ConfigError, DataError, PluginError
-from toolgrpo.models.nano.build import build_nano
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer
 from toolgrpo.sft.encoder import ConversationEncoder
 
@@ -30,7 +30,7 @@ ROWS = ROOT / "recipes" / "data" / "tool_calls_12.jsonl"
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("sft") / "model"
-    build_nano(MINI_NANO, folder)
+    build_nano(MINI, folder)
     return folder
 
 

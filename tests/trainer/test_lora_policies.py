@@ -131,12 +131,12 @@ def saved_nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from datasets import Dataset
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
-    from toolgrpo.models.nano import ensure_nano
+    from toolgrpo.models import NANO
 
     out = tmp_path_factory.mktemp("nano")
     rows = [{"prompt": [{"role": "user", "content": f"What is {n} plus 4?"}]} for n in range(4)]
     trainer = ToolGRPOTrainer(
-        str(ensure_nano()),
+        str(NANO),
         lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         ToolGRPOConfig(
             str(out),

@@ -62,7 +62,6 @@ def test_a_short_run_is_flat(tiny_qwen3: Any, tmp_path: Path) -> None:
 @pytest.mark.timeout(5400)
 def test_five_hundred_steps_of_the_embedded_job_are_flat(tmp_path: Path) -> None:
     """From outside, as a monitor sees it; what it read is left in `memory.json` in the folder of the run."""
-    subprocess.run([sys.executable, "-m", "toolgrpo.nano"], cwd=ROOT, check=True, timeout=1800)
     command = [
         *(sys.executable, "recipes/train.py", "--config", "recipes/configs/nano.yaml", "--output_dir", str(tmp_path)),
         *("--max_steps", "500", "--per_device_train_batch_size", "16", "--eval_questions", "0"),

@@ -26,7 +26,7 @@ from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.hub import settle_hub
-from toolgrpo.named_models import missing_folder
+from toolgrpo.models import missing_folder
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import load_tokenizer

@@ -24,7 +24,7 @@ from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import other_run_in
 from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
-from toolgrpo.named_models import NAMED_MODELS, folder_of
+from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.plain_text import without_secrets
@@ -258,8 +258,7 @@ class RunParts:
 
     def _place_of(self, name: str) -> str:
         if name in NAMED_MODELS:
-            shown = {"console": self.terminal.console} if name == "nano" else {"say": self.terminal.say}
-            return str(folder_of(name, **shown))
+            return str(folder_of(name, self.terminal.say))
         path = Path(name).expanduser()
         if path.is_file():
             raise ModelError(

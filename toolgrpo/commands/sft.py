@@ -3,8 +3,7 @@ what `recipes/sft.py` does.
 
 TRL's `SFTTrainer` trains, on tokens and labels that are made here: the same rendering and the same
 mask as in reinforcement learning, so what it brings (bf16, LoRA, gradient checkpointing, several
-processes, DeepSpeed and FSDP, checkpoints) can be used. nano itself, which is made from nothing,
-has a loop of its own.
+processes, DeepSpeed and FSDP, checkpoints) can be used.
 
 Not covered: packing several conversations into one sequence, which TRL does with FlashAttention.
 """
@@ -36,13 +35,11 @@ from toolgrpo.commands.parts import LORA_TARGETS
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.models.nano import NanoRecipe
-from toolgrpo.named_models import folder_of
+from toolgrpo.models import folder_of
 from toolgrpo.observe.own_display import library_bars_off
 from toolgrpo.plugin_files import python_file
-from toolgrpo.sft.batches import Example
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer
-from toolgrpo.sft.encoder import ConversationEncoder, read_conversations
+from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.hardware import bf16_line, settled_bf16, settled_cpu, trains_on_cpu
@@ -57,9 +54,7 @@ __all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "p
 class SFTArguments:
     """What is taught."""
 
-    dataset_id_or_path: str = field(
-        metadata={"help": "A .jsonl file of conversations; `nano`: nano's demonstrations, from scratch."}
-    )
+    dataset_id_or_path: str = field(metadata={"help": "A .jsonl file of conversations."})
     tools_script: str | None = field(
         default=None, metadata={"help": "Tools that rows without a column `tools` are rendered with."}
     )
@@ -163,8 +158,6 @@ def run_sft(sft: SFTArguments, config: ToolSFTConfig, model: ModelConfig, consol
     if claim.warning is not None:
         console.print(claim.warning, markup=False)
     try:
-        if sft.dataset_id_or_path == "nano":
-            return _build_nano(config, model, console)
         with library_bars_off():
             return _run(sft, config, model, console)
     finally:
@@ -319,29 +312,6 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no
     def end(self) -> None:
         if self._shown is not None:
             self._shown.__exit__(None, None, None)
-
-
-def _build_nano(config: ToolSFTConfig, model: ModelConfig, console: Console) -> SFTResult:
-    """Build nano itself, from nothing but its demonstrations."""
-    if model.model_name_or_path != "nano":
-        raise ConfigError(
-            f"the data set `nano` teaches the model `nano` from scratch; got --model_name_or_path "
-            f"{model.model_name_or_path}. Give a .jsonl file of conversations to teach another model."
-        )
-    from toolgrpo.models.nano.build import build_nano
-
-    recipe = NanoRecipe()
-    folder = Path(config.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    losses: list[float] = []
-    with StepProgress(console, "nano", recipe.steps) as progress:
-
-        def on_step(step: int, loss: float) -> None:
-            losses.append(loss)
-            progress.step(step, loss)
-
-        build_nano(recipe, folder, on_step)
-    return SFTResult(tuple(losses), folder)
 
 
 def _schemas(sft: SFTArguments) -> Sequence[Mapping[str, Any]]:

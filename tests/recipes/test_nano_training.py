@@ -9,10 +9,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from toolgrpo.sft.batches import Example, collate
-from toolgrpo.sft.loop import train, warmup_then_decay
-from toolgrpo.sft.loss import SupervisedLoss
-from toolgrpo.sft.muon import Muon, orthogonalised
+from recipes.nano.training import Muon, SupervisedLoss, collate, orthogonalised, train, warmup_then_decay
+from toolgrpo.sft.encoder import Example
 
 PREFIXES = [tuple(range(1, 21)), tuple(range(20, 0, -1))]  # long enough to be shared
 TAILS = [

@@ -1,7 +1,6 @@
 """The real nano looks the names of its tools up in their schemas: other orders, other names, never shown together before.
 
 A model that knew the names by heart would get none of the held-out ones; one that guessed among what it knows, a third.
-How many are read depends a little on the machine, whose sums decide how the build goes (docs/nano.md).
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from toolgrpo.models.nano import ensure_nano
-from toolgrpo.models.nano.demonstrations import draw_training_problem, render, render_tools
-from toolgrpo.models.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered
+from recipes.nano.demonstrations import draw_training_problem, render, render_tools
+from recipes.nano.toolsets import CANONICAL, ToolSpec, renamed, reordered
+from toolgrpo.models import NANO
 
-pytestmark = pytest.mark.timeout(1800)  # it may have to build nano first
 Draw = Callable[[random.Random], tuple[ToolSpec, ...]]
 N = 96
 
@@ -28,8 +26,7 @@ N = 96
     ids=["own", "another order", "held-out names"],
 )
 def test_the_name_of_the_right_tool_is_read_in_its_schema(draw: Draw, least: float) -> None:
-    folder = ensure_nano()
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer, model = AutoTokenizer.from_pretrained(NANO), AutoModelForCausalLM.from_pretrained(NANO)
     rng, right = random.Random(0), 0
     for _ in range(N):
         tools, problem = draw(rng), draw_training_problem(rng, 1)

@@ -1,27 +1,35 @@
-"""Build nano: tokenizer, demonstrations, supervised training, save. About a minute on two cores.
+"""Build nano: tokenizer, demonstrations, supervised training, save.
 
-The demonstrations of one batch share toolsets, whose text is computed once (`toolgrpo.sft.loss`).
+    export OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+    python -m recipes.nano.build                  # writes the weights that the package ships
+    python -m recipes.nano.build --out FOLDER     # somewhere else, and says how far it is from the shipped ones
+
+With these three variables an AMD EPYC with AVX2 makes the shipped weights bit for bit. Another processor rounds its sums
+differently, and what a build becomes depends on that: its weights differ, and its success before training by some points.
+
 First every demonstration is right; the last steps add the bad habits that reinforcement learning is to remove.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from toolgrpo.models.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
-from toolgrpo.models.nano.recipe import NanoRecipe
-from toolgrpo.models.nano.tokenizer import build_tokenizer
-from toolgrpo.models.nano.toolsets import draw_toolset
-from toolgrpo.sft.batches import Batch, Example, collate
-from toolgrpo.sft.loop import train, warmup_then_decay
-from toolgrpo.sft.muon import Muon
+from recipes.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
+from recipes.nano.recipe import NanoRecipe
+from recipes.nano.tokenizer import build_tokenizer
+from recipes.nano.toolsets import draw_toolset
+from recipes.nano.training import Batch, Muon, collate, train, warmup_then_decay
+from toolgrpo.models import NANO
+from toolgrpo.sft.encoder import Example
 
-__all__ = ["build_nano"]
+__all__ = ["build_nano", "largest_difference"]
 
 _TEXTS_FOR_VOCABULARY = 600
 
@@ -117,3 +125,30 @@ def _steps(recipe: NanoRecipe, tokenizer: PreTrainedTokenizerFast, rng: random.R
                 shown = [demonstrate(p, tools, rng, habits if phase.spoilt else None) for p in problems]
                 texts += [render_tools(tools) + render(messages) for messages in shown]
             yield [collate(encode.examples(texts), encode.pad_id)]
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Return how far the weights of two folders are apart, at most."""
+    mine, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
+    return max(float((mine[name] - theirs[name]).abs().max()) for name in mine)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=NANO, help="the folder to write (default: the shipped weights)")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    recipe = NanoRecipe()
+
+    def say(step: int, loss: float) -> None:
+        if (step + 1) % 20 == 0:
+            print(f"step {step + 1} of {recipe.steps}, loss {loss:.3f}", flush=True)
+
+    build_nano(recipe, out, say)
+    print(f"wrote {out}")
+    if out.resolve() != NANO.resolve():
+        print(f"largest difference from the shipped weights: {largest_difference(out, NANO):g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -12,10 +12,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import qwen3_training_chat_template
 
+from recipes.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
+from recipes.nano.tokenizer import CONTROL_TOKENS, build_tokenizer, chat_template
+from recipes.nano.toolsets import CANONICAL, SYNONYMS, draw_toolset, is_held_out, renamed, reordered
 from toolgrpo.data.arithmetic import OPERATIONS, success
-from toolgrpo.models.nano.demonstrations import Habits, demonstrate, draw_training_problem, render, render_tools
-from toolgrpo.models.nano.tokenizer import CONTROL_TOKENS, build_tokenizer, chat_template
-from toolgrpo.models.nano.toolsets import CANONICAL, SYNONYMS, draw_toolset, is_held_out, renamed, reordered
 
 ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = Habits(guess=dict.fromkeys(OPERATIONS, 1.0), stop_early=dict.fromkeys(OPERATIONS, 1.0))

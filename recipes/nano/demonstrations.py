@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.nano.toolsets import ToolSpec
 from toolgrpo.data.arithmetic import Operation, Problem, draw_problem
-from toolgrpo.models.nano.toolsets import ToolSpec
 from toolgrpo.trajectory import Message
 
 __all__ = ["Habits", "demonstrate", "draw_training_problem", "render", "render_tools"]

@@ -1,0 +1,31 @@
+"""nano comes with the package: it loads as it is, and its vocabulary and template are those of its recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from recipes.nano.build import build_nano
+from recipes.nano.recipe import MINI, NanoRecipe
+from toolgrpo.models import NANO, folder_of
+
+
+def test_it_is_a_chat_model_of_its_recipes_shape() -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(NANO), AutoTokenizer.from_pretrained(NANO)
+    recipe = NanoRecipe()
+    assert folder_of("nano") == str(NANO)
+    assert model.dtype == torch.float32 and model.config.vocab_size == len(tokenizer)
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (recipe.hidden_size, recipe.layers)
+    assert tokenizer.chat_template and tokenizer.eos_token_id == model.generation_config.eos_token_id
+
+
+def test_its_recipe_makes_its_tokenizer_and_the_same_weights_every_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        build_nano(MINI, tmp_path / name)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    for file in ("tokenizer.json", "chat_template.jinja"):
+        assert (tmp_path / "one" / file).read_text() == (NANO / file).read_text(), file
