@@ -56,24 +56,16 @@ TABLE = {
     "rollouts": Benchmark(
         about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=80
     ),
-    "scaling_curves": Benchmark(about="How the cost grows, beside TRL's", minutes=6),
     "whole_step": Benchmark(about="Whole training steps, beside TRL's trainer", minutes=80),
     "carry_over": Benchmark(about="Groups carried over to the next step", minutes=24),
     "chat": Benchmark(about="Reading a turn and going on", minutes=4, fast=("--quick",), fast_s=20),
     "tools": Benchmark(about="Tool calls", minutes=1, fast=("--quick",), fast_s=8),
-    "response_parsing": Benchmark(
-        about="Reading hard turns, beside transformers' parser", minutes=1, fast=("--quick",), fast_s=12
-    ),
     "sandbox": Benchmark(about="The sandbox, beside a plain subprocess", minutes=4, fast=("--quick",), fast_s=15),
-    "data": Benchmark(about="Loading data", minutes=1, fast=("--quick",), fast_s=6),
-    "startup": Benchmark(about="From the command to the first step", minutes=6),
     "server_client": Benchmark(about="What a vLLM server costs its client", minutes=1, fast=("--quick",), fast_s=10),
     "scale": Benchmark(about="Several processes, weights, recording", minutes=5),
     "report": Benchmark(about="The recording and the report", minutes=8),
-    "reading": Benchmark(about="Does nano read its tools", minutes=5),
     "learning": Benchmark(about="The embedded job, on three seeds", minutes=15),
     "real_model": Benchmark(about="SmolLM2-135M, from worked examples to GRPO, on three seeds", minutes=150),
-    "unseen_tools": Benchmark(about="Tools that no training showed", minutes=60),
     "segments": Benchmark(about="Episodes of several segments", minutes=90),
     "gateway": Benchmark(about="The gateway, beside our own loop", minutes=40),
     "learning_signal": Benchmark(about="What steps teach", minutes=240),
