@@ -63,11 +63,6 @@ class Stamp:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Stamp:
-        machine = {**found["machine"], "instructions": tuple(found["machine"]["instructions"])}
-        return cls(**{**found, "machine": Machine(**machine)})
-
 
 def stamp_of(*, quick: bool, number_type: str = "") -> Stamp:
     """Stamp what was measured just now."""

@@ -1,4 +1,4 @@
-"""A row of the page of all measurements: ours, what stands beside it, the ratio, the bound.
+"""A row of what was measured: ours, what stands beside it, the ratio, the bound; and rows as a table.
 
 Each benchmark has a function `rows(results)` that makes its rows from its own JSON, of today or of an earlier version; what
 a JSON has not kept stays empty, and is never made up.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-__all__ = ["Figure", "Row"]
+__all__ = ["Figure", "Row", "table"]
+
+COLUMNS = ("what", "ours", "beside it", "times better", "bound", "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,43 @@ class Row:
         better, worse = (self.ours, self.other) if self.more_is_better else (self.other, self.ours)
         return better.value / worse.value if worse.value else None
 
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "times_better": self.times_better}
 
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Row:
-        figures = {name: Figure(**found[name]) for name in ("ours", "other", "ratio") if found[name] is not None}
-        kept = {name: value for name, value in found.items() if name != "times_better"}
-        return cls(**{**kept, **figures})
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows as lines of a table, without the columns that none of them has."""
+    if not rows:
+        return []
+    cells = [_cells(row) for row in rows]
+    used = [place for place in range(len(COLUMNS)) if any(one[place] for one in cells)]
+    head = [COLUMNS[place] for place in used]
+    lines = [head, ["---"] * len(head), *([one[place] for place in used] for one in cells)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _cells(row: Row) -> list[str]:
+    ours, other = (_figure(figure, row.unit) for figure in (row.ours, row.other))
+    if row.ratio is not None and (row.ratio.least is not None or row.ratio.n):
+        times = _figure(row.ratio, "")
+    else:
+        times = "" if row.times_better is None else _number(row.times_better)
+    bound = "" if row.bound is None else f"{_number(row.bound)} {row.unit}"
+    beside = ": ".join(filter(None, (row.other_name, other)))
+    return [cell.replace("|", "\\|").strip() for cell in (row.what, ours, beside, times, bound, row.target)]
+
+
+def _figure(figure: Figure | None, unit: str) -> str:
+    if figure is None:
+        return ""
+    said = f"{_number(figure.value)} {unit}".strip()
+    n = f"n={figure.n}" if figure.n else ""
+    spread = "" if figure.least is None or figure.most is None else f"{_number(figure.least)} to {_number(figure.most)}"
+    inside = ", ".join(filter(None, (spread if figure.n != 1 else "", n)))
+    return f"{said} ({inside})" if inside else said
+
+
+def _number(value: float) -> str:
+    """Three digits, or all of a larger number."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2e}" if abs(value) < 1e-3 else f"{value:#.3g}".removesuffix(".")

@@ -1,9 +1,8 @@
-"""All benchmarks, one after the other: results/MACHINE.json, and the page docs/measured.md.
+"""All benchmarks, one after the other; docs/measured.md has the claims that they show.
 
     python benchmarks/run_all.py                     # everything: many hours on two cores
     python benchmarks/run_all.py --only rollouts tools
     python benchmarks/run_all.py --fast              # quick forms of the quickest, in under five minutes
-    python benchmarks/run_all.py --page              # only the page, from the results that are there
     python benchmarks/run_all.py --list              # what there is, and how long it takes
 
 `make bench`, `make bench FAST=1`. To add a benchmark: a script here with a function `rows(results)`, which saves its results
@@ -15,27 +14,41 @@ exit status is 1.
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from _entries import Entry, Form, entries_in, from_results, write_machine
-from _machine import stamp_of, this_machine
-from _page import page, table
+from _machine import this_machine
 from _reporting import FOLDER
+from _rows import Row, table
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 FAST_RESULTS = HERE.parent / "build" / "benchmarks"  # so that quick forms do not replace the long ones
-PAGE = HERE.parent / "docs" / "measured.md"
 FAST_S = 290.0  # for all quick forms together
 NOT_REACHED = "not reached"  # in the status of a benchmark whose time was over
 HEARTBEAT_S = 30.0
+
+
+Form = Literal["whole", "fast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The rows of one benchmark, and how its run ended."""
+
+    benchmark: str
+    status: str  # `done`, or what came between
+    rows: tuple[Row, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +105,16 @@ def measured(name: str, form: Form, limit: float) -> Entry:
             break
     seconds = time.monotonic() - started
     path = folder / f"{name}.json"
-    found = from_results(name, path, form) if path.exists() and path.stat().st_mtime >= began - 1 else None
-    if found is None:
-        status = status if status != "done" else "ended well, and wrote no results"
-        return Entry(name, form, status, (), stamp_of(quick=form == "fast"), seconds)
+    if not path.exists() or path.stat().st_mtime < began - 1:
+        return Entry(name, status if status != "done" else "ended well, and wrote no results", seconds=seconds)
     status = f"{status}; the rows that it had measured until then" if status.startswith("failed") else status
-    return replace(found, status=status, seconds=seconds, stamp=found.stamp or stamp_of(quick=form == "fast"))
+    return Entry(name, status, rows_of(name, json.loads(path.read_text())), seconds)
+
+
+def rows_of(benchmark: str, results: dict[str, Any]) -> tuple[Row, ...]:
+    """Return the rows of a result, made by the script that wrote it."""
+    made: Iterable[Row] = importlib.import_module(benchmark).rows(results)
+    return tuple(made)
 
 
 def run_script(name: str, arguments: Sequence[str], folder: Path, limit: float) -> str:
@@ -120,8 +137,13 @@ def run_script(name: str, arguments: Sequence[str], folder: Path, limit: float) 
             process.wait()
 
 
+def is_well(entry: Entry) -> bool:
+    """Return whether a benchmark did what it could; a slow machine is no error."""
+    return entry.status == "done" or entry.status.startswith(NOT_REACHED)
+
+
 def run(names: Sequence[str], form: Form) -> bool:
-    """Run benchmarks, keep each one's entry as soon as it has ended, and return whether none failed."""
+    """Run benchmarks, show the rows of each, and return whether none failed."""
     machine = this_machine()
     print(f"{machine.name}: {machine.line}\n", flush=True)
     started, well = time.monotonic(), True
@@ -132,33 +154,19 @@ def run(names: Sequence[str], form: Form) -> bool:
             limit = min(limit, FAST_S - (time.monotonic() - started) - for_later)
         about = f"{TABLE[name].fast_s:.0f} s" if form == "fast" else f"{TABLE[name].minutes:g} min"
         print(f"\n== {place} of {len(names)}: {name} (about {about}, at most {max(limit, 0) / 60:.1f} min)", flush=True)
-        if limit < 1:
-            entry = Entry(name, form, f"{NOT_REACHED}: the time of all was over", (), stamp_of(quick=True))
-        else:
-            entry = measured(name, form, limit)
-        write_machine(RESULTS, machine.name, [entry])
-        well = well and (entry.status == "done" or entry.status.startswith(NOT_REACHED))
-        print(f"== {name}: {entry.status}, {entry.seconds or 0:.0f} s", flush=True)
+        over = Entry(name, f"{NOT_REACHED}: the time of all was over")
+        entry = over if limit < 1 else measured(name, form, limit)
+        well = well and is_well(entry)
+        print(f"== {name}: {entry.status}, {entry.seconds:.0f} s", flush=True)
         print("\n".join(table(entry.rows)), flush=True)
     print(f"\n{len(names)} benchmarks in {(time.monotonic() - started) / 60:.1f} min", flush=True)
     return well
-
-
-def write_page() -> None:
-    PAGE.write_text(made_page())
-    print(f"wrote {PAGE.relative_to(HERE.parent)}")
-
-
-def made_page() -> str:
-    """The page as it should be now."""
-    return page(entries_in(RESULTS, TABLE), {name: one.about for name, one in TABLE.items()})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="quick forms of the quickest, in under five minutes")
     parser.add_argument("--only", nargs="+", choices=TABLE, metavar="NAME", help="some of the benchmarks")
-    parser.add_argument("--page", action="store_true", help="only make the page")
     parser.add_argument("--list", action="store_true", help="show what there is")
     options = parser.parse_args()
     if options.list:
@@ -169,14 +177,9 @@ def main() -> int:
     form: Form = "fast" if options.fast else "whole"
     chosen = options.only or list(TABLE)
     names = [name for name in chosen if form == "whole" or TABLE[name].fast is not None]
-    well = True
-    try:
-        if not options.page:
-            well = run(names, form)
-            if left_out := [name for name in chosen if name not in names]:
-                print(f"no quick form, so not measured: {', '.join(left_out)}")
-    finally:
-        write_page()
+    well = run(names, form)
+    if left_out := [name for name in chosen if name not in names]:
+        print(f"no quick form, so not measured: {', '.join(left_out)}")
     return 0 if well else 1
 
 
