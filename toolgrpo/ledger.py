@@ -33,6 +33,7 @@ class Ledger:
         self._all_ids = list(prompt_ids)  # of the segment that is written
         self._before: list[int] = []  # the row up to that segment, where it is not the first
         self._starts: list[SegmentStart] = []
+        self._n_prompts = 0  # tokens of the prompts of later segments
         self._mask: list[int] = []
         self._logprobs: list[float | None] = []
         self._messages: list[Message] = []
@@ -48,7 +49,7 @@ class Ledger:
     @property
     def n_added(self) -> int:
         """Return how many tokens were sampled or added; the prompts of later segments are neither."""
-        return len(self._mask) - sum(at.n_prompt for at in self._starts)
+        return len(self._mask) - self._n_prompts
 
     @property
     def all_ids(self) -> list[int]:
@@ -109,6 +110,7 @@ class Ledger:
             raise ValueError("a segment needs a prompt of at least one token")
         self._before = self._row()
         self._starts.append(SegmentStart(len(self._before), len(prompt_ids), parent=len(self._starts)))
+        self._n_prompts += len(prompt_ids)
         self._all_ids = list(prompt_ids)
         self._mask.extend([0] * len(prompt_ids))
         self._logprobs.extend([None] * len(prompt_ids))

@@ -182,9 +182,8 @@ class _EpisodeRun:
             self.history.add(ledger.all_ids[len(ledger.all_ids) - (said.end - said.start) :], answers)
             if len(ledger.all_ids) + len(bridge) > self.history.limit.max_tokens:
                 return await self._rewrite(ledger, self.history, len(ledger.all_ids) + len(bridge))
-        room = self.room.budget(ledger)
         if len(bridge) >= self.room.left(ledger):
-            return room.when_full
+            return self.room.budget(ledger).when_full
         ledger.context(bridge, self._outputs(ledger, bridge, answers, results) if results else ())
         return None
 
@@ -362,4 +361,6 @@ class _EpisodeRun:
 
 def _as_called(attempt: CallAttempt) -> CallAttempt:
     """Return an attempt as the tools get it: to them a call that was accepted without its markers is one like any."""
-    return replace(attempt, status=AttemptStatus.OK) if attempt.status in RUNNABLE else attempt
+    if attempt.status is AttemptStatus.OK or attempt.status not in RUNNABLE:
+        return attempt
+    return replace(attempt, status=AttemptStatus.OK)

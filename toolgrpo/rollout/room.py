@@ -32,14 +32,15 @@ class Room:
 
     def left(self, ledger: Ledger) -> int:
         """Return the tokens left of the completion length and of the context window."""
-        return min(self._by_length(ledger), self.window - len(ledger.all_ids))
+        return min(self.limits.max_completion_length - ledger.n_added, self.window - len(ledger.all_ids))
 
     def budget(self, ledger: Ledger) -> TurnBudget:
-        left = self.left(ledger)
+        by_length = self.limits.max_completion_length - ledger.n_added
+        left = min(by_length, self.window - len(ledger.all_ids))
         cap = self.limits.max_turn_tokens
         return TurnBudget(
             tokens=left if cap is None else min(left, cap),
-            when_full=StopReason.LENGTH if self._by_length(ledger) <= left else StopReason.CONTEXT_FULL,
+            when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
             by_turn_cap=cap is not None and cap < left,
         )
 
@@ -62,6 +63,3 @@ class Room:
             f"{what} has {len(ledger.all_ids)} tokens, and the context window {self.window}; "
             f"{cure}, or give the engine a larger window (--vllm_max_model_length)",
         )
-
-    def _by_length(self, ledger: Ledger) -> int:
-        return self.limits.max_completion_length - ledger.n_added
