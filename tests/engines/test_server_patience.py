@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(
 def test_another_server_is_asked_when_one_hangs(server: StandInVLLM) -> None:
     with StandInVLLM() as sound:
         server.answers[COMPLETIONS] = HANG
-        samples = sample_together(engine_of(server, sound, timeout_s=0.5), *(request(n) for n in range(4)))
+        samples = sample_together(engine_of(server, sound, timeout_s=2.0), *(request(n) for n in range(4)))
     assert [ids_of(sample) for sample in samples] == [(5, 9)] * 4
 
 
@@ -81,8 +82,8 @@ def test_servers_that_all_hang_end_the_run_after_two_of_them(server: StandInVLLM
     with StandInVLLM() as second, StandInVLLM() as third:
         for one in (server, second, third):
             one.answers[COMPLETIONS] = HANG
-        (failure,) = sample_together(engine_of(server, second, third, timeout_s=0.4), request())
-        assert "gave no answer within 0.8 s" in str(failure)
+        (failure,) = sample_together(engine_of(server, second, third, timeout_s=1.0), request())
+        assert "gave no answer within 2 s" in str(failure)
         assert sum(len(one.asked) for one in (server, second, third)) == 2
 
 
@@ -120,11 +121,12 @@ def test_the_next_rollout_begins_anew(server: StandInVLLM) -> None:
 def test_a_control_call_that_hangs_is_said_and_ends(
     server: StandInVLLM, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=0.6, say_every_s=0.2)
+    engine = engine_of(server, weights=DiskWeights(tmp_path), timeout_s=2.0, say_every_s=0.2)
     server.answers["/collective_rpc"] = HANG
-    with pytest.raises(EngineError, match=rf"{server.url} did not answer /collective_rpc within 0.6 s"):
+    with pytest.raises(EngineError, match=rf"{server.url} did not answer /collective_rpc within 2 s"):
         engine.load_weights(iter(()))
-    assert f"the vLLM server at {server.url} has not answered /collective_rpc for 0 s; it is given 0.6 s" in caplog.text
+    line = rf"the vLLM server at {server.url} has not answered /collective_rpc for \d s; it is given 2 s"
+    assert re.search(line, caplog.text)
 
 
 def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_program(

@@ -62,8 +62,8 @@ def test_a_lost_connection_or_a_server_error_is_tried_again(server: StandInVLLM,
 
 def test_failures_that_go_on_end_in_an_error_that_names_the_server(server: StandInVLLM) -> None:
     server.answers[COMPLETIONS] = Body(b"broken for good", 500)
-    with pytest.raises(FinalEngineError, match=rf"{server.url} gave no answer within 0.5 s.*broken for good"):
-        sample_in_turn(engine_of(server, timeout_s=0.5), ask())
+    with pytest.raises(FinalEngineError, match=rf"{server.url} gave no answer within 2 s.*broken for good"):
+        sample_in_turn(engine_of(server, timeout_s=2.0), ask())
     assert 1 < len(server.asked) < 5
 
 

@@ -162,7 +162,7 @@ def test_once_settled_the_engine_is_free_and_nothing_is_lost() -> None:
     world.begin("q1")
     world.ahead.settle()
     deadline = threading.Event()
-    for _ in range(200):
+    for _ in range(2400):
         if not world.engine.is_open:
             break
         deadline.wait(0.05)

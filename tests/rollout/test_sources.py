@@ -162,12 +162,12 @@ def test_no_group_is_wanted_and_none_is_run() -> None:
 
 def test_no_deadline_counts_what_a_reward_takes() -> None:
     """A reward holds the loop for longer than an episode beside it may last."""
-    rollouts = World(seconds=lambda group: 0.0 if group == 0 else 0.3, deadline_s=1.0).rollouts
+    rollouts = World(seconds=lambda group: 0.0 if group == 0 else 0.3, deadline_s=3.0).rollouts
 
     async def judge(row: Row, trajectories: tuple[Trajectory, ...]) -> Said:
         if row["prompt"] == "q0":
             with timers_held():
-                time.sleep(1.0)
+                time.sleep(3.0)
         return Said(True)
 
     drawn = draw_groups(

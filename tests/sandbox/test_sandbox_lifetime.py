@@ -109,7 +109,7 @@ def test_a_killed_host_is_an_error_and_its_folder_is_removed_on_closing() -> Non
     scratch = Path(str(host_of(sandbox).scratch))
     os.kill(host_of(sandbox).pid, signal.SIGKILL)
     with pytest.raises(SandboxError):
-        for _ in range(500):  # its workers die a moment after it
+        for _ in range(12_000):  # its workers die a moment after it
             sandbox.run("1")
             time.sleep(0.01)
     sandbox.close()
