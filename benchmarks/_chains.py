@@ -36,13 +36,10 @@ QUESTIONS = 48  # held out, of each length
 
 _POOLS = ("--curriculum", "difficulty_pools")
 _BACKFILL = ("--dynamic_sampling", "backfill")
-_ECHO = ("--echo_weight", "0.1")
 ARMS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "pools": _POOLS,
     "backfill": _BACKFILL,
-    "echo": _ECHO,
-    "all three": (*_POOLS, *_BACKFILL, *_ECHO),
 }
 RECIPE = (
     *("--config", "recipes/configs/nano.yaml", "--eval_questions", "0"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from toolgrpo.ledger import Ledger
 from toolgrpo.segments import Segment, SegmentStart, cut_at_starts, first_columns, lay_out
 from toolgrpo.testing.episodes import cut_into_segments
-from toolgrpo.trajectory import StopReason, ToolOutput, Trajectory, Turn
+from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 tokens = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=5)
 prompts = st.lists(st.integers(0, 9), min_size=1, max_size=4)
@@ -32,7 +32,7 @@ def of_three() -> Trajectory:
     ledger.rewrite([1, 7])
     ledger.sampled([8, 9], [-0.8, -0.9])
     ledger.turn(Turn(3, 5, "b", None, weights=(4, 5)))
-    ledger.context([10], [ToolOutput(0, 1, "look", True)])
+    ledger.context([10])
     ledger.sampled([11], [-1.1])
     ledger.turn(Turn(6, 7, "c", None, weights=(6, 6)))
     ledger.rewrite([1])
@@ -51,7 +51,6 @@ def test_a_rewrite_begins_a_segment_that_goes_on_from_the_one_before() -> None:
         Segment((1,), (12,), (1,), (-1.2,), 1, None),
     )
     assert (done.n_sampled, done.n_context) == (5, 1)  # what is read again was not added
-    assert done.outputs == (ToolOutput(5, 6, "look", True),)
 
 
 def test_an_episode_of_one_segment_is_what_it_was() -> None:
@@ -148,7 +147,7 @@ def test_an_episode_that_is_cut_says_the_same_in_every_segment() -> None:
     ledger = Ledger([1, 2])
     ledger.sampled([3, 4], [-0.3, -0.4])
     ledger.turn(Turn(0, 2, "a", None))
-    ledger.context([5], [ToolOutput(0, 1, "look", True)])
+    ledger.context([5])
     ledger.sampled([6, 7], [-0.6, -0.7])
     ledger.turn(Turn(3, 5, "b", None))
     whole = ledger.finish(StopReason.FINISHED)
@@ -161,4 +160,3 @@ def test_an_episode_that_is_cut_says_the_same_in_every_segment() -> None:
     assert [lp for lp in cut.logprobs if lp is not None] == [lp for lp in whole.logprobs if lp is not None]
     assert (cut.n_sampled, cut.n_context) == (whole.n_sampled, whole.n_context)
     assert [cut.ids[turn.start] for turn in cut.turns] == [3, 6] and cut.ids[cut.turns[1].end - 1] == 7
-    assert cut.outputs == whole.outputs

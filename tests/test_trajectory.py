@@ -207,4 +207,4 @@ def test_calls_are_attempts_with_what_came_back() -> None:
 
 def test_a_record_may_hold_more_than_a_trajectory() -> None:
     done = example()
-    assert Trajectory.from_record({"step": 3, "row": {}, **done.to_record()}) == done
+    assert Trajectory.from_record({"step": 3, "row": {}, "outputs": [{"start": 0}], **done.to_record()}) == done

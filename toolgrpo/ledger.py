@@ -13,12 +13,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from toolgrpo.drops import Drop
 from toolgrpo.segments import SegmentStart
-from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 __all__ = ["Ledger"]
 
@@ -38,7 +37,6 @@ class Ledger:
         self._logprobs: list[float | None] = []
         self._messages: list[Message] = []
         self._turns: list[Turn] = []
-        self._outputs: list[ToolOutput] = []
         self._expects_logprobs = expects_logprobs
         self._done = False
 
@@ -91,14 +89,9 @@ class Ledger:
         self._mask.extend([1] * len(ids))
         self._logprobs.extend([None] * len(ids) if logprobs is None else logprobs)
 
-    def context(self, ids: Sequence[int], outputs: Sequence[ToolOutput] = ()) -> None:
-        """Add tokens that the model did not say: tool results, turn markers, a made-up close.
-
-        `outputs` say where among them the texts of results lie, counted from the first of them.
-        """
+    def context(self, ids: Sequence[int]) -> None:
+        """Add tokens that the model did not say: tool results, turn markers, a made-up close."""
         self._check_open()
-        here = len(self)
-        self._outputs.extend(replace(one, start=here + one.start, end=here + one.end) for one in outputs)
         self._all_ids.extend(ids)
         self._mask.extend([0] * len(ids))
         self._logprobs.extend([None] * len(ids))
@@ -156,7 +149,6 @@ class Ledger:
             reward=reward,
             metadata=dict(metadata or {}),
             dropped=dropped,
-            outputs=tuple(self._outputs),
             segment_starts=tuple(self._starts),
         )
 

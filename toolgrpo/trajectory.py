@@ -29,7 +29,6 @@ __all__ = [
     "Segment",
     "SegmentStart",
     "StopReason",
-    "ToolOutput",
     "Trajectory",
     "Turn",
 ]
@@ -92,16 +91,6 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolOutput:
-    """Where the text of one tool result lies among the tokens of its trajectory."""
-
-    start: int  # index into Trajectory.ids
-    end: int
-    tool: str | None
-    ok: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One finished episode.
 
@@ -122,7 +111,6 @@ class Trajectory:
     reward: float | None = None  # given by a stateful environment, if it gives one
     metadata: Mapping[str, Any] = field(default_factory=dict)
     dropped: Drop | None = None  # why it cannot be scored: a tool or an environment says so, or it had no room
-    outputs: tuple[ToolOutput, ...] = ()  # where tool results lie, if that was asked for
     segment_starts: tuple[SegmentStart, ...] = ()  # where later segments begin; none where the episode is one sequence
 
     def __post_init__(self) -> None:
@@ -236,7 +224,6 @@ class Trajectory:
             }
             for turn in self.turns
         )
-        record["outputs"] = tuple(_fields(output) for output in self.outputs)
         starts = tuple(_fields(start) for start in record.pop("segment_starts"))
         if starts:  # the record of an episode of one segment says nothing of them
             record["segment_starts"] = starts
@@ -278,7 +265,6 @@ class Trajectory:
                 "messages": tuple(record["messages"]),
                 "turns": turns,
                 "stop_reason": StopReason(record["stop_reason"]),
-                "outputs": tuple(ToolOutput(**output) for output in record.get("outputs", ())),
                 "segment_starts": tuple(SegmentStart(**start) for start in record.get("segment_starts", ())),
                 "dropped": dropped and Drop(DropCause(dropped["cause"]), dropped["reason"]),
             }
@@ -294,5 +280,5 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | ToolOutput | SegmentStart | Drop) -> dict[str, Any]:
+def _fields(value: Trajectory | Turn | CallAttempt | ToolResult | SegmentStart | Drop) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}

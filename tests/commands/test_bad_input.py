@@ -271,8 +271,6 @@ TABLE: list[tuple[str, str]] = [
     ('--context {"strategy":"summarize"}', "context needs max_tokens, and knows max_tokens, keep_last_turns, strategy"),
     ("--void_turns drop", "must be one of 'keep', 'mask_turn', 'mask_episode', 'end'"),
     ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
-    ("--echo_weight 2", "echo_weight must be between 0 and 1, got 2"),
-    ("--echo_tools add", "echo_tools is given, but echo_weight is 0"),
     ("--engine_retries -1", "engine_retries must be at least 0, got -1"),
     ("--engine_timeout 0", "engine_timeout must be a positive number of seconds, got 0"),
     ("--unmarked_calls run", "must be one of 'answer', 'accept', 'ignore'"),

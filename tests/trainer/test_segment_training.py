@@ -122,7 +122,7 @@ def test_the_gradient_of_every_loss_is_that_of_the_whole_episode(tmp_path: Path,
     [
         {"num_iterations": 2, "learning_rate": 1e-3, "prefix_sharing": "on", "importance_sampling_level": "sequence"},
         {"steps_per_generation": 8, "off_policy_mask_threshold": 0.5, "loss_type": "grpo", "skip_dead_rows": "off"},
-        {"prefix_sharing": "off", "entropy_coef": 0.01, "echo_weight": 0.1, "max_tokens_per_pass": 300},
+        {"prefix_sharing": "off", "entropy_coef": 0.01, "max_tokens_per_pass": 300},
         {
             "credit": "turns",
             "turn_reward": ["call_ok"],

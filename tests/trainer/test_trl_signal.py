@@ -52,15 +52,6 @@ def test_the_warning_of_such_rows_is_still_the_one_that_is_kept_quiet(caplog: py
     assert [record.message[:14] for record in caplog.records] == ["something else", "All reward fun"]
 
 
-def test_the_loss_is_still_divided_as_the_tool_output_loss_is() -> None:
-    text = source(GRPOTrainer._compute_loss)
-    for line in (
-        'normalizer = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes',
-        "normalizer = normalizer * self.current_gradient_accumulation_steps / self.args.steps_per_generation",
-    ):
-        assert line in text, f"TRL no longer says `{line}`; look at with_output_loss"
-
-
 def batch() -> dict[str, Any]:
     return {
         "advantages": torch.tensor([0.1, 0.2]),

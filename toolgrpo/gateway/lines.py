@@ -14,7 +14,7 @@ from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.messages import tool_message
 from toolgrpo.ledger import Ledger
 from toolgrpo.segments import Segment, first_columns
-from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 __all__ = ["Line", "Place", "Start", "answer_to", "joined", "results_of"]
 
@@ -60,7 +60,6 @@ class Start:
     said: tuple[Message, ...] = ()  # what the tokens stand for, as a reward reads it
     results: tuple[ToolResult, ...] = ()
     user: str | None = None  # what a user said to the answer that the line ended with
-    outputs: tuple[ToolOutput, ...] = ()
     fork: str = ""  # why the line is new, if it is
 
 
@@ -111,11 +110,6 @@ def joined(lines: Sequence[Line], reason: StopReason, **what: Any) -> Trajectory
             for part, column in zip(parts, columns, strict=True)
             for turn in part.turns
         ],
-        outputs=tuple(
-            replace(output, start=output.start + column, end=output.end + column)
-            for part, column in zip(parts, columns, strict=True)
-            for output in part.outputs
-        ),
         stop_reason=reason,
         **what,
     )

@@ -42,8 +42,7 @@ from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextReques
 from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, text_of
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
-from toolgrpo.rollout.tool_contents import content_spans
-from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 __all__ = ["Session"]
 
@@ -205,29 +204,16 @@ class Session:
         before = line.ids[: place.n_ids]
         attempts = [place.calls.get(str(message.get("tool_call_id"))) for message in following]
         answers = [answer_to(*one) for one in zip(attempts, following, strict=True)]
-
-        def bridge(of: Sequence[Message]) -> list[int]:
-            schemas, thinking = line.schemas, line.thinking
-            return self.shared.chat.bridge(
-                before, of, messages=line.messages, schemas=schemas, enable_thinking=thinking
-            )
-
-        context = bridge(answers)
+        context = self.shared.chat.bridge(
+            before, answers, messages=line.messages, schemas=line.schemas, enable_thinking=line.thinking
+        )
         if line.busy or place.n_ids < len(line.ids):
             ledger = self._ledger([*before, *context])
             return Start(Line(ledger, line.messages, line.schemas, line.thinking, parent=line), fork="branch")
         if answers[0]["role"] == "user":
             return Start(line, tuple(context), tuple(answers), user=answers[0]["content"])
-        outputs = []
-        if self.shared.find_outputs:
-            spans = content_spans(context, answers, bridge)
-            outputs = [
-                ToolOutput(*span, tool=answer.get("name"), ok=True)
-                for span, answer in zip(spans, answers, strict=True)
-                if span is not None
-            ]
         results = results_of(line.open_turn, attempts, answers, self._now())
-        return Start(line, tuple(context), tuple(answers), results, outputs=tuple(outputs))
+        return Start(line, tuple(context), tuple(answers), results)
 
     def _begins(self, ids: Sequence[int]) -> Line | None:
         """Return the longest line that these tokens go on from."""
@@ -302,7 +288,7 @@ class Session:
                 self.forks[start.fork] += 1
             self._lines.append(line)
         self._settle(line, start.results, start.user)
-        ledger.context(start.context, start.outputs)
+        ledger.context(start.context)
         ledger.say(*start.said)
         here = len(ledger)
         ledger.sampled(sample.ids, sample.logprobs)

@@ -48,11 +48,10 @@ from toolgrpo.rollout.compaction import SUMMARY_REQUEST, History
 from toolgrpo.rollout.own_words import answer_message, drop_of, refusal, with_observation
 from toolgrpo.rollout.room import Room, TurnBudget
 from toolgrpo.rollout.row_tools import offered_tools
-from toolgrpo.rollout.tool_contents import content_spans
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.rollout.user_turns import User, user_of
 from toolgrpo.tools.base import ToolSession
-from toolgrpo.trajectory import Message, StopReason, ToolOutput, Trajectory, Turn
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 from toolgrpo.void_turns import is_void
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class _EpisodeRun:
                 return StopReason.STOP_TOOL
             # 7. bridge
             answers = [answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
-            reason = await self._go_on(ledger, self._bridge(ledger, answers), answers, results)
+            reason = await self._go_on(ledger, self._bridge(ledger, answers), answers)
             if reason is not None:
                 return reason
 
@@ -173,9 +172,7 @@ class _EpisodeRun:
             summary=summary,
         )
 
-    async def _go_on(
-        self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message], results: Sequence[ToolResult]
-    ) -> StopReason | None:
+    async def _go_on(self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message]) -> StopReason | None:
         """Add what follows the last turn, behind it or in a new segment; return why that cannot be."""
         if self.history is not None:
             said = ledger.turns[-1]
@@ -184,7 +181,7 @@ class _EpisodeRun:
                 return await self._rewrite(ledger, self.history, len(ledger.all_ids) + len(bridge))
         if len(bridge) >= self.room.left(ledger):
             return self.room.budget(ledger).when_full
-        ledger.context(bridge, self._outputs(ledger, bridge, answers, results) if results else ())
+        ledger.context(bridge)
         return None
 
     async def _rewrite(self, ledger: Ledger, history: History, n_tokens: int) -> StopReason | None:
@@ -246,7 +243,7 @@ class _EpisodeRun:
         self._record(ledger, replace(turn, user=text))
         ledger.say(message)
         user.said += 1
-        return await self._go_on(ledger, bridge, [message], ())
+        return await self._go_on(ledger, bridge, [message])
 
     def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
         return self._following(ledger.all_ids, answers, self.messages)
@@ -259,19 +256,6 @@ class _EpisodeRun:
             schemas=[] if self.tools is None else self.tools.schemas,
             enable_thinking=self.episode.enable_thinking,
         )
-
-    def _outputs(
-        self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message], results: Sequence[ToolResult]
-    ) -> list[ToolOutput]:
-        """Return where the results lie in the bridge, if anybody wants to know."""
-        if not self.shared.find_outputs:
-            return []
-        spans = content_spans(bridge, answers, lambda others: self._bridge(ledger, others))
-        return [
-            ToolOutput(*span, tool=result.name, ok=result.ok)
-            for span, result in zip(spans, results, strict=True)
-            if span is not None
-        ]
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""

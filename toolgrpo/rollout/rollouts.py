@@ -50,7 +50,6 @@ class Rollouts:
     max_concurrent: int | None = None  # episodes at a time; None: all
     enable_thinking: bool | None = None  # a row's own column of this name comes first
     end_at_void_turn: bool = False
-    find_outputs: bool = False
     player: Player | None = None  # plays the episodes in place of our own loop
     clock: Callable[[], float] = time.monotonic
 
@@ -125,7 +124,6 @@ class Rollouts:
             engine_retries=self.engine_retries,
             unmarked_calls=self.unmarked_calls,
             end_at_void_turn=self.end_at_void_turn,
-            find_outputs=self.find_outputs,
             clock=self.clock,
             on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
             player=self.player,

@@ -53,7 +53,6 @@ class EpisodeRunner:
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     end_at_void_turn: bool = False
-    find_outputs: bool = False  # tell where the texts of tool results lie among the tokens
     clock: Callable[[], float] = time.monotonic
     waiting: AbstractContextManager[None] = field(
         default_factory=nullcontext

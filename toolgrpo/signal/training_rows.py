@@ -33,7 +33,6 @@ NEEDS_EVERY_ROW: dict[str, Callable[[Any], bool]] = {
     "beta holds every row to the reference model": lambda args: args.beta != 0,
     "the entropy bonus is taken over every row": lambda args: args.entropy_coef != 0 or args.use_adaptive_entropy,
     "top_entropy_quantile ranks the tokens of every row": lambda args: args.top_entropy_quantile < 1,
-    "echo_weight reads what tools said in every row": lambda args: args.echo_weight != 0,
 }
 """What gives a row without an advantage a part in the loss: the reason, and whether a config asks
 for it. The load-balancing loss of a mixture of experts is known to the trainer alone, for its

@@ -31,7 +31,6 @@ def scripted_runner(
     tokenizer: TextTokenizer | None = None,
     engine_retries: int = 0,
     end_at_void_turn: bool = False,
-    find_outputs: bool = False,
     unmarked_calls: str = "answer",
     clock: FakeClock | None = None,
     **limits: Any,
@@ -46,7 +45,6 @@ def scripted_runner(
         tools=tools,
         engine_retries=engine_retries,
         end_at_void_turn=end_at_void_turn,
-        find_outputs=find_outputs,
         unmarked_calls=unmarked_calls,
         clock=clock or time.monotonic,
     )
@@ -115,7 +113,6 @@ def cut_into_segments(whole: Trajectory, *places: int) -> Trajectory:
         segments,
         messages=whole.messages,
         turns=[replace(turn, start=moved[turn.start], end=moved[turn.end - 1] + 1) for turn in whole.turns],
-        outputs=tuple(replace(one, start=moved[one.start], end=moved[one.end - 1] + 1) for one in whole.outputs),
         **{
             name: getattr(whole, name)
             for name in ("stop_reason", "started_s", "duration_s", "failure", "reward", "metadata", "dropped")

@@ -239,7 +239,6 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers, vocab
         max_concurrent=args.max_concurrent_episodes,
         enable_thinking=args.enable_thinking,
         end_at_void_turn=args.void_turns == "end",
-        find_outputs=args.echo_weight > 0,
         player=given.player,
     )
 

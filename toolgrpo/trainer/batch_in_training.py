@@ -5,7 +5,7 @@ TRL comes by in this order:
     generate_and_score       the rows of a generation batch; around the next two
       generate               its episodes, run here or drawn before
       calculate_rewards      what they are worth, asked once
-    compute_loss             of a micro-batch: the rows that are read, and the tool-output loss
+    compute_loss             of a micro-batch: the rows that are read
       score_tokens           each forward pass, there and wherever TRL makes one
 
 What one call leaves for a later one of the same batch is kept here and nowhere else.
@@ -251,7 +251,7 @@ class BatchInTraining:
             with trl_batch.mean_entropy_of_live(self._trainer, inputs, choice):
                 loss = of_trl()
             self._off_policy.heard(inputs, self._logps, None if choice is None else choice.live)
-            return self._signal.with_output_loss(loss, inputs)
+            return loss
         finally:
             self._row_choice = self._logps = self._segments = None
 
@@ -275,7 +275,6 @@ class BatchInTraining:
         scored = score(*whole, **kwargs) if choice is None else choice.score(score, *whole, **kwargs)
         self._logps = scored[0]
         self._token_tap.hear(scored)
-        self._signal.heard(scored[0])
         return scored
 
     @property

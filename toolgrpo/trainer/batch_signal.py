@@ -1,5 +1,5 @@
-"""What the trainer's batches teach: which episodes are dropped, what the others' advantages are, which
-tokens are trained on, and the tool-output loss.
+"""What the trainer's batches teach: which episodes are dropped, what the others' advantages are, and which
+tokens are trained on.
 
 The parts are pure functions of `toolgrpo/signal/`; here they are called in the order in which TRL
 comes by, and hold what one call leaves for a later one of the same batch.
@@ -9,7 +9,7 @@ Invariant: with the defaults and without dropped episodes TRL's own tensors go t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Scored
 from toolgrpo.signal.dropped import check_dropped_share
 from toolgrpo.signal.shaping import Member, loss_mask, members_of
-from toolgrpo.signal.tool_outputs import output_mask
 from toolgrpo.trainer import trl_seam, trl_signal
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import Trajectory
@@ -41,13 +40,9 @@ class BatchSignal:
         self._shaping = args.shaping()
         self._members: list[Member] = []  # of all processes, of the batch that was graded last
         self._outcomes: list[float | None] = []  # likewise, as advantages were made from them
-        self._outputs: list[list[int]] | None = None  # where tools speak, of the batch that was generated last
-        self._logps: torch.Tensor | None = None  # of the policy's own pass, until its loss is known
 
     def loss_masks(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, ...]]:
         """Return which tokens of a new batch are trained on."""
-        if self._args.echo_weight:
-            self._outputs = [output_mask(one, self._args.echo_tools) for one in trajectories]
         return [loss_mask(trajectory, self._shaping.void_turns) for trajectory in trajectories]
 
     def graded(
@@ -94,19 +89,9 @@ class BatchSignal:
             trl_seam.log_metrics(self._trainer, shaped.metrics)
             self._outcomes = list(shaped.totals)
         advantages = None if shaped is None else shaped.advantages
-        output = trl_signal.with_advantages(self._trainer, output, self._members, advantages)
-        return output if self._outputs is None else trl_signal.with_outputs(self._trainer, output, self._outputs)
+        return trl_signal.with_advantages(self._trainer, output, self._members, advantages)
 
     @property
     def outcomes(self) -> list[float | None]:
         """What the episodes of all processes are worth, less what was taken off; None: dropped."""
         return self._outcomes
-
-    def heard(self, logps: torch.Tensor) -> None:
-        """Keep the log-probabilities of a pass that has a gradient: the policy's own."""
-        self._logps = logps if self._outputs is not None and logps.requires_grad else None
-
-    def with_output_loss(self, loss: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Return a micro-batch's loss with the tool-output loss, of the same forward pass."""
-        logps, self._logps = self._logps, None
-        return loss if logps is None else trl_signal.with_output_loss(self._trainer, loss, logps, inputs)

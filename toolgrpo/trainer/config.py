@@ -30,7 +30,6 @@ from toolgrpo.shared_pass.scoring import MODES, SharedPass
 from toolgrpo.signal.correction import CorrectionOptions
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.shaping import ShapingOptions
-from toolgrpo.signal.tool_outputs import ToolOutputOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 from toolgrpo.trainer.hardware import settled_bf16, settled_cpu, trains_on_cpu
@@ -50,7 +49,6 @@ class ToolGRPOConfig(
     RecordingOptions,
     WatchOptions,
     ShapingOptions,
-    ToolOutputOptions,
     TrainingRowsOptions,
     CreditOptions,
     GroupDrawingOptions,
@@ -204,7 +202,6 @@ class ToolGRPOConfig(
         self.check_correction()
         self.check_overlap()
         self.check_shaping()
-        self.check_tool_outputs()
         self.check_credit()
 
     def _check_fields_of_trl(self) -> None:

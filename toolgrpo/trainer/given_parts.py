@@ -124,7 +124,6 @@ def take_parts(
     if train_dataset is None and factory is not None:
         n_rows = args.generation_batch_size // args.num_generations
         train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
-    args.check_tools(toolbox.names if toolbox is not None else ())
     return GivenParts(
         named_model=named_model,
         model=model,

@@ -1,4 +1,4 @@
-"""What toolgrpo changes in the batches that TRL makes: rewards, advantages, masks and the loss.
+"""What toolgrpo changes in the batches that TRL makes: rewards, advantages and masks.
 
 A third file beside `trl_seam.py` and `trl_batch.py` that touches what is private in TRL
 (`tests/trainer/test_trl_signal.py` fails with a sentence when one of these changes):
@@ -7,9 +7,7 @@ A third file beside `trl_seam.py` and `trl_batch.py` that touches what is privat
   alone leaves mean and standard deviation, and its advantage is 0 (`without_dropped`). TRL warns of
   such rows with all that they hold, through the logger of its module (`quiet_about_unscored`);
 * what `_generate_and_score_completions` returns has `advantages`, `completion_mask` and `tool_mask`;
-  whatever else stands in it is shuffled and cut with it (`with_advantages`, `with_outputs`);
-* the loss `dapo` is divided by the tokens of a generation batch in all processes, over the number of
-  processes and of optimizer steps (`with_output_loss`).
+  whatever else stands in it is shuffled and cut with it (`with_advantages`).
 """
 
 from __future__ import annotations
@@ -26,15 +24,12 @@ from toolgrpo.drops import DropEpisode
 from toolgrpo.rollout.batch import Grade
 from toolgrpo.signal.dropped import grade_of
 from toolgrpo.signal.shaping import Member
-from toolgrpo.trainer.trl_seam import log_metrics, mode_of
 from toolgrpo.trajectory import Trajectory
 
 __all__ = [
     "own_grades",
     "quiet_about_unscored",
     "with_advantages",
-    "with_output_loss",
-    "with_outputs",
     "without_dropped",
 ]
 
@@ -104,37 +99,3 @@ def with_advantages(
         kept = torch.tensor([member.drop is None for member in members[own]], device=output["tool_mask"].device)
         changed["tool_mask"] = output["tool_mask"] * kept.unsqueeze(1)
     return changed
-
-
-def with_outputs(trainer: Any, output: dict[str, Any], masks: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return TRL's batch with `output_mask`, the tokens that tools said, and their number in all processes.
-
-    Episodes that were dropped have none.
-    """
-    completion_mask = output["completion_mask"]
-    mask = torch.zeros_like(completion_mask)
-    for row, given in enumerate(masks):
-        mask[row, : len(given)] = torch.tensor(given, dtype=mask.dtype)
-    mask = mask * completion_mask * output["tool_mask"].any(dim=1, keepdim=True)
-    n_tokens = trainer.accelerator.gather(mask.sum()).sum()
-    log_metrics(trainer, {"echo/tokens": float(n_tokens)})
-    return {**output, "output_mask": mask, "num_outputs_in_batch": n_tokens}
-
-
-def with_output_loss(trainer: Any, loss: torch.Tensor, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Return TRL's loss of a micro-batch and the cross-entropy on what tools said, of the same pass.
-
-    It is divided as TRL divides the `dapo` loss, by the tokens of the whole generation batch.
-    """
-    weight = trainer.args.echo_weight
-    if not weight or "output_mask" not in inputs or mode_of(trainer) != "train":
-        return loss
-    mask = inputs["output_mask"]
-    summed = -(logps * mask).sum()
-    totals = trainer.accelerator.reduce(torch.stack([summed.detach(), mask.sum().to(summed)]), reduction="sum")
-    if totals[1] > 0:
-        log_metrics(trainer, {"echo/loss": float(totals[0] / totals[1])})
-    of_step = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
-    normalizer = inputs["num_outputs_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes * of_step
-    whole: torch.Tensor = loss + weight * summed / normalizer
-    return whole
