@@ -62,6 +62,11 @@ class TemplateFormat:
         self._guard = Guard(control, for_template=True)
         self.bridge([self.stop_ids[0]], [{"role": "tool", "name": "f", "content": "r"}])  # says what is wrong, now
 
+    @property
+    def marker_ids(self) -> dict[str, int]:
+        """Return the markers of calls that are one token here, by their text."""
+        return {marker.text: one for one, marker in self._markers.items()}
+
     def prompt(
         self,
         messages: Sequence[Message],

@@ -245,6 +245,9 @@ class CheckRun:
         self.report.passed("model", f"{parts.model.model_name_or_path}: {n / 1e6:.3g} M parameters", parameters=n)
         self.report.passed("engine", f"{choice.name} ({choice.why}), a window of {trainer.engine.max_model_len} tokens")
         self.report.passed("chat", f"the {trainer.chat.name} format is proven on conversations of these rows")
+        if trainer.untrained_markers is not None:
+            said, _, do = trainer.untrained_markers.removeprefix("markers").strip().partition("; ")
+            self.report.warned("markers", said, do)
         self._draws.estimate_memory(trainer)
         return trainer
 

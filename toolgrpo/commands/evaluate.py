@@ -19,6 +19,7 @@ from datasets import Dataset
 from trl import ModelConfig
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
+from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
@@ -29,6 +30,7 @@ from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.gateway.agents import PROMPT_ROOM, AgentPlayer
+from toolgrpo.models.untrained_markers import untrained_line
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
@@ -214,6 +216,10 @@ class EvaluationRun:
             self.terminal.say(f"context   {demand.line}")
         if (line := bf16_line(loaded.policy.dtype, loaded.policy.device)) is not None:
             self.terminal.say(line)
+        if isinstance(chat, TemplateFormat):
+            untrained = untrained_line(loaded.head(), chat.marker_ids, len(loaded.tokenizer), config.unmarked_calls)
+            if untrained is not None:
+                self.terminal.say(untrained)
         path = episodes_path(Path(config.output_dir), loaded.policy.process_index)
         recorder = EpisodeRecorder(path, share=config.record_episodes, token_text=token_texts(loaded.tokenizer))
         progress = RunProgress(self.terminal.console, say=self.terminal.say)

@@ -8,7 +8,7 @@ whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from toolgrpo.errors import ModelError
 from toolgrpo.evaluation.run import policy_of_model
 from toolgrpo.hub import settle_hub
 from toolgrpo.models import missing_folder
+from toolgrpo.models.untrained_markers import output_rows, output_rows_in
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import load_tokenizer
@@ -38,6 +39,7 @@ __all__ = ["LoadedModel", "load_model", "weight_files"]
 class LoadedModel:
     policy: Policy
     tokenizer: Any
+    head: Callable[[], torch.Tensor | None]  # reads the rows of the output head
 
 
 def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfig) -> LoadedModel:
@@ -63,7 +65,9 @@ def load_model(path: Path, init_kwargs: Mapping[str, Any], config: ToolGRPOConfi
     tokenizer = load_tokenizer(
         str(path), revision=init_kwargs.get("revision"), trust_remote_code=config.trust_remote_code
     )
-    return LoadedModel(policy, tokenizer)
+    if policy.model.device.type == "meta":
+        return LoadedModel(policy, tokenizer, lambda: output_rows_in(weight_files(path, init_kwargs.get("revision"))))
+    return LoadedModel(policy, tokenizer, lambda: output_rows(policy.model))
 
 
 def weight_files(path: Path, revision: str | None = None) -> list[Path]:

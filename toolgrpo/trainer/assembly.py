@@ -16,12 +16,14 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.credit.info_gain import AnswerAt, InfoGain
 from toolgrpo.credit.options import INFO_GAIN
 from toolgrpo.credit.turn_rewards import Answer, TurnWorth, get_turn_reward, load_turn_reward
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.engines.policy import Policy
+from toolgrpo.models.untrained_markers import output_rows, untrained_line
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import MetricsLog
 from toolgrpo.observe.own_display import loaded_lines
@@ -50,6 +52,7 @@ __all__ = [
     "demand_of",
     "fitting_of",
     "loaded_parts",
+    "markers_line",
     "model_card",
     "open_engine",
     "open_pass",
@@ -111,6 +114,14 @@ def fitting_of(given: GivenParts, engine: Engine, say: Callable[[str], None]) ->
     tokens = engine.max_model_len if context is None else min(engine.max_model_len, context.max_tokens + 1)
     window = PromptRoom(tokens=tokens, chat=given.chat, tools=given.toolbox, enable_thinking=thinking)
     return partial(rows_that_fit, window=window, policy=given.args.long_prompts, say=say)
+
+
+def markers_line(given: GivenParts, policy: Policy) -> str | None:
+    """Return the start line about markers that the model was never trained on; None if there are none."""
+    if not isinstance(given.chat, TemplateFormat):
+        return None
+    rows = output_rows(policy.base_model)
+    return untrained_line(rows, given.chat.marker_ids, len(given.tokenizer), given.args.unmarked_calls)
 
 
 def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str], None]) -> SharedPass:

@@ -43,6 +43,7 @@ from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
     loaded_parts,
+    markers_line,
     model_card,
     open_engine,
     open_pass,
@@ -156,6 +157,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not is_main))
         if is_main and (line := bf16_line(self.policy.dtype, self.policy.device)) is not None:
             self.progress.say(line)
+        self.untrained_markers = markers_line(given, self.policy)
+        if is_main and self.untrained_markers is not None:
+            self.progress.say(self.untrained_markers)
         self.fitting = fitting_of(given, built.engine, self.progress.say)
         self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
