@@ -34,12 +34,9 @@ PER_STEP = 64
 LENGTHS = (3, 4)  # calls
 QUESTIONS = 48  # held out, of each length
 
-_POOLS = ("--curriculum", "difficulty_pools")
-_BACKFILL = ("--dynamic_sampling", "backfill")
 ARMS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "pools": _POOLS,
-    "backfill": _BACKFILL,
+    "backfill": ("--dynamic_sampling", "backfill"),
 }
 RECIPE = (
     *("--config", "recipes/configs/nano.yaml", "--eval_questions", "0"),

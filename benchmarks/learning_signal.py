@@ -6,7 +6,7 @@
 
 skipped_rows   the training pass of the last third of the nano run, whole and without its dead rows, on the same batches
 backfill       nano to 0.9 held-out success with and without the replacement of dead groups, in episodes and in seconds
-chains         a harder task: is 0.5 reached, plain, with pools, with backfill, on equal episodes
+chains         a harder task: is 0.5 reached, plain and with backfill, on equal episodes
 
 Prints a table a part and writes benchmarks/results/learning_signal.json and .png.
 """

@@ -65,7 +65,6 @@ FILES: dict[str, str | bytes] = {
 NO_TOOLS = "No TOOL_FUNCTIONS found in"
 NO_REWARD = "has no reward_func. Write one"
 
-POOLS = ("hard", "normal", "easy")
 
 TABLE: list[tuple[str, str]] = [
     # the config file
@@ -237,7 +236,6 @@ TABLE: list[tuple[str, str]] = [
     ("--max_staleness -1", "max_staleness must be at least 0, got -1"),
     ("--carry_over 1", "carry_over must be from 0 to below 1, a share of the groups of a step, got 1"),
     ("--carry_over 0.5 --weights_handover drain", "weights_handover drain ends every episode before a step"),
-    ("--max_staleness 1 --curriculum difficulty_pools", "and curriculum chooses rows by that"),
     ("--max_staleness 1 --weights_handover now", "--weights_handover must be one of 'keep', 'drain'; got 'now'"),
     ("--rollout_correction tis", "--rollout_correction must be one of 'auto', 'trl', 'bypass', 'geo_tis', 'off'"),
     ("--correction_band 1.0", "correction_band must be two numbers around 1"),
@@ -251,19 +249,6 @@ TABLE: list[tuple[str, str]] = [
     ("--dynamic_sampling refill", "must be one of 'off', 'backfill'"),
     ("--dynamic_sampling backfill --oversample 3", "oversample must be from 1 to 2 times the groups of a step, got 3"),
     ("--max_groups_drawn 0.5", "max_groups_drawn must be at least 1 times the groups of a step, got 0.5"),
-    ("--curriculum hard", "must be one of 'off', 'difficulty_pools'"),
-    ("--hard_up_to 0.9", "hard_up_to must not be above normal_up_to, got 0.9 and 0.75"),
-    ("--normal_up_to 0.1", "hard_up_to must not be above normal_up_to, got 0.25 and 0.1"),
-    *((f"--{pool}_weight -1", f"{pool}_weight must be 0 or a positive number, got -1") for pool in POOLS),
-    ("--unseen_weight 0", "unseen_weight 0 would never draw a row for the first time"),
-    ("--retire_after_solved 0", "retire_after_solved must be at least 1, got 0"),
-    ("--row_weights DIR/nowhere.json", "nowhere.json"),
-    ("--row_weights DIR/brackets.json", "is no JSON"),
-    (
-        "--row_pass_min 0.5 --row_pass_max 0.1",
-        "row_pass_min and row_pass_max must be shares in this order, got 0.5 and 0.1",
-    ),
-    ("--row_pass_k 2", "row_pass_k, row_pass_min and row_pass_max filter rows by a report; name it in row_weights"),
     ("--advantage gae", "must be one of 'grpo', 'loo', 'max_rl'"),
     ('--penalty {"turns":2}', "the penalty on turns must be between 0 and 1, got 2"),
     ('--overlong {"buffer":8}', "overlong needs buffer (tokens) and penalty, and nothing else; got buffer"),

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.calls import AttemptStatus, Call, ToolErrorKind
+from toolgrpo.data.row_keys import row_key
 from toolgrpo.evaluation.measures import Answered, Difference, Share, given_answer, majority_at_k, pass_at_k
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
 
@@ -112,6 +113,12 @@ def test_a_report_counts_by_question() -> None:
     assert list(shares) == ["pass@1", "pass@4", "maj@4"]
     assert (shares["pass@1"].value, shares["pass@1"].n) == (pytest.approx(5 / 12), 3)
     assert (shares["pass@4"].value, shares["maj@4"].value) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+
+
+def test_a_prompt_has_one_key_in_whatever_table_it_stands() -> None:
+    message = {"role": "user", "content": "2 + 2?"}
+    assert row_key([message]) == row_key([{"content": "2 + 2?", "role": "user", "tool_calls": None}])
+    assert len({row_key([message]), row_key("2 + 2?"), row_key([{**message, "content": "2 + 3?"}])}) == 3
 
 
 def test_the_tools_of_a_report() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import torch
 from datasets import IterableDataset
 
 from tests.support.meeting import Meeting
-from toolgrpo.data.row_keys import row_key
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.recorder import read_episodes
@@ -199,32 +197,10 @@ def test_nothing_is_replaced_and_the_order_is_that_of_trl_where_every_group_is_l
     assert order[0] == order[1]
 
 
-def test_a_curriculum_draws_hard_and_easy_rows_less_often_and_retires_the_solved(tmp_path: Path) -> None:
-    def easy_first(number: list[int], **_: Any) -> list[float]:
-        return [1.0 if n < 4 else float(i % 2) for i, n in enumerate(number)]
-
-    trainer, kept = train(
-        tmp_path,
-        easy_first,
-        rows(*range(8)),
-        curriculum="difficulty_pools",
-        easy_weight=0.0,
-        retire_after_solved=1,
-        max_steps=8,
-    )
-    numbers = [one.row["number"] for batch in kept.batches for one in batch.episodes[::4]]
-    assert numbers[:8] == list(range(8)) and set(numbers[8:]) == {4, 5, 6, 7} and len(numbers) == 16
-    assert logged(trainer, "curriculum/retired", "curriculum/normal", "curriculum/unseen")[-1] == {
-        "curriculum/retired": 4,
-        "curriculum/normal": 4,
-        "curriculum/unseen": 0,
-    }
-
-
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"oversample": 1.5, "retire_after_solved": 3}, id="scripted", marks=pytest.mark.slow),
+        pytest.param({"oversample": 1.5}, id="scripted", marks=pytest.mark.slow),
         pytest.param({"scripted": False, "temperature": 1.0}, id="drawn", marks=pytest.mark.slow),
         pytest.param(
             {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 1},
@@ -252,7 +228,6 @@ def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Pat
             rows=rows(*range(11)),
             engine="auto" if scripted else "transformers",
             dynamic_sampling="backfill",
-            curriculum="difficulty_pools",
             learning_rate=1e-2,
             lr_scheduler_type="constant",
             max_steps=max_steps,
@@ -282,18 +257,6 @@ def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Pat
     assert max(log["sampling/groups_drawn"] or 0 for log in logged(whole, *names)) > 2, "some were replaced"
     for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_report_says_where_rows_begin_and_leaves_some_out(tmp_path: Path) -> None:
-    """Row 0 is hopeless and row 1 solved by all: neither is drawn. Row 2 is hard, of weight 0."""
-    data = rows(*range(6))
-    results = [{"key": row_key(data[n]["prompt"]), "successes": s, "episodes": 8} for n, s in ((0, 0), (1, 8), (2, 1))]
-    report = tmp_path / "report.json"
-    report.write_text(json.dumps({"by_question": results}))
-    changes = {"row_weights": str(report), "row_pass_min": 0.1, "row_pass_max": 0.9, "hard_weight": 0.0, "max_steps": 3}
-    trainer, kept = train(tmp_path, lengths, data, **changes)
-    assert [one.row["number"] for batch in kept.batches for one in batch.episodes[::4]] == [3, 4, 5, 3, 4, 5]
-    assert logged(trainer, "curriculum/hard", "curriculum/unseen")[-1] == {"curriculum/hard": 1, "curriculum/unseen": 3}
 
 
 def test_async_judges_of_different_groups_wait_at_the_same_time(tmp_path: Path) -> None:

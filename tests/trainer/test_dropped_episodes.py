@@ -133,7 +133,7 @@ def varied(request: SampleRequest, number: int) -> list[int]:
             {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
             id="in the middle of an optimizer step",
         ),
-        pytest.param({"dynamic_sampling": "backfill", "curriculum": "difficulty_pools"}, id="backfill"),
+        pytest.param({"dynamic_sampling": "backfill"}, id="backfill"),
     ],
 )
 def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -214,7 +214,6 @@ def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Pat
     [
         ({"max_staleness": -1}, "max_staleness must be at least 0"),
         ({"weights_handover": "abort"}, "weights_handover must be one of keep, drain"),
-        ({**AHEAD, "curriculum": "difficulty_pools"}, "begin groups before the last ones are judged, and curriculum"),
         ({**AHEAD, "vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode gives the engine's memory"),
     ],
 )

@@ -8,8 +8,12 @@ from __future__ import annotations
 __all__ = ["REMOVED"]
 
 _NO_ECHO = "no loss is taken on tool results; teach their form with `toolgrpo sft` on worked conversations"
+_FILTER = "no row is drawn by how hard it is; ask `toolgrpo evaluate --report` and train on a filtered file"
 REMOVED: dict[str, str] = {
     "echo_weight": _NO_ECHO,
     "echo_tools": _NO_ECHO,
+    **dict.fromkeys(("curriculum", "hard_up_to", "normal_up_to", "retire_after_solved", "row_weights"), _FILTER),
+    **dict.fromkeys(("hard_weight", "normal_weight", "easy_weight", "unseen_weight"), _FILTER),
+    **dict.fromkeys(("row_pass_k", "row_pass_min", "row_pass_max"), _FILTER),
     "profile": "use `toolgrpo report OUTPUT_DIR`, which draws the seconds of each phase of every step",
 }

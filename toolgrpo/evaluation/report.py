@@ -133,7 +133,7 @@ class ModelReport:
         }
 
     def by_question(self) -> list[dict[str, Any]]:
-        """Return how each question did, by the key of its row: what a training's `row_weights` reads."""
+        """Return how each question did, by the key of its row: what tells which rows are worth training on."""
         return [
             {
                 "key": self.keys[group[0].question],

@@ -4,7 +4,7 @@ One call of `DrawnBatches.draw` is one generation batch of TRL:
 
     plan       the rows that this step may come to, the same in every process
     draw       each process runs whole groups of its own share and waits for no other
-    agree      what was drawn, in all processes: the order of rows moves on, and learns
+    agree      what was drawn, in all processes: the order of rows moves on
     deal out   every process gets the rows of its slice of the batch, as TRL's sampler deals them
 
 Invariants: rewards are asked once per episode; the batch is what TRL would have had if its sampler
@@ -18,14 +18,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from toolgrpo.credit.episodes import episode_turns
 from toolgrpo.credit.options import Credit
-from toolgrpo.data.row_keys import row_key
 from toolgrpo.drops import DropEpisode
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
@@ -38,8 +36,7 @@ from toolgrpo.signal.dropped import grade_of
 from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.group_worth import weighted_sums
 from toolgrpo.signal.process_share import ProcessShare
-from toolgrpo.signal.row_order import GroupResult, RowOrder
-from toolgrpo.signal.row_report import read_report, reported_rows
+from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping, members_of
 from toolgrpo.trainer.groups_ahead import GroupsAhead
 from toolgrpo.trajectory import Trajectory
@@ -184,7 +181,6 @@ class DrawnBatches:
             self.order.used(used)
         else:
             self.ahead.agree(used)
-        self.order.learn(_result(fate) for fate in fates)
         counts = [sum(len(fate.successes) for fate in one.fates) for one in news]
         batch = self._batch(drawn, step).numbered(first_number + sum(counts[: self.process]))
         # deal out
@@ -284,50 +280,27 @@ class DrawnBatches:
 
     def _metrics(self, fates: Sequence[_Fate], n_surplus: int) -> dict[str, float]:
         dead = [fate.successes for fate in fates if not fate.live]
-        metrics = {
-            "sampling/groups_drawn": len(fates),
-            "sampling/dead_all_failed": sum(not any(successes) for successes in dead),
-            "sampling/dead_all_solved": sum(all(successes) for successes in dead),
+        return {
+            "sampling/groups_drawn": float(len(fates)),
+            "sampling/dead_all_failed": float(sum(not any(successes) for successes in dead)),
+            "sampling/dead_all_solved": float(sum(all(successes) for successes in dead)),
             "sampling/live_rate": 1 - len(dead) / len(fates),
-            "sampling/surplus": n_surplus,
+            "sampling/surplus": float(n_surplus),
         }
-        if self.options.curriculum != "off" or self.options.row_weights or self.options.retire_after_solved:
-            metrics.update({f"curriculum/{name}": size for name, size in self.order.sizes().items()})
-        return {name: float(value) for name, value in metrics.items()}
 
 
-def row_order(
-    options: GroupDrawingOptions, rows: Any, order_of: Callable[[int, int], Sequence[int]], seed: int
-) -> RowOrder:
+def row_order(rows: Any, order_of: Callable[[int, int], Sequence[int]]) -> RowOrder:
     """Return the order of the rows of a data set.
 
     `order_of(n_rows, epoch)` is that of TRL's sampler.
     """
     if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
         raise ConfigError(
-            f"dynamic_sampling, curriculum, row_weights, max_staleness and carry_over draw rows by their numbers, but the training data is "
+            f"dynamic_sampling, max_staleness and carry_over draw rows by their numbers, but the training data is "
             f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
             f"load it whole (not as a stream), or leave these off"
         )
-    known = None
-    if options.row_weights is not None:
-        known = reported_rows(
-            [row_key(prompt) for prompt in rows["prompt"]],
-            read_report(Path(options.row_weights)),
-            k=options.row_pass_k,
-            least=options.row_pass_min,
-            most=options.row_pass_max,
-            source=options.row_weights,
-        )
-    return RowOrder(
-        len(rows),
-        partial(order_of, len(rows)),
-        seed=seed,
-        pools=options.pools(),
-        left_out=known.left_out if known else (),
-        histories=known.histories if known else None,
-        learns=options.curriculum != "off",
-    )
+    return RowOrder(len(rows), partial(order_of, len(rows)))
 
 
 def _fate(number: int, row: int, worth: _Worth, weights: Sequence[float]) -> _Fate:
@@ -339,11 +312,6 @@ def _fate(number: int, row: int, worth: _Worth, weights: Sequence[float]) -> _Fa
         tuple(bool(one.success) for one in worth.episodes),
         tuple(total for total in totals if total is not None),
     )
-
-
-def _result(fate: _Fate) -> GroupResult:
-    mean = sum(fate.totals) / len(fate.totals) if fate.totals else None
-    return GroupResult(fate.row, mean, all(fate.successes))
 
 
 def _columns(of_rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:

@@ -118,9 +118,7 @@ def take_parts(
     if raw_text and toolbox is not None:
         raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")
     if raw_text and args.draws_groups:
-        raise ConfigError(
-            "dynamic_sampling, curriculum and row_weights draw conversations; set text_prompts to chat, or leave them out"
-        )
+        raise ConfigError("dynamic_sampling draws conversations; set text_prompts to chat, or leave it out")
     if train_dataset is None and factory is not None:
         n_rows = args.generation_batch_size // args.num_generations
         train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)

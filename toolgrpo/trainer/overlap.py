@@ -100,13 +100,6 @@ class OverlapOptions:
 
     def _check_groups(self) -> None:
         """Refuse what cannot be where groups are taken one by one while others run."""
-        by_worth = ("row_weights", "retire_after_solved", "curriculum")
-        chosen = [name for name in by_worth if getattr(self, name, None) not in (None, "off")]
-        if chosen:
-            raise ConfigError(
-                f"max_staleness and carry_over begin groups before the last ones are judged, and {chosen[0]} chooses rows "
-                f"by that; leave one of the two out"
-            )
         if getattr(self, "oversample", 1) > 1:
             raise ConfigError(
                 "oversample begins spare groups, of which max_staleness and carry_over have some in line; leave one of the "

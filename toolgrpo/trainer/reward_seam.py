@@ -130,8 +130,8 @@ def open_drawing(trainer: Any) -> DrawnBatches:
     args, rows = trainer.args, trainer.train_dataset
     if trainer.backend.splits_parameters and any(isinstance(one, torch.nn.Module) for one in trainer.reward_funcs):
         raise ConfigError(
-            "dynamic_sampling, curriculum and row_weights ask rewards when a group ends, in each process for itself, but "
-            "the reward model is split over the processes; use a reward function, or a backend that splits nothing"
+            "dynamic_sampling asks rewards when a group ends, in each process for itself, but the "
+            "reward model is split over the processes; use a reward function, or a backend that splits nothing"
         )
     rule = RewardRule(
         names=tuple(trainer.reward_func_names),
@@ -142,7 +142,7 @@ def open_drawing(trainer: Any) -> DrawnBatches:
     )
     return DrawnBatches(
         options=args,
-        order=row_order(args, rows, partial(epoch_order, trainer), args.seed),
+        order=row_order(rows, partial(epoch_order, trainer)),
         rule=rule,
         row_of=lambda number: trainer.train_sampler.data_source[number],
         group_size=args.num_generations,

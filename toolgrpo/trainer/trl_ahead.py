@@ -32,7 +32,7 @@ def open_ahead(trainer: Any) -> BatchesAhead | GroupsAhead:
         return int(trainer.state.global_step)
 
     order = (
-        row_order(args, trainer.train_dataset, partial(epoch_order, trainer), args.seed)
+        row_order(trainer.train_dataset, partial(epoch_order, trainer))
         if trainer.drawing is None
         else trainer.drawing.order
     )
