@@ -65,7 +65,7 @@ def simulated(phase: str, staleness: int, share: float, steps: int = 200) -> flo
     from toolgrpo.signal.admission import Admission
     from toolgrpo.trainer.groups_ahead import Lookahead
 
-    lookahead, plain = Lookahead(staleness, share), Admission.of(GROUPS, oversample=1, max_groups_drawn=1)
+    lookahead, plain = Lookahead(staleness, share), Admission.of(GROUPS, max_groups_drawn=1)
     ends: dict[int, float] = {}
     line: list[int] = []
     now = busy = 0.0

@@ -247,7 +247,6 @@ TABLE: list[tuple[str, str]] = [
     ("--skip_dead_rows on", "must be one of 'auto', 'off'"),
     ("--loss_denominator live --loss_type bnpo", "loss_denominator live needs a loss that counts tokens or rows"),
     ("--dynamic_sampling refill", "must be one of 'off', 'backfill'"),
-    ("--dynamic_sampling backfill --oversample 3", "oversample must be from 1 to 2 times the groups of a step, got 3"),
     ("--max_groups_drawn 0.5", "max_groups_drawn must be at least 1 times the groups of a step, got 0.5"),
     ("--advantage gae", "must be one of 'grpo', 'loo', 'max_rl'"),
     ('--penalty {"turns":2}', "the penalty on turns must be between 0 and 1, got 2"),

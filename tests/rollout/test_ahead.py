@@ -220,7 +220,7 @@ def test_a_line_of_groups_says_who_computes(monkeypatch: pytest.MonkeyPatch) -> 
     world = World()
     world.engine.shares_cores = True  # type: ignore[attr-defined]
     line: GroupLine[Any] = GroupLine(world.rollouts, group_size=1, trained=torch.nn.Linear(1, 1))
-    rule = Admission.of(1, oversample=1.0, max_groups_drawn=1.0).ahead(carried=0, beyond=1)
+    rule = Admission.of(1, max_groups_drawn=1.0).ahead(carried=0, beyond=1)
     began = RolloutBegan(1, 0, "train", "episodes")
     rows = ((place, {"prompt": f"question {place}"}) for place in range(2))
     line.draw(rule, SamplingOptions(), began, rows=rows, judge=as_it_is)

@@ -56,9 +56,7 @@ class World:
             engine_retries=0,
         )
         self.line: GroupLine[Any] = GroupLine(self.rollouts, group_size=GROUP, trained=torch.nn.Linear(1, 1))
-        self.rule = Admission.of(2, oversample=1.0, max_groups_drawn=3.0 if dead else 1.0).ahead(
-            carried=carried, beyond=beyond
-        )
+        self.rule = Admission.of(2, max_groups_drawn=3.0 if dead else 1.0).ahead(carried=carried, beyond=beyond)
         self.begun = 0
         self.judged: list[str] = []
 

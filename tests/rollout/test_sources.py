@@ -48,7 +48,6 @@ class World:
         self.tools = ScriptedTools({})
         self.began: dict[int, float] = {}
         self.judged: dict[int, float] = {}
-        self.withdrawn: list[int] = []
         self.seconds, self.live, self.judge_s = seconds, live, judge_s
         self.rollouts = Rollouts(
             engine=self.engine,
@@ -68,15 +67,11 @@ class World:
     async def judge(self, row: Row, trajectories: tuple[Trajectory, ...]) -> Said:
         assert len(trajectories) == SIZE
         group = int(row["prompt"][1:])
-        try:
-            await asyncio.sleep(self.judge_s(group))
-        except asyncio.CancelledError:
-            self.withdrawn.append(group)
-            raise
+        await asyncio.sleep(self.judge_s(group))
         self.judged[group] = self.clock()
         return Said(self.live(group))
 
-    def draw(self, target: int, oversample: float = 1.0, judge: Any = None) -> GroupDraw[Said]:
+    def draw(self, target: int, judge: Any = None) -> GroupDraw[Said]:
         began = RolloutBegan(0, 0, "train", "")
         source = GroupSource(
             self.rollouts,
@@ -84,7 +79,7 @@ class World:
             lambda number: {"prompt": f"q{number}"},
             SIZE,
             judge or self.judge,
-            Admission.of(target, oversample=oversample, max_groups_drawn=4.0).decide,
+            Admission.of(target, max_groups_drawn=4.0).decide,
         )
         drawn = self.clock.run(source.run())
         assert not self.engine.is_open and not self.engine.open_requests
@@ -95,25 +90,10 @@ class World:
 def test_a_replacement_begins_when_a_group_is_dead_and_waits_for_no_other() -> None:
     world = World(seconds=lambda group: {0: 100.0}.get(group, 1.0), live=lambda group: group not in (1, 2))
     drawn = world.draw(2)
-    assert drawn.admitted == (0, 3) and drawn.n_surplus == 0
+    assert drawn.admitted == (0, 3)
     assert world.began == {0: 0.0, 1: 0.0, 2: 1.0, 3: 2.0}, "while the first group still runs"
     assert [group.row["prompt"] for group in drawn.groups] == ["q0", "q1", "q2", "q3"]
     assert drawn.times.duration_s == 100.0
-
-
-def test_the_slow_are_not_overtaken_and_what_is_left_over_is_cancelled_at_once() -> None:
-    """Of four groups for two, the first is slow and live, the third slow: it would never end."""
-    world = World(seconds=lambda group: {0: 50.0, 2: 1e6, 3: 1.0}.get(group, 1.0))
-    drawn = world.draw(2, oversample=2.0)
-    assert drawn.admitted == (0, 1) and len(drawn.groups) == 2 and drawn.n_surplus == 2
-    assert world.clock() == 50.0, "not one second later"
-    assert world.engine.cancelled == SIZE and world.tools.open_sessions == 0
-
-
-def test_a_judge_of_a_group_that_is_left_over_is_cancelled_too() -> None:
-    world = World(judge_s=lambda group: {2: 1e6}.get(group, 5.0))
-    assert world.draw(2, oversample=1.5).admitted == (0, 1)
-    assert world.withdrawn == [2] and world.clock() == 6.0
 
 
 def test_judges_of_several_groups_wait_side_by_side() -> None:
@@ -147,7 +127,7 @@ def test_a_lost_episode_ends_it_with_the_cause() -> None:
 
 def test_no_group_is_wanted_and_none_is_run() -> None:
     world = World()
-    rule = Admission.of(0, oversample=1.0, max_groups_drawn=4.0)
+    rule = Admission.of(0, max_groups_drawn=4.0)
     drawn = draw_groups(
         world.rollouts,
         SamplingOptions(),
@@ -177,7 +157,7 @@ def test_no_deadline_counts_what_a_reward_takes() -> None:
         row_of=lambda number: {"prompt": f"q{number}"},
         group_size=SIZE,
         judge=judge,
-        decide=Admission.of(2, oversample=1.0, max_groups_drawn=1.0).decide,
+        decide=Admission.of(2, max_groups_drawn=1.0).decide,
     )
     assert {t.stop_reason for group in drawn.groups for t in group.trajectories} == {"finished"}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from toolgrpo.signal.admission import Admission, Decision
 
-PLAIN = Admission.of(3, oversample=1.0, max_groups_drawn=4.0)
+PLAIN = Admission.of(3, max_groups_drawn=4.0)
 
 
 def test_a_step_begins_with_its_groups_and_replaces_each_dead_one() -> None:
@@ -16,53 +16,38 @@ def test_a_step_begins_with_its_groups_and_replaces_each_dead_one() -> None:
     assert PLAIN.decide([None, None, None]) == Decision()
     assert PLAIN.decide([None, False, None]) == Decision(draw=1)
     assert PLAIN.decide([None, False, True, None]) == Decision()
-    assert PLAIN.decide([True, False, True, True]) == Decision(admitted=(0, 2, 3), decided=4)
-
-
-def test_a_group_that_ended_late_is_waited_for_and_not_overtaken() -> None:
-    spare = Admission.of(2, oversample=1.5, max_groups_drawn=4.0)
-    assert spare.decide([]) == Decision(draw=3)
-    assert spare.decide([None, True, True]) == Decision(), "the first may still be live, and then it is admitted"
-    assert spare.decide([True, True, None]) == Decision(admitted=(0, 1), decided=2), "nobody waits for the spare one"
-    assert spare.decide([False, True, True]) == Decision(admitted=(1, 2), decided=3)
-
-
-def test_spare_groups_are_used_before_others_are_drawn() -> None:
-    spare = Admission.of(2, oversample=2.0, max_groups_drawn=4.0)
-    assert spare.decide([False, None, None, None]) == Decision()
-    assert spare.decide([False, False, False, None]) == Decision(draw=1)
+    assert PLAIN.decide([True, False, True, True]) == Decision(admitted=(0, 2, 3))
 
 
 def test_at_the_bound_the_earliest_dead_groups_fill_the_step() -> None:
-    bound = Admission.of(2, oversample=1.0, max_groups_drawn=2.0)
+    bound = Admission.of(2, max_groups_drawn=2.0)
     assert bound.decide([False, False, False, None]) == Decision()
-    assert bound.decide([False, False, True, False]) == Decision(admitted=(0, 2), decided=4)
-    assert bound.decide([False] * 4) == Decision(admitted=(0, 1), decided=4)
+    assert bound.decide([False, False, True, False]) == Decision(admitted=(0, 2))
+    assert bound.decide([False] * 4) == Decision(admitted=(0, 1))
 
 
 def test_without_backfill_every_group_is_taken_as_it_is() -> None:
-    off = Admission.of(2, oversample=1.0, max_groups_drawn=1.0)
+    off = Admission.of(2, max_groups_drawn=1.0)
     assert off.decide([]) == Decision(draw=2)
     assert off.decide([False, None]) == Decision()
-    assert off.decide([False, True]) == Decision(admitted=(0, 1), decided=2)
+    assert off.decide([False, True]) == Decision(admitted=(0, 1))
 
 
 def test_a_process_without_groups_is_done_at_once() -> None:
-    assert Admission.of(0, oversample=1.0, max_groups_drawn=4.0).decide([]) == Decision(admitted=())
+    assert Admission.of(0, max_groups_drawn=4.0).decide([]) == Decision(admitted=())
 
 
 @pytest.mark.property
 @given(
     live=st.lists(st.booleans(), min_size=32, max_size=32),
     target=st.integers(1, 8),
-    oversample=st.floats(1.0, 2.0),
     factor=st.floats(2.0, 4.0),
     order=st.randoms(use_true_random=False),
 )
 def test_what_is_admitted_does_not_depend_on_who_ends_first(
-    live: list[bool], target: int, oversample: float, factor: float, order: object
+    live: list[bool], target: int, factor: float, order: object
 ) -> None:
-    rule = Admission.of(target, oversample=oversample, max_groups_drawn=factor)
+    rule = Admission.of(target, max_groups_drawn=factor)
 
     def play(pick: object) -> tuple[Decision, int]:
         known: list[bool | None] = []
@@ -82,25 +67,23 @@ def test_what_is_admitted_does_not_depend_on_who_ends_first(
     assert drawn <= rule.most == max(target, int(target * factor))
     chosen = [live[number] for number in decision.admitted]
     assert all(chosen) or drawn == rule.most
-    assert sum(chosen) == min(target, sum(live[: decision.decided])), "no live group is left out for a dead one"
+    assert sum(chosen) == min(target, sum(live[:drawn])), "no live group is left out for a dead one"
 
 
 def test_with_groups_to_carry_over_the_first_to_end_are_taken_and_the_others_are_owed() -> None:
     rule = PLAIN.ahead(carried=1, beyond=1)
     assert rule.decide([]) == Decision(draw=4)
     assert rule.decide([None, True, True, None], ended=[2, 1]) == Decision()
-    assert rule.decide([None, True, True, True], ended=[2, 1, 3]) == Decision(admitted=(1, 2, 3), decided=4, owed=1)
-    assert rule.decide([True, True, True, True], ended=[3, 2, 1, 0]) == Decision(admitted=(1, 2, 3), decided=4, owed=1)
+    assert rule.decide([None, True, True, True], ended=[2, 1, 3]) == Decision(admitted=(1, 2, 3), owed=1)
+    assert rule.decide([True, True, True, True], ended=[3, 2, 1, 0]) == Decision(admitted=(1, 2, 3), owed=1)
 
 
 def test_a_group_that_is_owed_is_waited_for_and_comes_first() -> None:
     rule = PLAIN.ahead(carried=1, beyond=1)
     assert rule.decide([None, True, True, True], ended=[1, 2, 3], owed=1) == Decision()
-    assert rule.decide([True, True, True, True], ended=[1, 2, 3, 0], owed=1) == Decision(
-        admitted=(0, 1, 2), decided=3, owed=1
-    )
+    assert rule.decide([True, True, True, True], ended=[1, 2, 3, 0], owed=1) == Decision(admitted=(0, 1, 2), owed=1)
     assert rule.decide([False, True, True, True, None], ended=[1, 2, 3, 0], owed=1) == Decision(
-        admitted=(1, 2, 3), decided=4, owed=1
+        admitted=(1, 2, 3), owed=1
     ), "a dead one is owed no longer"
 
 
@@ -108,14 +91,14 @@ def test_a_group_behind_the_window_is_not_taken_however_early_it_ended() -> None
     rule = PLAIN.ahead(carried=1, beyond=4)
     assert rule.decide([None, None, True, True, True, True, None], ended=[4, 5, 2, 3]) == Decision()
     assert rule.decide([None, False, True, True, True, True, None, None], ended=[4, 5, 1, 2, 3]) == Decision(
-        admitted=(2, 3, 4), decided=5, owed=1
+        admitted=(2, 3, 4), owed=1
     ), "a dead one lets the next one in"
 
 
 def test_a_dead_group_is_replaced_at_once_at_the_end_of_the_line() -> None:
     rule = PLAIN.ahead(carried=0, beyond=3)
     assert rule.decide([None, False, None, None, None, None]) == Decision(draw=1)
-    off = Admission.of(3, oversample=1.0, max_groups_drawn=1.0).ahead(carried=1, beyond=1)
+    off = Admission.of(3, max_groups_drawn=1.0).ahead(carried=1, beyond=1)
     assert off.decide([True, None, None, None], ended=[0]) == Decision()
 
 
@@ -133,7 +116,7 @@ def test_in_a_line_nobody_waits_longer_than_a_step_more_and_nobody_is_lost(
 ) -> None:
     """A whole run, whose groups end in any order."""
     steps, carried = 12, max(1, int(share * target)) if share and target > 1 else 0
-    plain = Admission.of(target, oversample=1.0, max_groups_drawn=3.0 if backfill else 1.0)
+    plain = Admission.of(target, max_groups_drawn=3.0 if backfill else 1.0)
     line: list[tuple[int, int]] = []  # the number of a group, and the step that it began in
     live: dict[int, bool | None] = {}
     ended: list[int] = []

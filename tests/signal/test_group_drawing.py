@@ -12,13 +12,7 @@ from toolgrpo.signal.group_drawing import GroupDrawingOptions
     ("fields", "message"),
     [
         ({"dynamic_sampling": "on"}, "dynamic_sampling must be one of off, backfill; got 'on'"),
-        ({"dynamic_sampling": "backfill", "oversample": 2.5}, "oversample must be from 1 to 2 .*, got 2.5"),
         ({"dynamic_sampling": "backfill", "max_groups_drawn": 0.5}, "max_groups_drawn must be at least 1 .*, got 0.5"),
-        (
-            {"dynamic_sampling": "backfill", "oversample": 2.0, "max_groups_drawn": 1.5},
-            "oversample 2 would begin with more groups than max_groups_drawn 1.5 allows",
-        ),
-        ({"oversample": 1.5}, "oversample draws spare groups for dynamic_sampling backfill, which is off"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(fields: dict[str, Any], message: str) -> None:
@@ -34,8 +28,8 @@ def test_by_default_nothing_is_drawn_here() -> None:
 
 
 def test_a_step_may_draw_as_many_groups_as_the_fields_say() -> None:
-    options = GroupDrawingOptions(dynamic_sampling="backfill", oversample=1.25, max_groups_drawn=2.5)
+    options = GroupDrawingOptions(dynamic_sampling="backfill", max_groups_drawn=2.5)
     rule = options.admission(6)
-    assert (rule.target, rule.begin_with, rule.most) == (6, 8, 15)
+    assert (rule.target, rule.most) == (6, 15)
     off = GroupDrawingOptions().admission(6)
-    assert (off.target, off.begin_with, off.most) == (6, 6, 6), "nothing is replaced"
+    assert (off.target, off.most) == (6, 6), "nothing is replaced"

@@ -168,7 +168,6 @@ def test_all_three_flags_together(tmp_path: Path) -> None:
         ({**CARRY, "carry_over": -0.1}, "carry_over must be from 0 to below 1"),
         ({**CARRY, "weights_handover": "drain"}, "drain ends every episode before a step"),
         ({**CARRY, "vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode gives the engine's memory"),
-        ({**BACKFILL, "oversample": 1.5}, "oversample begins spare groups"),
         ({**CARRY, "per_device_train_batch_size": 4}, "at least 2 a step"),
     ],
 )

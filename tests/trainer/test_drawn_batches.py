@@ -163,8 +163,8 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
     assert len(asked) == len(set(asked)) == 20, "once per episode"
     assert [t.metadata["episode"] for t in batch.trajectories] == list(range(20)) and trainer.n_episodes == 20
     (log,) = [log for log in trainer.state.log_history if "loss" in log]
-    counts = ("groups_drawn", "dead_all_failed", "dead_all_solved", "live_rate", "surplus")
-    assert [log[f"sampling/{name}"] for name in counts] == [5, 2, 1, 0.4, 0]
+    counts = ("groups_drawn", "dead_all_failed", "dead_all_solved", "live_rate")
+    assert [log[f"sampling/{name}"] for name in counts] == [5, 2, 1, 0.4]
     assert log["reward"] == log["success"] == pytest.approx(8 / 20) and log["reward_trained"] == 0.5
     recorded = read_episodes(tmp_path / "episodes.jsonl")
     assert [r["row"]["number"] for r in recorded if not r.get("trained", True)] == [
@@ -200,7 +200,7 @@ def test_nothing_is_replaced_and_the_order_is_that_of_trl_where_every_group_is_l
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"oversample": 1.5}, id="scripted", marks=pytest.mark.slow),
+        pytest.param({}, id="scripted", marks=pytest.mark.slow),
         pytest.param({"scripted": False, "temperature": 1.0}, id="drawn", marks=pytest.mark.slow),
         pytest.param(
             {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 1},
@@ -274,24 +274,6 @@ def test_async_judges_of_different_groups_wait_at_the_same_time(tmp_path: Path) 
     for form in (judge, Reward(judge, "judge", "a test")):
         train(tmp_path, form, rows(*range(8)), dynamic_sampling="backfill")
         assert not waiting
-
-
-def test_a_judge_that_nobody_waits_for_is_taken_back(tmp_path: Path) -> None:
-    """The third group is spare: its judge would wait for an hour."""
-    ended: list[str] = []
-
-    async def judge(number: list[int], **_: Any) -> list[float]:
-        try:
-            await asyncio.sleep(3600 if number[0] == 2 else 0.2)
-        except asyncio.CancelledError:
-            ended.append("taken back")
-            raise
-        return [float(i % 2) for i, _ in enumerate(number)]
-
-    for form in (judge, Reward(judge, "judge", "a test")):
-        trainer, _ = train(tmp_path, form, rows(*range(8)), dynamic_sampling="backfill", oversample=1.5)
-        assert logged(trainer, "sampling/surplus") == [{"sampling/surplus": 1}]
-    assert ended == ["taken back"] * 2
 
 
 def test_data_that_cannot_be_drawn_by_number_is_refused_at_the_start(tmp_path: Path) -> None:

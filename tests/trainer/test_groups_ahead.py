@@ -138,9 +138,9 @@ def test_a_process_that_fails_stops_the_others_with_a_checkpoint() -> None:
 
 
 def test_a_last_step_begins_nothing_for_later_ones() -> None:
-    rule = Lookahead(1, 0.5).rule(Admission.of(4, oversample=1, max_groups_drawn=1), left=1)
-    assert (rule.carried, rule.beyond, rule.begin_with) == (0, 0, 4)
-    rule = Lookahead(1, 0.5).rule(Admission.of(4, oversample=1, max_groups_drawn=1), left=2)
+    rule = Lookahead(1, 0.5).rule(Admission.of(4, max_groups_drawn=1), left=1)
+    assert (rule.carried, rule.beyond, rule.target) == (0, 0, 4)
+    rule = Lookahead(1, 0.5).rule(Admission.of(4, max_groups_drawn=1), left=2)
     assert (rule.carried, rule.beyond) == (2, 4)
-    rule = Lookahead(1, 0.1).rule(Admission.of(4, oversample=1, max_groups_drawn=1), left=9)
+    rule = Lookahead(1, 0.1).rule(Admission.of(4, max_groups_drawn=1), left=9)
     assert (rule.carried, rule.beyond) == (1, 5), "at least one, or the flag would do nothing"

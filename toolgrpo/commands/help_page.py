@@ -51,7 +51,7 @@ _TRAINING = (
     *("num_iterations", "beta", "epsilon", "epsilon_high", "loss_type", "scale_rewards", "max_grad_norm"),
     *("mask_truncated_completions", "gradient_checkpointing", "prefix_sharing", "max_tokens_per_pass", "seed"),
 )
-_DRAWING = (*("dynamic_sampling", "oversample", "max_groups_drawn", "skip_dead_rows", "loss_denominator"),)
+_DRAWING = (*("dynamic_sampling", "max_groups_drawn", "skip_dead_rows", "loss_denominator"),)
 _SAVING = ("output_dir", "save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint")
 _WATCHING = (
     *("logging_steps", "doctor_every", "max_world_failures", "quiet", "report_to", "run_name", "log_completions"),

@@ -15,5 +15,6 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(("curriculum", "hard_up_to", "normal_up_to", "retire_after_solved", "row_weights"), _FILTER),
     **dict.fromkeys(("hard_weight", "normal_weight", "easy_weight", "unseen_weight"), _FILTER),
     **dict.fromkeys(("row_pass_k", "row_pass_min", "row_pass_max"), _FILTER),
+    "oversample": "a step begins with its groups, and backfill draws others as soon as some are dead; leave it out",
     "profile": "use `toolgrpo report OUTPUT_DIR`, which draws the seconds of each phase of every step",
 }

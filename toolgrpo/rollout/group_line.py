@@ -207,7 +207,6 @@ class GroupLine(Generic[V]):
             GroupDraw(
                 groups=tuple(one.group for one in taken if one.group is not None),
                 admitted=tuple(number for number, one in enumerate(taken) if one in admitted),
-                n_surplus=0,
                 times=_times([one.begun.result.result().times for one in taken]),
             ),
             places=tuple(one.place for one in taken),

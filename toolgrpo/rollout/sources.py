@@ -4,9 +4,9 @@
 follows: more groups, or the end. What groups are, what they are worth and when there are enough of
 them is the caller's.
 
-Invariants: episodes of a group are submitted together, groups in the order of their numbers; groups
-that are left over when it is decided are cancelled at once, with their tools, environments and
-judges; whatever ends it early leaves nothing behind, as `Scheduler` has it.
+Invariants: episodes of a group are submitted together, groups in the order of their numbers; it is
+decided when every group that was begun has ended; whatever ends it early cancels those that run,
+with their tools, environments and judges, and leaves nothing behind, as `Scheduler` has it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ class Decided(Protocol):
     @property
     def admitted(self) -> tuple[int, ...] | None: ...
 
-    @property
-    def decided(self) -> int: ...
-
 
 V = TypeVar("V", bound=Verdict)
 Judge = Callable[[Row, tuple[Trajectory, ...]], Awaitable[V]]
@@ -63,13 +60,10 @@ class Group(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class GroupDraw(Generic[V]):
-    """The groups that were decided on, by their numbers; which are admitted; and how many begun
-    ones were left over.
-    """
+    """All groups, by their numbers, and which are admitted."""
 
     groups: tuple[Group[V], ...]
     admitted: tuple[int, ...]
-    n_surplus: int
     times: RolloutTimes
 
 
@@ -117,9 +111,8 @@ class GroupSource(Generic[V]):
             finally:
                 await _cancel(groups)
         return GroupDraw(
-            groups=tuple(group.settled.result() for group in groups[: decision.decided]),
+            groups=tuple(group.settled.result() for group in groups),
             admitted=decision.admitted,
-            n_surplus=len(groups) - decision.decided,
             times=self.scheduler.times,
         )
 

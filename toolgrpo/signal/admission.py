@@ -24,39 +24,35 @@ __all__ = ["Admission", "Decision"]
 class Decision:
     """Draw so many more groups; or, once the step is decided, train on those of these numbers.
 
-    With neither there is nothing to do but to wait. `decided` counts the groups up to the last that
-    mattered: those after them are surplus, whatever they are worth. The first `owed` of what is
-    neither dead nor admitted were passed over.
+    With neither there is nothing to do but to wait. The first `owed` of what is neither dead nor
+    admitted were passed over.
     """
 
     draw: int = 0
     admitted: tuple[int, ...] | None = None
-    decided: int = 0
     owed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How many live groups a step wants, with how many it begins, and how many it may draw.
+    """How many live groups a step wants, and how many it may draw.
 
     `carried` may be left over from its window; `beyond` groups stand in line for later steps.
     """
 
     target: int
     most: int
-    begin_with: int
     carried: int = 0
     beyond: int = 0
 
     @classmethod
-    def of(cls, target: int, *, oversample: float, max_groups_drawn: float) -> Admission:
-        """Return the rule for a number of groups, by factors of it."""
-        most = max(target, math.floor(target * max_groups_drawn))
-        return cls(target, most, min(most, math.ceil(target * oversample)))
+    def of(cls, target: int, *, max_groups_drawn: float) -> Admission:
+        """Return the rule for a number of groups, by a factor of it."""
+        return cls(target, max(target, math.floor(target * max_groups_drawn)))
 
     def ahead(self, *, carried: int, beyond: int) -> Admission:
         """Return the rule of a step beside which groups of later ones run."""
-        return replace(self, begin_with=self.begin_with + beyond, carried=carried, beyond=beyond)
+        return replace(self, carried=carried, beyond=beyond)
 
     def decide(self, live: Sequence[bool | None], *, ended: Sequence[int] | None = None, owed: int = 0) -> Decision:
         """Say what follows from the groups so far, in the order of submission.
@@ -65,8 +61,6 @@ class Admission:
         they ended; the first `owed` were left over by the step before.
         """
         drawn = len(live)
-        if not drawn:
-            return Decision(draw=self.begin_with) if self.target else Decision(admitted=())
         missing = self.target + self.beyond - live.count(None) - live.count(True)
         if missing > 0 and drawn < self.most + self.beyond:
             return Decision(draw=min(missing, self.most + self.beyond - drawn))
@@ -74,12 +68,12 @@ class Admission:
         window = [number for number, alive in enumerate(head) if alive is not False][: self.target + self.carried]
         admitted = sorted(self._first(window, live, range(drawn) if ended is None else ended, owed))
         if len(admitted) == self.target:
-            return Decision(admitted=tuple(admitted), decided=admitted[-1] + 1, owed=len(window) - self.target)
+            return Decision(admitted=tuple(admitted), owed=len(window) - self.target)
         if None in head:
             return Decision()
         dead = [number for number, alive in enumerate(head) if not alive]
         alive = [number for number in window if live[number]]
-        return Decision(admitted=tuple(sorted([*alive, *dead[: self.target - len(alive)]])), decided=drawn)
+        return Decision(admitted=tuple(sorted([*alive, *dead[: self.target - len(alive)]])))
 
     def _first(self, window: Sequence[int], live: Sequence[bool | None], ended: Sequence[int], owed: int) -> list[int]:
         """Return the live groups of the window to take, the owed ones before the others, or nothing

@@ -24,12 +24,6 @@ class GroupDrawingOptions:
             "choices": DYNAMIC_SAMPLING,
         },
     )
-    oversample: float = field(
-        default=1.0,
-        metadata={
-            "help": "With backfill: begin a step with so many times its groups (1 to 2); what is left is cancelled."
-        },
-    )
     max_groups_drawn: float = field(
         default=4.0,
         metadata={
@@ -43,20 +37,9 @@ class GroupDrawingOptions:
             raise ConfigError(
                 f"dynamic_sampling must be one of {', '.join(DYNAMIC_SAMPLING)}; got {self.dynamic_sampling!r}"
             )
-        if not 1 <= self.oversample <= 2:
-            raise ConfigError(f"oversample must be from 1 to 2 times the groups of a step, got {self.oversample:g}")
         if self.max_groups_drawn < 1:
             raise ConfigError(
                 f"max_groups_drawn must be at least 1 times the groups of a step, got {self.max_groups_drawn:g}"
-            )
-        if self.oversample > self.max_groups_drawn:
-            raise ConfigError(
-                f"oversample {self.oversample:g} would begin with more groups than max_groups_drawn "
-                f"{self.max_groups_drawn:g} allows; lower the one or raise the other"
-            )
-        if self.oversample > 1 and self.dynamic_sampling == "off":
-            raise ConfigError(
-                "oversample draws spare groups for dynamic_sampling backfill, which is off; set both or neither"
             )
 
     @property
@@ -66,6 +49,4 @@ class GroupDrawingOptions:
 
     def admission(self, target: int) -> Admission:
         """Return the rule by which a step of so many groups draws and admits them."""
-        if self.dynamic_sampling == "off":
-            return Admission.of(target, oversample=1.0, max_groups_drawn=1.0)
-        return Admission.of(target, oversample=self.oversample, max_groups_drawn=self.max_groups_drawn)
+        return Admission.of(target, max_groups_drawn=self.max_groups_drawn if self.draws_groups else 1.0)

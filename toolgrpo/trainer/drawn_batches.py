@@ -104,14 +104,6 @@ class _OwnDraw:
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
-    """What a process tells the others when it has drawn its share."""
-
-    fates: tuple[_Fate, ...]
-    n_surplus: int
-
-
-@dataclass(frozen=True, slots=True)
 class _TrainedRow:
     """One episode that is trained on, wherever it ran: what TRL needs of it."""
 
@@ -174,14 +166,14 @@ class DrawnBatches:
         own = self._run(rollouts, sampling, ask, share, step)
         drawn = own.groups
         # agree
-        news = self._agree(own)
-        fates = list(chain.from_iterable(one.fates for one in news))
+        of_processes = self._agree(own)
+        fates = list(chain.from_iterable(of_processes))
         used = [fate.number for fate in fates]
         if self.ahead is None:
             self.order.used(used)
         else:
             self.ahead.agree(used)
-        counts = [sum(len(fate.successes) for fate in one.fates) for one in news]
+        counts = [sum(len(fate.successes) for fate in of_process) for of_process in of_processes]
         batch = self._batch(drawn, step).numbered(first_number + sum(counts[: self.process]))
         # deal out
         trained = self._deal_out(self._trained(own, batch), n_rows)
@@ -195,7 +187,7 @@ class DrawnBatches:
             ran=batch,
             n_episodes=sum(counts),
             reward=sum(totals) / len(totals) if totals else float("nan"),
-            metrics=self._metrics(fates, sum(one.n_surplus for one in news)),
+            metrics=_metrics(fates),
             turn_rewards=tuple(one.turn_rewards for one in trained),
         )
 
@@ -212,7 +204,7 @@ class DrawnBatches:
         drawn = draw_groups(
             rollouts,
             sampling,
-            RolloutBegan(admission.begin_with * self.group_size, step, "train", "episodes"),
+            RolloutBegan(admission.target * self.group_size, step, "train", "episodes"),
             row_of=lambda group: self.row_of(planned[share.number(group)]),
             group_size=self.group_size,
             judge=judge,
@@ -238,15 +230,15 @@ class DrawnBatches:
         live = not is_dead(combined) or rule.credit.teaches(episode_turns(batch, with_states=rule.credit.wants_states))
         return _Worth(asked, batch.episodes, live)
 
-    def _agree(self, own: _OwnDraw) -> list[_News]:
+    def _agree(self, own: _OwnDraw) -> list[tuple[_Fate, ...]]:
         """Tell all processes what each has drawn."""
         drawn = own.groups
         fates = tuple(
             _fate(own.places[group], own.row(group), worth.verdict, self.rule.weights)
             for group, worth in enumerate(drawn.groups)
         )
-        news: list[_News] = self.gather([_News(fates, drawn.n_surplus)])
-        return news
+        of_processes: list[tuple[_Fate, ...]] = self.gather([fates])
+        return of_processes
 
     def _batch(self, drawn: GroupDraw[_Worth], step: int) -> RolloutBatch:
         """Return everything that this process ran, graded."""
@@ -278,16 +270,6 @@ class DrawnBatches:
         everything: list[_TrainedRow] = self.gather(own)
         return everything[self.process * n_rows : (self.process + 1) * n_rows]
 
-    def _metrics(self, fates: Sequence[_Fate], n_surplus: int) -> dict[str, float]:
-        dead = [fate.successes for fate in fates if not fate.live]
-        return {
-            "sampling/groups_drawn": float(len(fates)),
-            "sampling/dead_all_failed": float(sum(not any(successes) for successes in dead)),
-            "sampling/dead_all_solved": float(sum(all(successes) for successes in dead)),
-            "sampling/live_rate": 1 - len(dead) / len(fates),
-            "sampling/surplus": float(n_surplus),
-        }
-
 
 def row_order(rows: Any, order_of: Callable[[int, int], Sequence[int]]) -> RowOrder:
     """Return the order of the rows of a data set.
@@ -312,6 +294,16 @@ def _fate(number: int, row: int, worth: _Worth, weights: Sequence[float]) -> _Fa
         tuple(bool(one.success) for one in worth.episodes),
         tuple(total for total in totals if total is not None),
     )
+
+
+def _metrics(fates: Sequence[_Fate]) -> dict[str, float]:
+    dead = [fate.successes for fate in fates if not fate.live]
+    return {
+        "sampling/groups_drawn": float(len(fates)),
+        "sampling/dead_all_failed": float(sum(not any(successes) for successes in dead)),
+        "sampling/dead_all_solved": float(sum(all(successes) for successes in dead)),
+        "sampling/live_rate": 1 - len(dead) / len(fates),
+    }
 
 
 def _columns(of_rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:

@@ -80,7 +80,7 @@ class GroupsAhead:
         process must ask for as many.
         """
         target = n_rows // self._run.group_size
-        drawn: LineDraw[AsItIs] = self.draw(Admission.of(target, oversample=1, max_groups_drawn=1), as_it_is)
+        drawn: LineDraw[AsItIs] = self.draw(Admission.of(target, max_groups_drawn=1), as_it_is)
         self.agree(chain.from_iterable(self._run.exchange.gather([drawn.places])))
         return RolloutBatch(
             episodes=tuple(Scored(group.row, one) for group in drawn.draw.groups for one in group.trajectories),

@@ -100,11 +100,6 @@ class OverlapOptions:
 
     def _check_groups(self) -> None:
         """Refuse what cannot be where groups are taken one by one while others run."""
-        if getattr(self, "oversample", 1) > 1:
-            raise ConfigError(
-                "oversample begins spare groups, of which max_staleness and carry_over have some in line; leave one of the "
-                "two out"
-            )
         n_rows = getattr(self, "per_device_train_batch_size", 0) * getattr(self, "steps_per_generation", 0)
         group_size = getattr(self, "num_generations", 1)
         if n_rows % group_size or (self.carry_over and n_rows == group_size):
