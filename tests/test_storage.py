@@ -220,3 +220,15 @@ def test_a_whole_training_writes_through_no_link(tmp_path: Path) -> None:
             assert stat.S_IMODE(weights.stat().st_mode) == 0o640
     finally:
         os.umask(earlier)
+
+
+def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """`/dev/null` was removed by a recording into it."""
+    nowhere, looks_like_one = Path(os.devnull), tmp_path / "null"
+    before = nowhere.stat()
+    log(nowhere)
+    lines(nowhere)
+    assert os.path.samestat(before, nowhere.stat())
+    looks_like_one.symlink_to(nowhere)
+    log(looks_like_one)
+    assert looks_like_one.read_text() == "ours\n"

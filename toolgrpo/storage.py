@@ -62,7 +62,8 @@ def open_own(path: Path, *, read: bool = False, part: bool = True) -> int:
             _set_aside(path)
             continue
         found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and (found.st_nlink <= 1 or not part):
+        own = stat.S_ISREG(found.st_mode) and (found.st_nlink <= 1 or not part)
+        if own or stat.S_ISCHR(found.st_mode):  # a device is nobody's trick: only root makes one
             os.set_blocking(descriptor, True)
             return descriptor
         os.close(descriptor)
@@ -123,10 +124,10 @@ def _share_weights(folder: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename a link; remove what is neither a link nor a file."""
+    """Rename a link; remove a pipe or a socket."""
     if path.is_symlink():
         path.replace(path.with_name(f"{path.name}.link"))
-    else:
+    elif path.is_fifo() or path.is_socket():
         path.unlink(missing_ok=True)
 
 

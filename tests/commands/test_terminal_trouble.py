@@ -24,7 +24,7 @@ from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.commands.terminal import Terminal
 
 folder = Path(sys.argv[1])
-terminal = Terminal.open(folder / "train.log")
+terminal = Terminal.open(folder / (sys.argv[2:] or ["train.log"])[0])
 """
 
 
@@ -33,11 +33,13 @@ class Shown(NamedTuple):
     terminal: str
 
 
-def on_a_terminal(script: str, folder: Path, prepare: Callable[[], Any] | None = None) -> Shown:
+def on_a_terminal(
+    script: str, folder: Path, prepare: Callable[[], Any] | None = None, log: str = "train.log"
+) -> Shown:
     """Run the script on a pseudo-terminal; what stood on it at the end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", HEAD + script, str(folder)], stdout=theirs, stderr=theirs, preexec_fn=prepare
+        [sys.executable, "-c", HEAD + script, str(folder), log], stdout=theirs, stderr=theirs, preexec_fn=prepare
     )
     os.close(theirs)
     watchdog = threading.Timer(200, process.kill)
@@ -60,12 +62,11 @@ def read(descriptor: int) -> bytes:
         return b""
 
 
-def full_disk(folder: Path) -> None:
-    (folder / "train.log").symlink_to("/dev/full")
-
-
 def small_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+TAKES_NOTHING: dict[str, tuple[Any, str]] = {"full": (None, "/dev/full"), "too large": (small_files, "train.log")}
 
 
 PRINTS = """
@@ -77,22 +78,17 @@ terminal.say("our own line")
 """
 
 
-@pytest.mark.parametrize("what", ["full", "too large"])
+@pytest.mark.parametrize("what", TAKES_NOTHING)
 def test_a_log_that_takes_nothing_more_ends_no_run(tmp_path: Path, what: str) -> None:
-    if what == "full":
-        full_disk(tmp_path)
-    shown = on_a_terminal(PRINTS, tmp_path, small_files if what == "too large" else None)
+    shown = on_a_terminal(PRINTS, tmp_path, *TAKES_NOTHING[what])
     assert shown == Shown(0, "our own line\n")
 
 
-@pytest.mark.parametrize("what", ["full", "too large"])
+@pytest.mark.parametrize("what", TAKES_NOTHING)
 def test_an_error_is_on_the_terminal_although_the_log_does_not_take_it(tmp_path: Path, what: str) -> None:
-    if what == "full":
-        full_disk(tmp_path)
-    prepare = small_files if what == "too large" else None
-    shown = on_a_terminal(PRINTS + "raise KeyError('nobody expected this')", tmp_path, prepare)
+    shown = on_a_terminal(PRINTS + "raise KeyError('nobody expected this')", tmp_path, *TAKES_NOTHING[what])
     assert shown.code == 1 and "Traceback" in shown.terminal and "nobody expected this" in shown.terminal
-    shown = on_a_terminal(PRINTS + "raise ConfigError('max_turns is 0')", tmp_path, prepare)
+    shown = on_a_terminal(PRINTS + "raise ConfigError('max_turns is 0')", tmp_path, *TAKES_NOTHING[what])
     assert shown.code == 1 and "ConfigError: max_turns is 0\n" in shown.terminal
     assert "the full traceback could not be written into" in shown.terminal
 

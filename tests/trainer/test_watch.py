@@ -102,10 +102,10 @@ def test_tools_that_nobody_calls_have_metrics_too(learns_nothing: tuple[Any, str
 def test_the_lines_in_a_pipe_stand_alone(learns_nothing: tuple[Any, str, Path]) -> None:
     _, shown, _ = learns_nothing
     lines = shown.splitlines()
-    assert [line.split(" ")[0] for line in lines[:5]] == ["model", "data", "tools", "reward", "engine"]
-    assert "add(" in lines[2] and lines[3] == f"reward    zero: {__file__}:{zero.__code__.co_firstlineno}"
-    assert lines[5].startswith("off-policy correction: ")
-    assert lines[6].split()[:3] == ["step", "reward", "success"]
+    assert [line.split(" ")[0] for line in lines[:6]] == ["memory", "model", "data", "tools", "reward", "engine"]
+    assert "add(" in lines[3] and lines[4] == f"reward    zero: {__file__}:{zero.__code__.co_firstlineno}"
+    assert lines[6].startswith("off-policy correction: ")
+    assert lines[7].split()[:3] == ["step", "reward", "success"]
     assert [line.split()[0] for line in lines if line.strip()[:1].isdigit()] == [f"{n}/5" for n in range(1, 6)]
     assert "{'" not in shown and "\x1b" not in shown
 
