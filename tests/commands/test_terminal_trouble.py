@@ -33,9 +33,7 @@ class Shown(NamedTuple):
     terminal: str
 
 
-def on_a_terminal(
-    script: str, folder: Path, prepare: Callable[[], Any] | None = None, log: str = "train.log"
-) -> Shown:
+def on_a_terminal(script: str, folder: Path, prepare: Callable[[], Any] | None = None, log: str = "train.log") -> Shown:
     """Run the script on a pseudo-terminal; what stood on it at the end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

@@ -1,5 +1,8 @@
-"""LoRA policies and the engine:
+"""Which weights an engine is handed under which names, with and without a LoRA adapter;
 what is sent when only the adapter is (`vllm_lora_sync: adapter`), and when it may be.
+
+A model's persistent buffers go with its parameters, as in `state_dict()`: Gemma 4 scales its layers
+by one, GLM-4-MoE and DeepSeek-V3 choose experts by one. An engine without them is another model.
 
 `merge` sends the whole model, with the adapter added into it, after every step. `adapter` sends a
 few megabytes; vLLM adds the adapter's product to the base model's at every token, so the engine is
@@ -15,6 +18,7 @@ refused with a sentence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,19 @@ from peft.tuners.lora import Embedding, Linear, LoraLayer
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
 
-__all__ = ["adapter_config", "adapter_saver", "base_weights", "merged_parameters", "merges_exactly"]
+__all__ = [
+    "adapter_config",
+    "adapter_saver",
+    "base_weights",
+    "merged_parameters",
+    "merges_exactly",
+    "own_weights",
+    "persistent_buffers",
+]
 
+_WRAPPERS = re.compile(
+    r"^base_model\.model\.|\.base_layer|modules_to_save\.default\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\."
+)
 _PLAIN = {"peft_type": "LORA", "bias": "none", "modules_to_save": None, "use_dora": False}
 
 
@@ -59,13 +74,27 @@ def adapter_saver(policy: Policy) -> Callable[[Path], Any]:
     return lambda folder: model.save_pretrained(str(folder), save_embedding_layers=False)
 
 
+def own_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters, tied ones once, and persistent buffers."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.data
+    yield from persistent_buffers(model)
+
+
+def persistent_buffers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what `state_dict()` has beside parameters, under the names it has without any wrapper.
+
+    They are whole in each process: neither DeepSpeed nor FSDP splits them.
+    """
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(path, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set and "original_module" not in name:
+                yield _WRAPPERS.sub("", name), buffer
+
+
 def base_weights(base: Any) -> dict[str, torch.Tensor]:
     """Return the weights under the adapter by their checkpoint names, tied ones once."""
-    return {
-        name.replace(".base_layer", ""): parameter
-        for name, parameter in base.named_parameters()
-        if ".lora_" not in name
-    }
+    return {_WRAPPERS.sub("", name): weight for name, weight in own_weights(base) if ".lora_" not in name}
 
 
 def merges_exactly(model: Any) -> bool:
@@ -90,7 +119,5 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             for adapter in layer.active_adapters:
                 if adapter in layer.lora_A or adapter in layer.lora_embedding_A:
                     weight = (weight + layer.get_delta_weight(adapter)).to(weight.dtype)
-        yield (
-            name.removeprefix("base_model.model.").replace(".base_layer", "").replace("modules_to_save.default.", ""),
-            weight,
-        )
+        yield _WRAPPERS.sub("", name), weight
+    yield from persistent_buffers(model)

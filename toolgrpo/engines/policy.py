@@ -56,8 +56,9 @@ class Policy:
     """One model in one process.
 
     `get_model` gives the model without wrappers, with its adapter if it has one; it is asked anew
-    each time, because a trainer may wrap the model later. `weights` walks all parameters under
-    their checkpoint names, gathered and merged; each process must walk them to the end.
+    each time, because a trainer may wrap the model later. `weights` walks all parameters and
+    persistent buffers under their checkpoint names, gathered and merged; each process must walk
+    them to the end.
     """
 
     get_model: Callable[[], Any]

@@ -13,7 +13,7 @@ same number of steps, so `TransformersEngine.open` refuses them, and `ReplicaEng
 whole copy.
 
 Not covered: prefixes are not cached, so each turn reads its whole prompt again; in the copy,
-buffers that training changes (none of the decoder models has such) and quantised models.
+quantised models.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from toolgrpo.engines.adapters import own_weights
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, refuse_recurrent
@@ -136,8 +137,8 @@ class ReplicaEngine(TransformersEngine):
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy every parameter, walking `weights` to the end: gathering them is collective."""
-        own = dict(self._replica.named_parameters())
+        """Copy every weight, walking `weights` to the end: gathering them is collective."""
+        own = dict(own_weights(self._replica))
         missing = set(own)
         with self._stepping:
             self._drawn_before_load = {} if self._loop is None else self._loop.drawn_so_far()
@@ -147,7 +148,7 @@ class ReplicaEngine(TransformersEngine):
                     missing.discard(name)
         if missing:
             raise EngineError(
-                f"the trainer gave no weights for {len(missing)} of the model's parameters, e.g. {min(missing)!r}; its "
+                f"the trainer gave no weights for {len(missing)} of the model's weights, e.g. {min(missing)!r}; its "
                 f"copy for generation would be stale. Use engine vllm_server, and report this."
             )
 

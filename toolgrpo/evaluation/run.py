@@ -19,6 +19,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from toolgrpo.data.row_keys import row_key
+from toolgrpo.engines.adapters import own_weights
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.evaluation.grading import Grader, grade
@@ -55,10 +56,9 @@ def policy_of_model(
 
     Its weights are its own, or come from elsewhere (and it has none).
     """
-    own = lambda: ((name, parameter.data) for name, parameter in model.named_parameters())  # noqa: E731
     return Policy(
         get_model=lambda: model,
-        weights=weights or own,
+        weights=weights or (lambda: own_weights(model)),
         dtype=compute_dtype(model, mixed_precision),
         device=state.device,
         backend=Backend(kind=state.distributed_type.value, n_processes=state.num_processes),

@@ -27,8 +27,8 @@ changes):
   the tokens and the words of a tile, and `trl.trainer.utils._use_triton`, which there only says
   whether tokens without a label are left out: made for GPUs, all three cost a CPU memory and time
   (`tune_fused_head`);
-* `VLLMGeneration._iter_named_params` walks the trainer's weights under their checkpoint names,
-  gathered and merged under DeepSpeed, FSDP and PEFT.
+* `VLLMGeneration._iter_named_params` walks the trainer's parameters under their checkpoint names,
+  gathered and merged under DeepSpeed, FSDP and PEFT; it leaves persistent buffers out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from toolgrpo.engines.adapters import merged_parameters, merges_exactly
+from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
@@ -201,6 +201,7 @@ def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
         else SimpleNamespace(is_fsdp=False, gather_params=trainer._dist.gather_params)
     )
     yield from walker._iter_named_params()
+    yield from persistent_buffers(trainer.model)
 
 
 def _is_wrapped(trainer: Any) -> bool:

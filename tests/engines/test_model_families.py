@@ -1,0 +1,66 @@
+"""vLLM with the weights of a trainer draws as the trainer's model would, family by family, after every hand-over.
+
+One vLLM after the other in this process, on tiny random models in fp32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
+
+from tests.support.model_families import tiny_family  # noqa: E402
+from toolgrpo.engines.adapters import own_weights  # noqa: E402
+from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
+from toolgrpo.engines.vllm_options import VLLMOptions  # noqa: E402
+from toolgrpo.engines.vllm_seam import start_vllm  # noqa: E402
+
+REQUESTS = [
+    SampleRequest(ids=list(range(5, 5 + n)), max_tokens=24, stop_ids=(316,), options=SamplingOptions())
+    for n in (3, 30, 60)
+]
+
+
+def ask(engine: VLLMColocateEngine) -> list[Sample]:
+    async def main() -> list[Sample]:
+        await engine.open()
+        try:
+            return list(await asyncio.gather(*(engine.sample(request) for request in REQUESTS)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+@torch.no_grad()
+def difference(model: Any, samples: Sequence[Sample]) -> float:
+    """The largest between the log-probabilities of the engine and those of the model."""
+    worst = 0.0
+    for request, sample in zip(REQUESTS, samples, strict=True):
+        ids = torch.tensor([[*request.ids, *sample.ids]])
+        logprobs = model(ids).logits[0, len(request.ids) - 1 : -1].float().log_softmax(-1)
+        own = logprobs.gather(-1, torch.tensor(sample.ids)[:, None])[:, 0]
+        worst = max(worst, (own - torch.tensor(sample.logprobs)).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize("family", ["gemma4"])
+def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
+    model, other = tiny_family(family), tiny_family(family, seed=1)
+    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
+    try:
+        for trained in (model, other, model):
+            engine.load_weights(own_weights(trained))
+            assert difference(trained, ask(engine)) < 1e-4
+        engine.load_weights(other.named_parameters())  # as if buffers were no weights
+        assert difference(other, ask(engine)) > 1e-2, "the buffers must matter for this to show anything"
+    finally:
+        engine.shutdown()

@@ -1,0 +1,90 @@
+"""Tiny random models of the families that people train, each with what its family has beside plain layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["FAMILIES", "tiny_family"]
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,  # far from uniform, so that a wrong weight shows
+    "bos_token_id": None,
+    "eos_token_id": 316,
+    "pad_token_id": None,
+}
+_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True}
+
+
+def _gemma4() -> Any:
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 32, "num_kv_shared_layers": 0}
+    small = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320, "sliding_window": 64}
+    return Gemma4ForCausalLM(Gemma4TextConfig(**_COMMON, **layers, **small))
+
+
+def _qwen3_moe() -> Any:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_COMMON, **_EXPERTS, num_experts=4))
+
+
+def _glm4_moe() -> Any:
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    return Glm4MoeForCausalLM(Glm4MoeConfig(**_COMMON, **_EXPERTS, **experts))
+
+
+def _deepseek_v3() -> Any:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+    heads = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
+    common = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**common, **_EXPERTS, **experts, **heads))
+
+
+def _gpt_oss() -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
+    return GptOssForCausalLM(GptOssConfig(**_COMMON, **layers, num_local_experts=4, num_experts_per_tok=2))
+
+
+def _lfm2() -> Any:
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM(Lfm2Config(**_COMMON, layer_types=["conv", "full_attention"]))
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "gemma4": _gemma4,
+    "qwen3_moe": _qwen3_moe,
+    "glm4_moe": _glm4_moe,
+    "deepseek_v3": _deepseek_v3,
+    "gpt_oss": _gpt_oss,
+    "lfm2": _lfm2,
+}
+
+
+def tiny_family(name: str, seed: int = 0) -> Any:
+    """Return a random model of this family in fp32, whose buffers are not what they start as."""
+    torch.manual_seed(seed)
+    model = FAMILIES[name]().float().eval()
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith(("layer_scalar", "e_score_correction_bias")):
+                buffer.uniform_(0.5, 1.5)
+    return model
