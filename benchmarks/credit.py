@@ -1,251 +1,197 @@
-"""Credit by turn: episodes and seconds until chains of calls are learnt, with each way to give credit.
+"""Turn-level credit: episodes until a policy that is a table learns chains of four calls. No language model, 20 seconds.
 
-    python benchmarks/credit.py                                    # three seeds of every way, of both jobs
-    python benchmarks/credit.py --jobs four                        # chains of four calls alone
-    python benchmarks/credit.py --seeds 42 --ways episode anchor   # some of them; the others' results stay as they are
-    python benchmarks/credit.py --table                            # a table in place of the model: half a minute
-    python benchmarks/credit.py --gain_cost                        # seconds of info_gain's pass beside the training pass
-    python benchmarks/credit.py --quick                            # one seed, a few small steps
+    python benchmarks/credit.py
+    python benchmarks/credit.py --quick      # one seed, a few steps; keeps nothing
 
-Two jobs. `three`: chains of three calls, from nano as it is, which does a third of them. `four`: chains of four, which nano
-never does, because it was built on three at most; so it is shown such chains first, with every other call left out
-(_credit_warm.py). All runs of a job start from the same weights with the recipe's settings, and
-differ in the flags of WAYS alone. A wrong call in the middle can be recovered from: the tools give what they are asked
-for, seven turns are allowed, and the last results are what counts. Every few steps the held-out chains are asked
-greedily. A run has one thread, so that two may go side by side.
+A state is how many calls of the chain are right so far, and whether the last one was wrong. In each state the policy draws
+one of ten actions by a softmax over a row of its table: the right call, eight wrong ones, or the answer. A wrong call can be
+made good by the right one. The reward is 1 if all four calls were right before the answer, within eight turns. Four groups of
+eight episodes make a step; the table moves along the policy gradient with the advantages of `toolgrpo.credit`. Both ways are
+tuned alike: each learning rate of RATES is tried on every seed, and the way is shown with its best one.
 
-Prints a table and writes benchmarks/results/credit.json. Each run is a process of its own and writes its result at once,
-so parts of the table may be measured beside each other.
+Success is that of a drawn episode, from the last 128 of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
-import itertools
 import json
 import math
 import os
 import platform
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
-from functools import partial
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import _credit_gain_cost
-import _credit_table
-import _credit_warm
 from _rows import Figure, Row
 
-if __name__ == "__main__":
-    from toolgrpo.startup import prepare
+from toolgrpo.credit.turns import EpisodeTurns, turn_advantages
+from toolgrpo.signal.advantages import grouped_advantages
 
-    prepare()  # before anything imports PyTorch, as in recipes/train.py
+RESULT = Path(__file__).with_name("results") / "credit.json"
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "credit.json"
-SEEDS = (42, 1, 2)
-TIME_LIMIT_S = 1800
-SAYS = "<think>\ndone\n</think>\n\nThe answer is {answer}."  # how nano ends an episode
-
-WAYS: dict[str, list[str]] = {
-    "episode": [],
-    "turns": ["--credit", "turns", "--turn_reward", "call_ok"],
-    "anchor": ["--credit", "anchor"],
-    "info_gain": ["--credit", "turns", "--turn_reward", "info_gain", "--info_gain_text", SAYS],
-    "gold_call": ["--credit", "turns", "--turn_reward", "gold_call"],
-}
+CALLS, MOST_TURNS, WRONG = 4, 8, 8
+ANSWER = 1 + WRONG  # action 0 is the right call
+GROUP, GROUPS = 8, 4
+MOST_STEPS = 150
+HEAD_START = 0.5
+RATES = (64.0, 256.0, 1024.0)
 TARGETS = (0.5, 0.9)
-CALLS = {"three": 3, "four": 4}  # of a job
-STEPS = 40
-EVERY = 2  # steps
-HELD_OUT = 96
-RECIPE = (
-    *("--config", "recipes/configs/nano.yaml", "--eval_questions", "0"),
-    *("--max_turns", "7", "--max_completion_length", "320", "--lr_scheduler_type", "constant_with_warmup"),
-)
-T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # by the number of seeds
+WINDOW = 128
+SEEDS = 10
+T_975 = {10: 2.262}  # by the number of seeds
+
+WAYS = ("episode", "gold_call")
+
+State = tuple[int, bool]
 
 
-def main() -> None:
-    if len(sys.argv) > 1 and sys.argv[1] == "run":
-        train(sys.argv[2], sys.argv[3:])
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed and a few small steps, of which nothing is kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--jobs", nargs="+", choices=CALLS, default=list(CALLS))
-    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help="none: show what there is")
-    parser.add_argument("--table", action="store_true", help="only the table of _credit_table.py, ten seeds")
-    parser.add_argument("--gain_cost", action="store_true", help="only what info_gain costs, by _credit_gain_cost.py")
-    options = parser.parse_args()
-    for name, part in (("table", _credit_table), ("gain_cost", _credit_gain_cost)):
-        if getattr(options, name):
-            measured = part.measure(options.quick)
-            part.show(measured)
-            if not options.quick:
-                _keep(lambda results, name=name, measured=measured: {**results, name: measured})  # type: ignore[misc]
-            return
-    seeds = options.seeds[: 1 if options.quick else None]
-    for job, seed, way in itertools.product(options.jobs, seeds, options.ways):
-        found = _run(job, seed, way, options.quick)
-        if not options.quick:
-            _keep(partial(_with_run, job, {"seed": seed, "way": way, **found}))
-        else:
-            print(job, way, found["curve"])
-    if not options.quick and RESULT.exists():
-        show(json.loads(RESULT.read_text()))
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One episode of the table."""
+
+    states: tuple[State, ...]
+    actions: tuple[int, ...]
+    reward: float
+
+    def gold_calls(self) -> tuple[float, ...]:
+        """Return the rewards by turn: each right call is paid for once."""
+        first = [place for place, action in enumerate(self.actions) if action == 0][:CALLS]
+        return tuple(1 / CALLS if place in first else 0.0 for place in range(len(self.actions)))
 
 
-def _run(job: str, seed: int, way: str, quick: bool) -> dict[str, Any]:
-    model = "nano" if job == "three" else str(_credit_warm.warmed(CALLS[job]))
-    size = ["--max_steps", "2", "--per_device_train_batch_size", "16"] if quick else ["--max_steps", str(STEPS)]
-    with tempfile.TemporaryDirectory() as folder:
-        flags = [*RECIPE, "--model_name_or_path", model, "--seed", str(seed), *size, *WAYS[way], "--output_dir", folder]
-        threads = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(
-            [sys.executable, __file__, "run", job, *flags], check=True, cwd=ROOT, timeout=TIME_LIMIT_S, env=threads
-        )
-        found: dict[str, Any] = json.loads((Path(folder) / "curve.json").read_text())
-    return found
+def _chances(row: Sequence[float]) -> list[float]:
+    top = max(row)
+    weights = [math.exp(value - top) for value in row]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
-def _keep(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change the results; processes beside this one may do so too."""
-    RESULT.parent.mkdir(exist_ok=True)
-    with RESULT.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        results = change(json.loads(RESULT.read_text()) if RESULT.exists() else {})
-        results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version()}
-        RESULT.write_text(json.dumps(results, indent=2) + "\n")
-    RESULT.with_suffix(".lock").unlink(missing_ok=True)
+def _walk(table: dict[State, list[float]], rng: random.Random) -> Walk:
+    state: State = (0, False)
+    states: list[State] = []
+    actions: list[int] = []
+    while len(actions) < MOST_TURNS:
+        (action,) = rng.choices(range(ANSWER + 1), _chances(table[state]))
+        states.append(state)
+        actions.append(action)
+        if action == ANSWER:
+            break
+        state = (min(CALLS, state[0] + 1), False) if action == 0 else (state[0], True)
+    right = sum(action == 0 for action in actions)
+    return Walk(tuple(states), tuple(actions), float(actions[-1] == ANSWER and right == CALLS))
 
 
-def _with_run(job: str, run: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """The results with a run of a job, in place of an earlier one of its seed and way."""
-    others = [
-        one for one in results.get(job, {}).get("runs", ()) if (one["seed"], one["way"]) != (run["seed"], run["way"])
-    ]
-    runs = sorted([*others, run], key=lambda one: (list(WAYS).index(one["way"]), one["seed"]))
-    settings = {"calls": CALLS[job], "steps": STEPS, "checked_every_steps": EVERY, "held_out": HELD_OUT}
-    return {**results, job: {"runs": runs, "compared": compared(runs), "settings": settings}}
-
-
-def reached(run: dict[str, Any], target: float) -> dict[str, Any] | None:
-    """The first point of a run's curve at which so many of the held-out chains were solved."""
-    return next((point for point in run["curve"] if point["success"] >= target), None)
-
-
-def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many times fewer episodes and seconds than `episode` each way needed, of seeds where both got there."""
-    base = {run["seed"]: run for run in runs if run["way"] == "episode"}
-    found: dict[str, Any] = {}
-    for way in WAYS:
-        own = [run for run in runs if run["way"] == way and run["seed"] in base]
-        last = [run["curve"][-1]["success"] for run in own]
-        found[way] = {"at_the_end": interval(last, logs=False)}
+def _learn(way: str, rate: float, seed: int, steps: int) -> dict[float, int | None]:
+    """The episodes until each target was reached; None: it was not."""
+    rng = random.Random(f"{seed}")
+    table = {(n, wrong): [0.0] * (ANSWER + 1) for n in range(CALLS + 1) for wrong in (False, True)}
+    for row in table.values():
+        row[0] += HEAD_START  # it calls right more often than anything else, as after a warm-up
+    seen: deque[float] = deque(maxlen=WINDOW)
+    found: dict[float, int | None] = dict.fromkeys(TARGETS)
+    for step in range(steps):
+        walks = [_walk(table, rng) for _ in range(GROUP * GROUPS)]
+        seen.extend(walk.reward for walk in walks)
         for target in TARGETS:
-            pairs = [(reached(base[run["seed"]], target), reached(run, target)) for run in own]
-            for what in ("episodes", "seconds"):
-                ratios = [math.log(a[what] / b[what]) for a, b in pairs if a is not None and b is not None]
-                found[way][f"{what}_to_{target}"] = interval(ratios, logs=True)
-            found[way][f"seeds_to_{target}"] = sum(b is not None for _, b in pairs)
+            if found[target] is None and len(seen) == WINDOW and fmean(seen) >= target:
+                found[target] = (step + 1) * GROUP * GROUPS
+        if all(found.values()):
+            break
+        advantages = _advantages(way, walks)
+        n_turns = sum(len(walk.actions) for walk in walks)
+        moves = {state: [0.0] * (ANSWER + 1) for state in table}
+        for walk, of in zip(walks, advantages, strict=True):
+            for state, action, value in zip(walk.states, walk.actions, of, strict=True):
+                for other, chance in enumerate(_chances(table[state])):
+                    moves[state][other] += value * ((other == action) - chance)
+        for state, row in table.items():
+            for action, move in enumerate(moves[state]):
+                row[action] += rate * move / n_turns
     return found
 
 
-def interval(values: list[float], *, logs: bool) -> dict[str, Any] | None:
-    """The mean with its 95 % interval (Student's t) from two seeds on; of logarithms as a ratio."""
-    if not values:
-        return None
-    back = math.exp if logs else float
-    half = T_975[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) in T_975 else None
-    ends = None if half is None else [back(fmean(values) - half), back(fmean(values) + half)]
-    return {"mean": back(fmean(values)), "interval": ends, "seeds": len(values)}
+def _advantages(way: str, walks: Sequence[Walk]) -> list[tuple[float, ...]]:
+    if way == "gold_call":
+        return turn_advantages([EpisodeTurns(one.reward, one.gold_calls()) for one in walks], GROUP)
+    of_episodes = grouped_advantages([one.reward for one in walks], GROUP, "grpo")
+    return [(value,) * len(one.actions) for value, one in zip(of_episodes, walks, strict=True)]
 
 
-def rows(results: dict[str, Any]) -> list[Row]:
-    """For the page of all measurements."""
-    made = []
-    for job, way, target, what in itertools.product(CALLS, WAYS, TARGETS, ("episodes", "seconds")):
-        if (found := results.get(job, {}).get("compared", {}).get(way)) is not None:
-            label = f"nano on chains of {job}, {what} to {target}, {way}"
-            made.append(_ratio_row(label, found[f"{what}_to_{target}"], "mean"))
-    table = results.get("table", {})
-    for way, by_target in table.get("compared", {}).items():
-        for reached, found in by_target.items():
-            made.append(
-                _ratio_row(f"a table in place of the model, episodes to {reached}, {way}", found, "times_fewer")
-            )
-    if (cost := results.get("gain_cost")) is not None:
-        training = f"beside a training pass of {cost['seconds']['training']:.2f} s"
-        what = f"the pass of info_gain, {cost['questions']} questions, {training}"
-        made.append(Row(benchmark="credit", what=what, ours=Figure(cost["seconds"]["info_gain"])))
-    return [row for row in made if row is not None]
+def measure(quick: bool) -> dict[str, Any]:
+    """Every way with every learning rate on every seed."""
+    n_seeds = 1 if quick else SEEDS
+    steps = 20 if quick else MOST_STEPS
+    ways: dict[str, Any] = {}
+    for way in WAYS:
+        by_rate: dict[float, dict[str, Any]] = {}
+        for rate in RATES[:1] if quick else RATES:
+            runs = [_learn(way, rate, seed, steps) for seed in range(n_seeds)]
+            by_rate[rate] = {str(target): [run[target] or steps * GROUP * GROUPS for run in runs] for target in TARGETS}
+            by_rate[rate]["reached"] = {str(target): sum(run[target] is not None for run in runs) for target in TARGETS}
+        means = {rate: fmean(of[str(TARGETS[-1])]) for rate, of in by_rate.items()}
+        best = min(means, key=lambda rate, means=means: means[rate])  # type: ignore[misc]  # mypy cannot infer it
+        ways[way] = {"rate": best, **by_rate[best], "of_rates": {str(rate): mean for rate, mean in means.items()}}
+    return {"seeds": n_seeds, "most_episodes": steps * GROUP * GROUPS, "ways": ways, "compared": _compared(ways)}
 
 
-def _ratio_row(what: str, found: dict[str, Any] | None, mean: str) -> Row | None:
-    """How many times fewer than credit by episode needs; the spread is the 95 % interval over the seeds."""
-    if found is None or what.endswith(" episode"):
-        return None
-    least, most = found["interval"] or (None, None)
-    ratio = Figure(found[mean], least, most, found.get("seeds"))
-    return Row(benchmark="credit", what=what, unit="", ratio=ratio, other_name="credit by episode")
+def _compared(ways: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for way, own in ways.items():
+        found[way] = {}
+        for target in map(str, TARGETS):
+            logs = [math.log(a / b) for a, b in zip(ways["episode"][target], own[target], strict=True)]
+            half = T_975[len(logs)] * stdev(logs) / math.sqrt(len(logs)) if len(logs) in T_975 else None
+            ends = None if half is None else [math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)]
+            found[way][target] = {"times_fewer": math.exp(fmean(logs)), "interval": ends}
+    return found
 
 
 def show(results: dict[str, Any]) -> None:
-    for job in CALLS:
-        if job in results:
-            print(f"\nchains of {job}")
-            _show_job(results[job])
-
-
-def _show_job(results: dict[str, Any]) -> None:
-    print(f"{'seed':>5} {'way':>10} {'before':>7} {'at the end':>11}", end="")
-    print("".join(f" {f'episodes to {target}':>16} {'seconds':>8}" for target in TARGETS))
-    for run in results["runs"]:
-        print(
-            f"{run['seed']:>5} {run['way']:>10} {run['before']['success']:>7.3f} {run['curve'][-1]['success']:>11.3f}",
-            end="",
-        )
-        for target in TARGETS:
-            point = reached(run, target) or {"episodes": "-", "seconds": math.nan}
-            print(f" {point['episodes']:>16} {point['seconds']:>8.1f}", end="")
-        print()
-    for way, found in results["compared"].items():
-        for target in TARGETS:
-            ratio = found[f"episodes_to_{target}"]
-            text = "no seed got there both ways"
-            if ratio is not None:
-                ends = "" if ratio["interval"] is None else " [{:.2f}, {:.2f}]".format(*ratio["interval"])
-                text = f"{ratio['mean']:.2f}{ends} times fewer episodes than episode ({ratio['seeds']} seeds)"
-            print(f"{way:>10} to {target}: {text}; {found[f'seeds_to_{target}']} seeds got there")
-
-
-# --- in the process of one run ---------------------------------------------------------------------------------------
-
-
-def train(job: str, argv: list[str]) -> None:
-    from _heldout_runs import Plan, run
-
-    from toolgrpo.commands.arguments import parse_arguments
-
-    plan = Plan(
-        done=lambda point: bool(point["success"] >= max(TARGETS)),
-        due=lambda step, episodes: step % EVERY == 0,
-        rows=(_rows("train", 1000, CALLS[job]), _rows("heldout", HELD_OUT, CALLS[job])),
+    print(
+        f"a table learns chains of {CALLS} calls: mean episodes over {results['seeds']} seeds, each way at its best rate"
     )
-    found = run(argv, plan)
-    (Path(parse_arguments(argv)[1].output_dir) / "curve.json").write_text(json.dumps(found))
+    for way, own in results["ways"].items():
+        texts = []
+        for target in map(str, TARGETS):
+            ratio = results["compared"][way][target]
+            ends = "" if ratio["interval"] is None else " [{:.2f}, {:.2f}]".format(*ratio["interval"])
+            texts.append(
+                f"{fmean(own[target]):>7.0f} to {target} ({own['reached'][target]} seeds; {ratio['times_fewer']:.2f}{ends} times fewer)"
+            )
+        print(f"{way:>10} rate {own['rate']:>4.0f}: " + ";".join(texts))
 
 
-def _rows(split: Any, n: int, n_calls: int) -> list[dict[str, Any]]:
-    from toolgrpo.data.chains import chain_rows
+def rows(results: dict[str, Any]) -> list[Row]:
+    """Return the rows of the table of all measurements."""
+    table = results["table"]["compared"]["gold_call"]
+    found = [(target, of["times_fewer"], *(of["interval"] or (None, None))) for target, of in table.items()]
+    return [
+        Row(
+            benchmark="credit",
+            what=f"a table in place of the model, episodes to {target}, gold_call",
+            unit="",
+            ratio=Figure(ratio, least, most, results["table"]["seeds"]),
+            other_name="credit by episode",
+        )
+        for target, ratio, least, most in found
+    ]
 
-    return [{**row, "success_measure": "arithmetic"} for row in chain_rows(split, n, n_calls=n_calls)]
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed and a few steps, of which nothing is kept")
+    quick = parser.parse_args().quick
+    measured = measure(quick)
+    show(measured)
+    if not quick:
+        RESULT.parent.mkdir(exist_ok=True)
+        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        RESULT.write_text(json.dumps({"table": measured, "machine": machine}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ TABLE = {
     "segments": Benchmark(about="Episodes of several segments", minutes=90),
     "gateway": Benchmark(about="The gateway, beside our own loop", minutes=40),
     "learning_signal": Benchmark(about="What steps teach", minutes=240),
-    "credit": Benchmark(about="Credit by turn", minutes=40, whole=((), ("--table",), ("--gain_cost",))),
+    "credit": Benchmark(about="Turn-level credit", minutes=2),
 }
 
 

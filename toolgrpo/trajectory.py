@@ -68,7 +68,6 @@ class Turn:
     duration_s: float = 0.0  # of the sampling
     started_s: float = 0.0  # when the engine was asked, in seconds since the episode began
     reward: float | None = None  # what a stateful environment gave after the turn's calls, if it gives one by step
-    state: str | None = None  # how it names the state it was in then, if it does
     user: str | None = None  # what the user said to it, where the episode went on with that
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
     taken_over: tuple[tuple[int, int], ...] = ()  # from which token on which later step's did; empty too if unknown

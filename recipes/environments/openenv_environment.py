@@ -73,15 +73,6 @@ class _Session:
     def episode_over(self) -> bool:
         return self._done
 
-    def state_key(self) -> str:
-        """Name the state by what the server says of it and what the model has seen last."""
-        try:
-            state = self._ask("state")
-        except _Refused:
-            state = {}
-        told = {key: value for key, value in state.items() if key not in ("episode_id", "step_count")}
-        return json.dumps([told, self._seen], sort_keys=True)
-
     def close(self) -> None:
         with suppress(OSError, WebSocketException, AttributeError):  # there may never have been a connection
             self._socket.send('{"type": "close"}')
@@ -102,8 +93,7 @@ class _Session:
         seen = data.get("observation") or {}
         shown = {key: value for key, value in seen.items() if key != "metadata" and value is not None}
         texts = [value for value in shown.values() if isinstance(value, str)]
-        self._seen = texts[0] if len(texts) == len(shown) == 1 else json.dumps(shown, ensure_ascii=False)
-        return self._seen
+        return texts[0] if len(texts) == len(shown) == 1 else json.dumps(shown, ensure_ascii=False)
 
     def _connect(self) -> None:
         try:

@@ -10,7 +10,7 @@ from _machine import machine_name, stamp_of
 from _rows import Figure, Row, table
 from run_all import RESULTS, TABLE, rows_of
 
-SCRIPTS = {path.stem for path in RESULTS.parent.glob("[a-z]*.py")} - {"run_all", "credit_picture", "gpu_proof"}
+SCRIPTS = {path.stem for path in RESULTS.parent.glob("[a-z]*.py")} - {"run_all", "gpu_proof"}
 
 
 def test_every_script_has_an_entry() -> None:

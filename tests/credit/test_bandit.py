@@ -10,8 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from toolgrpo.credit.episodes import EpisodeTurns
-from toolgrpo.credit.turns import turn_advantages
+from toolgrpo.credit.turns import EpisodeTurns, turn_advantages
 
 LOGIT = 0.4  # of going on; the other action is to stop
 MOST_TURNS = 3
@@ -80,7 +79,7 @@ def estimate(advantages: Advantages) -> tuple[float, float]:
 
 
 def by_turns(group: Sequence[EpisodeTurns]) -> list[tuple[float, ...]]:
-    return turn_advantages(group, len(group), 1.0, "none")
+    return turn_advantages(group, len(group), "none")
 
 
 def normalised_turn_by_turn(group: Sequence[EpisodeTurns]) -> list[tuple[float, ...]]:

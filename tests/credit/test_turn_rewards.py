@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from toolgrpo.credit.info_gain import AnswerAt, InfoGain
-from toolgrpo.credit.turn_rewards import TurnReward, TurnWorth, get_turn_reward, load_turn_reward
+from toolgrpo.credit.turn_rewards import TurnReward, TurnRewards, get_turn_reward, load_turn_reward
 from toolgrpo.drops import Drop, DropCause
-from toolgrpo.errors import ConfigError, PluginError, RewardError
+from toolgrpo.errors import PluginError, RewardError
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.tools.base import AfterTurn
 from toolgrpo.trajectory import Trajectory
@@ -27,14 +25,6 @@ def said(*turns: str, tools: ScriptedTools = TOOLS) -> Trajectory:
 
 GOOD = said('call look {"at": 1}', "end")
 BAD = said('call nothing {"at": 1}', "call look {", 'call look {"at": 2}', "end")
-
-
-def test_call_ok_is_the_change_of_the_share_of_good_calls_and_pays_for_no_turn_as_such() -> None:
-    found = get_turn_reward("call_ok")([{}, {}, {}], [GOOD, BAD, said("end")])
-    assert found == [(1.0, 0.0), (0.0, 0.0, pytest.approx(1 / 3), 0.0), (0.0,)]
-    mixed = said('call look {"at": 1}', 'call nothing {"at": 1}', 'call look {"at": 2}', "end")
-    (of,) = get_turn_reward("call_ok")([{}], [mixed])
-    assert of == pytest.approx((1.0, -0.5, 2 / 3 - 0.5, 0.0)) and sum(of) == pytest.approx(2 / 3)
 
 
 def test_gold_call_pays_for_each_gold_call_once() -> None:
@@ -51,9 +41,8 @@ def test_gold_call_pays_for_each_gold_call_once() -> None:
 
 def test_the_environments_reward_by_step_is_read_off_its_turns() -> None:
     steps = iter((0.25, 0.5))
-    paid = ScriptedTools({"look": lambda at: "r"}, after_turn=lambda row: AfterTurn(next(steps), "here"))
+    paid = ScriptedTools({"look": lambda at: "r"}, after_turn=lambda row: AfterTurn(next(steps)))
     run = said('call look {"at": 1}', 'call look {"at": 2}', "end", tools=paid)
-    assert [turn.state for turn in run.turns] == ["here", "here", None]
     assert get_turn_reward("environment")([{}], [run]) == [(0.25, 0.5, 0.0)]
     with pytest.raises(RewardError, match=r"nothing for turn 1 of episode 0: its environment gives no reward by step"):
         get_turn_reward("environment")([{}], [GOOD])
@@ -105,10 +94,6 @@ def test_what_is_no_turn_reward_is_said_before_anything_runs(tmp_path: Path) -> 
     with pytest.raises(PluginError, match="must take `trajectories` by name"):
         load_turn_reward(f"{tmp_path / 'mine.py'}:wrong")
     assert load_turn_reward(f"{tmp_path / 'mine.py'}:other").name == "mine.other"
-    with pytest.raises(
-        ConfigError, match="no built-in turn reward 'nothing'; there are call_ok, gold_call, environment, info_gain"
-    ):
-        get_turn_reward("nothing")
 
 
 def test_several_are_weighed_and_an_episode_without_a_score_is_not_asked_about() -> None:
@@ -118,30 +103,10 @@ def test_several_are_weighed_and_an_episode_without_a_score_is_not_asked_about()
         asked.append(len(trajectories))
         return [[1.0] * len(one.turns) for one in trajectories]
 
-    worth = TurnWorth((get_turn_reward("call_ok"), TurnReward(ones, "ones", "here")), (2.0, 0.5))
+    def places(trajectories: Sequence[Trajectory], **_: Any) -> list[list[float]]:
+        return [[float(place) for place, _ in enumerate(one.turns)] for one in trajectories]
+
+    rewards = TurnRewards((TurnReward(places, "places", "here"), TurnReward(ones, "ones", "here")), (2.0, 0.5))
     lost = replace(BAD, dropped=Drop(DropCause.TOOL, "gone"))
-    assert worth([{}, {}, {}], [GOOD, BAD, lost]) == [
-        (2.5, 0.5),
-        pytest.approx((0.5, 0.5, 0.5 + 2 / 3, 0.5)),
-        (0.0,) * 4,
-    ]
+    assert rewards([{}, {}, {}], [GOOD, BAD, lost]) == [(0.5, 2.5), (0.5, 2.5, 4.5, 6.5), (0.0,) * 4]
     assert asked == [2]
-
-
-def test_info_gain_is_what_the_results_of_a_turn_added_to_the_chance_of_the_answer() -> None:
-    chances = iter((0.1, 0.4, 0.4, 0.7))
-    questions: list[AnswerAt] = []
-
-    def logps(asked: Sequence[AnswerAt]) -> list[float]:
-        questions.extend(asked)
-        return [log(next(chances)) for _ in asked]
-
-    gain = InfoGain(logps, lambda text: list(text.encode()), "so {answer}.")
-    found = gain([{"answer": 42}, {"answer": None}, {"answer": 1}], [BAD, BAD, said("end")])
-    assert found[0] == pytest.approx((0.3, 0.0, 0.3, 0.0)) and found[1] == (0.0,) * 4
-    assert found[2] == (0.0,)  # one turn: there are no results to learn from
-    assert [one.end for one in questions] == [turn.start for turn in BAD.turns]
-    assert bytes(questions[1].answer) == b"42." and bytes(questions[1].given) == b"so "
-    assert questions[1].before == (*BAD.prompt_ids, *BAD.ids[: BAD.turns[1].start], *b"so ")
-    with pytest.raises(RewardError, match="gave no log-probability"):
-        InfoGain(lambda asked: [float("nan")] * len(asked), lambda text: [1])([{"answer": 1}], [BAD])

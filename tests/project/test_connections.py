@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "toolgrpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 SEAMS = {
     f"trainer/{name}.py"
-    for name in ("trl_seam", "trl_batch", "trl_signal", "trl_credit", "trl_correction", "trl_ahead", "reward_seam")
+    for name in ("trl_seam", "trl_batch", "trl_signal", "trl_correction", "trl_ahead", "reward_seam")
 }
 # What is kept of a batch between TRL's calls: it calls the seams, which need the trainer, and reads nothing of it.
 HAND_IT_ON = {f"trainer/{name}.py" for name in ("batch_in_training", "batch_signal", "batch_credit", "off_policy")}

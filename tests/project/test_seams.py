@@ -18,7 +18,7 @@ TRL = (
     "trl_parts.py",
     *(
         f"trainer/{name}.py"
-        for name in ("trl_seam", "trl_batch", "trl_signal", "trl_credit", "trl_correction", "trl_ahead", "reward_seam")
+        for name in ("trl_seam", "trl_batch", "trl_signal", "trl_correction", "trl_ahead", "reward_seam")
     ),
 )
 VLLM = ("engines/vllm_seam.py", "engines/vllm_transfer.py")

@@ -12,7 +12,7 @@ from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP
 from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
-from toolgrpo.credit.built_in import call_ok
+from toolgrpo.credit.turn_rewards import gold_call
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.evaluation.untrained import untrained_facts
 from toolgrpo.observe.metrics import merged, rollout_metrics
@@ -129,6 +129,6 @@ def test_what_was_accepted_is_a_call_to_whoever_reads_the_episode(policy: str, f
         [call.name for call in made_calls(trajectory.attempts)],
         untrained_facts(graded, 1).malformed.total(),
         bool(flags_of(trajectory.to_record()) & REPEATED),
-        call_ok([trajectory])[0],
+        gold_call([trajectory], [[json.loads(CALL)]])[0],
         [call.ok for call in trajectory.calls],
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.credit.states import states_of
 from toolgrpo.drops import DropCause, DropEpisode
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.replaying import calls_again
@@ -131,12 +130,6 @@ def test_rows_that_choose_tools_keep_the_speaker() -> None:
         ScriptedEngine([ByteChat.say("a"), ByteChat.say("b")]), tools, row={"tools": []}, clock=FakeClock()
     )
     assert [turn.user for turn in trajectory.turns] == ["more", None]
-
-
-def test_what_users_say_makes_another_state() -> None:
-    one, other, same = (run(["a", "b"], [text]) for text in ("more", "less", "more"))
-    assert states_of(one) == states_of(same)
-    assert states_of(one)[0] == states_of(other)[0] and states_of(one)[1] != states_of(other)[1]
 
 
 def test_a_replay_tells_the_environment_what_it_heard() -> None:

@@ -98,12 +98,15 @@ DROPPING_JOBS: dict[str, dict[str, Any]] = {
         },
     },
 }
+CALLS_BY_TURN = {
+    "credit": "turns",
+    "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
+}
 BY_TURN = {"engine": "scripted_of_group", "keep_gradients": True}
 SPLIT = {**STILL, "num_generations": 8, "max_steps": 1}  # half of the one group is in each process
 GRADIENTS |= {
-    "turns": {**BY_TURN, "config": {**STILL, "credit": "turns", "turn_reward": ["call_ok"], "credit_gamma": 0.9}},
-    "turns_of_split_groups": {**BY_TURN, "config": {**SPLIT, "credit": "turns", "credit_gamma": 0.5}},
-    "anchor_of_split_groups": {**BY_TURN, "config": {**SPLIT, "credit": "anchor"}},
+    "turns": {**BY_TURN, "config": {**STILL, **CALLS_BY_TURN}},
+    "turns_of_split_groups": {**BY_TURN, "config": {**SPLIT, **CALLS_BY_TURN}},
 }
 VLLM: dict[str, dict[str, Any]] = {"vllm": {"engine": "vllm_colocate", "config": {"vllm_max_model_length": 256}}}
 MORE_JOBS = {

@@ -125,7 +125,7 @@ def test_the_gradient_of_every_loss_is_that_of_the_whole_episode(tmp_path: Path,
         {"prefix_sharing": "off", "entropy_coef": 0.01, "max_tokens_per_pass": 300},
         {
             "credit": "turns",
-            "turn_reward": ["call_ok"],
+            "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
             "num_iterations": 2,
         },
     ],

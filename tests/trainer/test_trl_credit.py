@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.credit.options import LOSSES_BY_TOKEN, LOSSES_WITHOUT_TURNS
+from toolgrpo.credit.options import LOSSES_BY_TOKEN
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
@@ -21,7 +21,10 @@ pytestmark = pytest.mark.contract
 
 LONGEST = 160  # tokens after the prompt
 STILL: dict[str, Any] = {"learning_rate": 1e-12, "max_grad_norm": 0.0, "max_completion_length": LONGEST}
-TURNS: dict[str, Any] = {"credit": "turns", "turn_reward": ["call_ok"]}
+TURNS: dict[str, Any] = {
+    "credit": "turns",
+    "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
+}
 
 
 def script(request: SampleRequest, number: int) -> list[int]:
@@ -106,33 +109,28 @@ def test_each_loss_weighs_each_token_by_its_turns_advantage(tmp_path: Path, loss
 
 
 def test_every_loss_works_or_is_refused_with_the_reason(tmp_path: Path) -> None:
-    assert set(LOSSES_BY_TOKEN) | set(LOSSES_WITHOUT_TURNS) == TOKEN_LOSSES | ROW_LOSSES | {"bnpo"}
+    assert set(LOSSES_BY_TOKEN) | {"vespo"} == TOKEN_LOSSES | ROW_LOSSES | {"bnpo"}
     for changes, words in (
         ({"loss_type": "vespo"}, "the sign of its one advantage"),
         ({"importance_sampling_level": "sequence"}, "its gradient mixes the turns again"),
         ({"off_policy_mask_threshold": 0.5}, "drops a whole sequence"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "works on the sum of an episode's rewards"),
-        ({"advantage": "max_rl"}, "divides by the mean outcome"),
+        ({"advantage": "max_rl"}, "divides by the mean reward"),
     ):
-        for credit in ("turns", "anchor"):
-            with pytest.raises(ConfigError, match=words):
-                tiny_config(tmp_path, credit=credit, **changes)
+        with pytest.raises(ConfigError, match=words):
+            tiny_config(tmp_path, credit="turns", **changes)
         tiny_config(tmp_path, **changes)  # is fine with the credit of episodes
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"credit": "turn"}, "credit must be one of episode, turns, anchor; got 'turn'"),
-        ({"turn_reward": ["call_ok"]}, "the turn reward call_ok is given, but credit is episode"),
-        ({"credit_gamma": 0.9}, "credit_gamma is given, but credit is episode"),
-        ({"credit": "turns", "credit_gamma": 0.0}, "credit_gamma must be above 0 and at most 1, got 0.0"),
-        ({"credit": "turns", "anchor_weight": 2.0}, "set credit to anchor"),
-        ({"credit": "turns", "turn_reward": ["call_okay"]}, "no turn reward 'call_okay'; there are call_ok, gold_call"),
-        ({"credit": "turns", "turn_reward": ["call_ok", "call_ok"]}, "'call_ok' is given twice"),
-        ({**TURNS, "turn_reward_weights": [1.0, 2.0]}, r"has 2 numbers for 1 turn rewards \(call_ok\)"),
+        ({"credit": "turn"}, "credit must be one of episode, turns; got 'turn'"),
+        ({"turn_reward": ["gold_call"]}, "the turn reward gold_call is given, but credit is episode"),
+        ({"credit": "turns", "turn_reward": ["call_ok"]}, "no turn reward 'call_ok'; there are gold_call, environment"),
+        ({"credit": "turns", "turn_reward": ["gold_call", "gold_call"]}, "'gold_call' is given twice"),
+        ({**TURNS, "turn_reward_weights": [1.0, 2.0]}, r"has 2 numbers for 1 turn rewards"),
         ({**TURNS, "turn_reward_weights": [float("nan")]}, "must be finite"),
-        ({"credit": "turns", "turn_reward": ["info_gain"], "info_gain_text": "so"}, "must have {answer}"),
     ],
 )
 def test_what_cannot_work_is_said_at_the_start(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -141,9 +139,9 @@ def test_what_cannot_work_is_said_at_the_start(tmp_path: Path, changes: dict[str
 
 
 @pytest.mark.e2e
-def test_without_rewards_by_turn_and_with_gamma_1_the_batch_is_todays_bit_for_bit(tmp_path: Path) -> None:
-    today = trained(tmp_path / "today", credit="episode", turn_reward=None)
-    turns = trained(tmp_path / "turns", turn_reward=None)
+def test_without_rewards_by_turn_the_batch_is_todays_bit_for_bit(tmp_path: Path) -> None:
+    today = trained(tmp_path / "today", credit="episode", turn_reward_fn=None)
+    turns = trained(tmp_path / "turns", turn_reward_fn=None)
     assert today.batches[0].keys() == turns.batches[0].keys()
     for name, value in today.batches[0].items():
         assert torch.equal(value, turns.batches[0][name]), name
@@ -182,9 +180,8 @@ def test_rows_without_any_turns_advantage_are_left_out_and_the_loss_is_the_same(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("credit", ["turns", "anchor"])
-def test_what_is_recorded_is_what_is_trained_on(tmp_path: Path, credit: str) -> None:
-    run = trained(tmp_path, credit=credit)
+def test_what_is_recorded_is_what_is_trained_on(tmp_path: Path) -> None:
+    run = trained(tmp_path)
     rows = {tuple(record["ids"]): record for record in read_episodes(tmp_path)}
     (batch,) = run.batches
     seen = 0

@@ -31,7 +31,11 @@ def test_rewards_the_loss_and_the_recording_know_what_users_said(tmp_path: Path)
         kept.extend(trajectories)
         return [float(len(completion[-1]["content"])) for completion in completions]
 
-    changes: dict[str, Any] = {"credit": "turns", "turn_reward": ["call_ok"], "record_episodes": True}
+    changes: dict[str, Any] = {
+        "credit": "turns",
+        "turn_reward_fn": [str(Path(__file__).parents[1] / "fixtures/rewards/calls_by_turn.py")],
+        "record_episodes": True,
+    }
     trainer = tiny_trainer(tmp_path, reward, script, rows=ROWS, parts={"tools": ScriptedTools(ADD)}, **changes)
     trainer.train()
     heard = [t for t in kept if len(t.turns) == 2]

@@ -1,4 +1,9 @@
-"""One reward by turn: a user's or built-in function behind checks.
+"""Rewards by turn: the built-in ones, and a user's function behind checks.
+
+    gold_call    1/n for each of the row's n gold calls, in the turn that makes it first: name and arguments
+    environment  what the environment's `step_reward()` gave after the turn
+
+`gold_call` adds up to at most 1 over an episode, so it pays for no further turn as such.
 
 `turn_reward_func(trajectories, **columns)` returns for each trajectory a list with one finite number
 for each of its turns. Every column of the data arrives as a list under its name, if the function
@@ -16,17 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.credit.built_in import BUILT_IN_TURN_REWARDS
-from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
+from toolgrpo.errors import PluginError, RewardError, WorldError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.base import as_float
+from toolgrpo.rewards.gold_calls import listed_calls, made_calls
 from toolgrpo.rewards.process_state import guarded_exit
 from toolgrpo.rewards.running import Oversight, line_of
 from toolgrpo.rewards.withdrawal import RewardWithdrawn
 from toolgrpo.rollout.batch import Row
-from toolgrpo.trajectory import Trajectory
-
-__all__ = ["Answer", "TurnReward", "TurnWorth", "get_turn_reward", "load_turn_reward"]
+from toolgrpo.trajectory import Trajectory, Turn
 
 _FUNCTION = "turn_reward_func"
 _EXAMPLE = f"def {_FUNCTION}(trajectories, **kwargs): return [[0.0] * len(t.turns) for t in trajectories]"
@@ -34,6 +37,46 @@ _LARGEST = 3.4e38  # of the 32-bit floats that advantages become
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 logger = logging.getLogger(__name__)
+
+
+def gold_call(trajectories: Sequence[Trajectory], gold_calls: Sequence[Any], **_: Any) -> list[list[float]]:
+    """Pay for each gold call of the row once, in the turn that makes it first; a row without any pays nothing."""
+    found = []
+    for row, (trajectory, gold) in enumerate(zip(trajectories, gold_calls, strict=True)):
+        wanted = [] if gold is None else listed_calls(gold, row)
+        n = len(wanted)
+        of_turns = []
+        for turn in trajectory.turns:
+            hits = 0
+            for call in made_calls(turn.attempts):
+                if call in wanted:
+                    wanted.remove(call)
+                    hits += 1
+            of_turns.append(hits / n if n else 0.0)
+        found.append(of_turns)
+    return found
+
+
+def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[list[float]]:
+    """Return what each episode's environment gave after each turn with calls; other turns have 0."""
+    return [
+        [_given(turn, place, number) for place, turn in enumerate(one.turns)] for number, one in enumerate(trajectories)
+    ]
+
+
+def _given(turn: Turn, place: int, episode: int) -> float:
+    if turn.reward is None and turn.results:
+        raise RewardError(
+            f"the turn reward `environment` has nothing for turn {place + 1} of episode {episode}: its environment gives "
+            f"no reward by step. Use --environment with a class that has `step_reward()`, or another --turn_reward"
+        )
+    return turn.reward or 0.0
+
+
+BUILT_IN_TURN_REWARDS: dict[str, Callable[..., list[list[float]]]] = {
+    "gold_call": gold_call,
+    "environment": environment,
+}
 
 
 @dataclass(frozen=True)
@@ -137,11 +180,6 @@ class TurnReward:
 
 def get_turn_reward(name: str, timeout_s: float | None = None) -> TurnReward:
     """Return a built-in reward by turn."""
-    if name not in BUILT_IN_TURN_REWARDS:
-        raise ConfigError(
-            f"there is no built-in turn reward {name!r}; there are {', '.join((*BUILT_IN_TURN_REWARDS, 'info_gain'))}. One "
-            f"of your own is given as a file: --turn_reward_fn FILE.py"
-        )
     return TurnReward(BUILT_IN_TURN_REWARDS[name], name, "built in", timeout_s)
 
 
@@ -170,18 +208,11 @@ def _listed(value: Any) -> Sequence[Any] | None:
     return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
 
 
-Answer = Callable[[Sequence[Row], Sequence[Trajectory]], list[tuple[float, ...]]]
-"""Gives one number for each turn of each trajectory."""
-
-
 @dataclass(frozen=True)
-class TurnWorth:
-    """All rewards by turn of a run, and what each counts.
+class TurnRewards:
+    """All rewards by turn of a run, with their weights. A dropped episode is not asked about: its turns have 0."""
 
-    An episode that cannot be scored is not asked about: its turns have 0.
-    """
-
-    sources: tuple[Answer, ...] = ()
+    sources: tuple[TurnReward, ...] = ()
     weights: tuple[float, ...] = ()
 
     def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
@@ -193,9 +224,3 @@ class TurnWorth:
             for place, of in zip(asked, given, strict=True):
                 found[place] = tuple(sum_ + weight * value for sum_, value in zip(found[place], of, strict=True))
         return found
-
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Raise RewardError if a function needs a column that the data does not have."""
-        for source in self.sources:
-            if isinstance(source, TurnReward):
-                source.check_columns(columns)

@@ -308,8 +308,8 @@ class _EpisodeRun:
             results = tuple(self._as_shown(result, started) for result in (*answered, *refused))
             if answered and not any(result.error is ToolErrorKind.DROPPED for result in answered):
                 said = await session.after_turn()
-                if said.reward is not None or said.state is not None:
-                    turn = replace(turn, reward=said.reward, state=said.state)
+                if said.reward is not None:
+                    turn = replace(turn, reward=said.reward)
                 if said.over:
                     results = (*results[:-1], replace(results[-1], ends_episode=True))
             ledger.say(*(answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)))

@@ -21,10 +21,9 @@ TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they sh
 
 
 class AfterTurn(NamedTuple):
-    """What a stateful environment says after the calls of a turn: its reward, the state it led to, whether all is over."""
+    """What a stateful environment says after the calls of a turn: its reward, and whether all is over."""
 
     reward: float | None = None
-    state: str | None = None
     over: bool = False
 
 

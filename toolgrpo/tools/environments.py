@@ -118,9 +118,7 @@ class EnvironmentSession:
         reward, over = said.get("step_reward"), said.get("episode_over", "false")
         if over not in ("true", "false"):
             raise PluginError(f"environment {self._spec.name}: episode_over must be True or False, got {over[:80]}")
-        return AfterTurn(
-            None if reward is None else _as_step_reward(reward, self._spec.name), said.get("state_key"), over == "true"
-        )
+        return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), over == "true")
 
     async def next_user_message(self, answer: str) -> str | None:
         """Return what the user says to an answer of the assistant, or None if nothing."""

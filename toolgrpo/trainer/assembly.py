@@ -17,9 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.credit.info_gain import AnswerAt, InfoGain
-from toolgrpo.credit.options import INFO_GAIN
-from toolgrpo.credit.turn_rewards import Answer, TurnWorth, get_turn_reward, load_turn_reward
+from toolgrpo.credit.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.engines.policy import Policy
@@ -57,7 +55,7 @@ __all__ = [
     "open_engine",
     "open_pass",
     "open_rollouts",
-    "open_turn_worth",
+    "open_turn_rewards",
     "open_watchers",
 ]
 
@@ -254,29 +252,17 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers, vocab
     )
 
 
-def open_turn_worth(
-    args: ToolGRPOConfig, tokenizer: Any, rows: Any, answer_logps: Callable[[Sequence[AnswerAt]], list[float]]
-) -> TurnWorth:
-    """Return the rewards by turn that the config asks for, in the order of their weights.
-
-    `answer_logps` asks the model how probable an answer is.
-    """
-    sources: list[Answer] = []
-    for name in args.turn_reward or ():
-        if name == INFO_GAIN:
-            sources.append(InfoGain(answer_logps, partial(_ids_of, tokenizer), args.info_gain_text))
-        else:
-            sources.append(get_turn_reward(name, args.reward_timeout))
-    sources += [load_turn_reward(path, args.reward_timeout) for path in args.turn_reward_fn or ()]
-    worth = TurnWorth(tuple(sources), tuple(args.turn_reward_weights or (1.0,) * len(sources)))
+def open_turn_rewards(args: ToolGRPOConfig, rows: Any) -> TurnRewards:
+    """Return the rewards by turn that the config asks for, in the order of their weights."""
+    sources = (
+        *(get_turn_reward(name, args.reward_timeout) for name in args.turn_reward or ()),
+        *(load_turn_reward(path, args.reward_timeout) for path in args.turn_reward_fn or ()),
+    )
     columns = getattr(rows, "column_names", None)
     if columns is not None:
-        worth.check_columns(columns)
-    return worth
-
-
-def _ids_of(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        for source in sources:
+            source.check_columns(columns)
+    return TurnRewards(sources, tuple(args.turn_reward_weights or (1.0,) * len(sources)))
 
 
 def loaded_parts(

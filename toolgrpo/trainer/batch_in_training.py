@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from toolgrpo.credit.turn_rewards import TurnWorth
+from toolgrpo.credit.turn_rewards import TurnRewards
 from toolgrpo.rollout import RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode, Row
 from toolgrpo.startup import give_memory_back, maps_large_blocks
@@ -70,7 +70,7 @@ class BatchInTraining:
         ahead: BatchesAhead | GroupsAhead | None,
         off_policy: OffPolicy,
         token_tap: TokenTap,
-        turn_worth: TurnWorth,
+        turn_rewards: TurnRewards,
         pad_id: int,
         raw_text: bool,
         process: int,
@@ -94,7 +94,7 @@ class BatchInTraining:
         self._raw_text = raw_text
         self._process, self._n_processes = process, n_processes
         self._signal = BatchSignal(trainer, args, group_size)
-        self._credit = BatchCredit(trainer, args.credits(), turn_worth, args.num_generations)
+        self._credit = BatchCredit(trainer, args.credits(), turn_rewards, args.num_generations)
         self._rows: Rows = []
         self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
         self._ran: RolloutBatch | None = None  # from its generation until its advantages are known

@@ -22,8 +22,8 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from toolgrpo.credit.episodes import episode_turns
 from toolgrpo.credit.options import Credit
+from toolgrpo.credit.turns import episode_turns, teaches
 from toolgrpo.drops import DropEpisode
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
@@ -227,7 +227,7 @@ class DrawnBatches:
         if asked.turn_rewards:
             batch = batch.with_turn_rewards(asked.turn_rewards)
         combined = rule.shaping.rewards(members_of(batch), len(trajectories))
-        live = not is_dead(combined) or rule.credit.teaches(episode_turns(batch, with_states=rule.credit.wants_states))
+        live = not is_dead(combined) or (rule.credit.by_turn and teaches(episode_turns(batch)))
         return _Worth(asked, batch.episodes, live)
 
     def _agree(self, own: _OwnDraw) -> list[tuple[_Fate, ...]]:

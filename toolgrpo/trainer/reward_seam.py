@@ -97,7 +97,7 @@ async def ask_rewards(trainer: Any, rows: Sequence[Row], trajectories: Sequence[
         for place, of in enumerate(zip(*in_order, strict=True))
     ]
     with timers_held():
-        turns = tuple(trainer.turn_worth(rows, trajectories)) if trainer.turn_worth.sources else ()
+        turns = tuple(trainer.turn_rewards(rows, trajectories)) if trainer.args.credits().by_turn else ()
     return Asked(tuple(values), columns, metrics, drops, turns)
 
 

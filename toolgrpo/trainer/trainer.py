@@ -38,7 +38,7 @@ from toolgrpo.rollout.observers import Observers
 from toolgrpo.signal.correction import cut_by, settled
 from toolgrpo.storage import saved_into
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer import reward_seam, trl_ahead, trl_correction, trl_credit, trl_jobs, trl_seam
+from toolgrpo.trainer import reward_seam, trl_ahead, trl_correction, trl_jobs, trl_seam
 from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
@@ -48,7 +48,7 @@ from toolgrpo.trainer.assembly import (
     open_engine,
     open_pass,
     open_rollouts,
-    open_turn_worth,
+    open_turn_rewards,
     open_watchers,
 )
 from toolgrpo.trainer.backend_check import check_backend
@@ -165,9 +165,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
         say_of_pass = self.progress.say if is_main else lambda line: None
         self._shared_pass = open_pass(given, self.policy, self.train_dataset, say_of_pass)
-        self.turn_worth = open_turn_worth(
-            args, given.tokenizer, self.train_dataset, partial(trl_credit.answer_logps, self)
-        )
+        self.turn_rewards = open_turn_rewards(args, self.train_dataset)
         self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
         if args.runs_ahead:
             check_engine(built.engine, args.weights_handover)
@@ -213,7 +211,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 warn=self.progress.say,
             ),
             token_tap=self._token_tap,
-            turn_worth=self.turn_worth,
+            turn_rewards=self.turn_rewards,
             pad_id=given.tokenizer.pad_token_id,
             raw_text=given.raw_text,
             process=self.accelerator.process_index,

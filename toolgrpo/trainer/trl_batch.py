@@ -88,7 +88,7 @@ def reads_old_policy(trainer: Any) -> bool:
     args = trainer.args
     if not trainer.model.training or not skips_rows(trainer) or not dead_by_rewards_alone(args):
         return False
-    if args.credits().has_more_than_outcomes:
+    if args.credits().by_turn:
         return False
     misaligned = args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations) != 0
     return bool(misaligned or (trainer.use_vllm and trainer.vllm_importance_sampling_correction))

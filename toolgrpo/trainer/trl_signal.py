@@ -7,7 +7,9 @@ A third file beside `trl_seam.py` and `trl_batch.py` that touches what is privat
   alone leaves mean and standard deviation, and its advantage is 0 (`without_dropped`). TRL warns of
   such rows with all that they hold, through the logger of its module (`quiet_about_unscored`);
 * what `_generate_and_score_completions` returns has `advantages`, `completion_mask` and `tool_mask`;
-  whatever else stands in it is shuffled and cut with it (`with_advantages`).
+  whatever else stands in it is shuffled and cut with it (`with_advantages`);
+* `_compute_loss` takes `advantages` of (B,) or (B, T), one for each completion token, and every loss
+  of `LOSSES_BY_TOKEN` weighs each token by its own (`with_turn_advantages`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,10 +30,21 @@ from toolgrpo.trajectory import Trajectory
 
 __all__ = [
     "own_grades",
+    "own_part",
     "quiet_about_unscored",
     "with_advantages",
+    "with_turn_advantages",
     "without_dropped",
 ]
+
+
+T = TypeVar("T")
+
+
+def own_part(trainer: Any, of_all: Sequence[T], n_own: int) -> list[T]:
+    """Return the part of this process, of one value for each row of all processes."""
+    start = trainer.accelerator.process_index * n_own
+    return list(of_all[start : start + n_own])
 
 
 def own_grades(
@@ -43,9 +56,8 @@ def own_grades(
     """Return what this process's episodes are worth,
     of the rewards that TRL has gathered from all processes.
     """
-    n_own = len(trajectories)
-    start = trainer.accelerator.process_index * n_own
-    own = rewards_per_func[start : start + n_own]
+    start = trainer.accelerator.process_index * len(trajectories)
+    own = rewards_per_func[start : start + len(trajectories)]
     totals = (own * trainer.reward_weights.to(own.device)).nansum(dim=1).tolist()
     names = trainer.reward_func_names
     return [
@@ -91,11 +103,22 @@ def with_advantages(
     and with no token to train on in episodes that were dropped; how many are left is counted later.
     """
     n_own = len(output["advantages"])
-    own = slice(trainer.accelerator.process_index * n_own, (trainer.accelerator.process_index + 1) * n_own)
     changed = dict(output)
     if advantages is not None:
-        changed["advantages"] = torch.tensor(advantages[own]).to(output["advantages"])
+        changed["advantages"] = torch.tensor(own_part(trainer, advantages, n_own)).to(output["advantages"])
     if any(member.drop is not None for member in members):
-        kept = torch.tensor([member.drop is None for member in members[own]], device=output["tool_mask"].device)
+        own = own_part(trainer, members, n_own)
+        kept = torch.tensor([member.drop is None for member in own], device=output["tool_mask"].device)
         changed["tool_mask"] = output["tool_mask"] * kept.unsqueeze(1)
     return changed
+
+
+def with_turn_advantages(
+    output: dict[str, Any], trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """Return TRL's batch with each sampled token's turn's advantage; tokens of no turn have 0."""
+    by_token = torch.zeros(output["completion_ids"].shape, dtype=output["advantages"].dtype)
+    for row, (trajectory, of_turns) in enumerate(zip(trajectories, advantages, strict=True)):
+        for turn, value in zip(trajectory.turns, of_turns, strict=True):
+            by_token[row, turn.start : turn.end] = value
+    return {**output, "advantages": by_token.to(output["advantages"].device)}

@@ -1,7 +1,7 @@
 """What a supervisor or worker has loaded: functions, and perhaps an environment class.
 
 An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
-`reward()` (TRL's `get_reward()` is the same), `step_reward()`, `state_key()` and `episode_over()`,
+`reward()` (TRL's `get_reward()` is the same), `step_reward()` and `episode_over()`,
 all asked after the calls of a turn, `next_user_message(answer)`, which speaks for the user, and
 `close()`. Classes written for TRL's `environment_factory` work as they are.
 """
@@ -27,8 +27,8 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 __all__ = ["EnvironmentSpec", "LoadedEnvironment", "Plugin", "PluginSpec", "load_plugin"]
 
 _SPEAKS = "next_user_message"
-_BY_STEP = ("step_reward", "state_key", "episode_over")
-_NOT_TOOLS = ("reset", "reward", "get_reward", *_BY_STEP, _SPEAKS, "close")
+_BY_STEP = ("step_reward", "episode_over")
+_NOT_TOOLS = ("reset", "reward", "get_reward", *_BY_STEP, "state_key", _SPEAKS, "close")
 
 
 @dataclass(frozen=True, slots=True)
