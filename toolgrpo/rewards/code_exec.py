@@ -3,8 +3,8 @@ sandbox, else 0.0.
 
 The program is the last fenced block of Python, or the whole response where that is Python itself.
 Columns: `tests` (a list of asserts, or a text with `def check(candidate)`), and where a row has
-them `test_imports`, `test_setup_code`, `entry_point`, and `allow_forgeable`: true for a row whose
-tests need objects of the solution, which scores 0 otherwise.
+them `test_imports`, `test_setup_code`, `entry_point`, `answer` (a program that is right), and
+`allow_forgeable`: true for a row whose tests need objects of the solution, which scores 0 otherwise.
 
 Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but
 in rows that allow it; a sandbox that fails is opened anew once, then the error stops the training:
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from toolgrpo.errors import RewardError, SandboxError, WorkerLostError
+from toolgrpo.errors import DataError, RewardError, SandboxError, WorkerLostError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.client.shared import SharedSandbox
@@ -70,6 +70,7 @@ class _Score:
 def code_exec(
     completions: Sequence[Sequence[Message]],
     tests: Sequence[str | Sequence[str]],
+    answer: Sequence[Any] | None = None,
     test_imports: Sequence[str | None] | None = None,
     test_setup_code: Sequence[str | None] | None = None,
     entry_point: Sequence[str | None] | None = None,
@@ -83,13 +84,14 @@ def code_exec(
         test_imports or nothing,
         test_setup_code or nothing,
         entry_point or nothing,
+        answer or nothing,
         allow_forgeable or nothing,
         strict=True,
     )
     tasks = [_task(row, *cells) for row, cells in enumerate(columns)]
     programs = [program_of(final_answer(completion)) for completion in completions]
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
-        scores = list(threads.map(_score, programs, tasks))
+        scores = list(threads.map(_score, range(len(tasks)), programs, tasks))
     if log_metric is not None and scores:
         log_metric("code_exec/forgeable", sum(score.forgeable for score in scores) / len(scores))
         log_metric("code_exec/worker_lost", sum(score.worker_lost for score in scores) / len(scores))
@@ -129,7 +131,13 @@ def _last_fenced(text: str) -> str | None:
 
 
 def _task(
-    row: int, tests: Any, imports: str | None, setup: str | None, entry_point: str | None, allow_forgeable: bool | None
+    row: int,
+    tests: Any,
+    imports: str | None,
+    setup: str | None,
+    entry_point: str | None,
+    answer: Any,
+    allow_forgeable: bool | None,
 ) -> _Task:
     cells = (tests,) if isinstance(tests, str) else tuple(tests or ())
     if not cells or not all(isinstance(test, str) and test.strip() for test in cells):
@@ -141,13 +149,21 @@ def _task(
         raise RewardError(
             f"reward code_exec: allow_forgeable of row {row} must be true, false or absent; got {allow_forgeable!r}"
         )
-    suite = Suite(tests=cells, imports=imports or "", setup=setup or "", entry_point=entry_point or None)
+    reference = program_of(answer) if isinstance(answer, str) else None
+    suite = Suite(cells, imports or "", setup or "", entry_point or None, reference or "")
     return _Task(suite, bool(allow_forgeable))
 
 
-def _score(program: str | None, task: _Task) -> _Score:
+def _score(row: int, program: str | None, task: _Task) -> _Score:
     if program is None:
         return _Score(0.0)
+    try:
+        return _score_program(program, task)
+    except DataError as error:
+        raise RewardError(f"reward code_exec: row {row}: {error}") from error
+
+
+def _score_program(program: str, task: _Task) -> _Score:
     with suppress(SandboxError), _SHARED.lent() as sandbox:
         return _graded(sandbox, program, task)
     with _SHARED.lent() as sandbox:

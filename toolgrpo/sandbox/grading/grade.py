@@ -35,10 +35,11 @@ __all__ = ["SuiteGrade", "grade"]
 _WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
 _LEAST_S = 0.01  # a run needs some time, also where none is left
 _MOST_REMEMBERED = 4096  # suites
-_NO_ANSWER = {"error": "the solution's process has ended, or its time is over"}
+_NO_ANSWER = {"lost": "the solution's process has ended, or its time is over"}
 
 Answered = Callable[[str, str], dict[str, str]]
-"""A function's name and the text of its arguments, to `{"answer": text}` or `{"error": text}`."""
+"""A function's name and the text of its arguments, to `{"answer": text}`, `{"error": text}` for an exception
+of it, or `{"lost": text}` where there is neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,8 @@ class _Solution:
         if said is None:
             self._lost = True
             return _NO_ANSWER
-        answer, error = said.get("answer"), said.get("error")
-        if type(answer) is str:
-            return {"answer": answer}
-        return {"error": error if type(error) is str else "no answer"}
+        told = {key: said[key] for key in ("answer", "error", "lost") if type(said.get(key)) is str}
+        return told or {"lost": "no answer"}
 
     def value_of(self, source: str) -> dict[str, str]:
         return self.answered(f"lambda: ({source})", encode_text([[], {}]))
@@ -146,49 +145,49 @@ def _judged(
             function, arguments = need
             came = answered(function, arguments)
             said = None if last.is_over() else judging.exchange(came, timeout=last.left_s())
-    verdicts = _verdicts(_checked(said), todo)
+    verdicts = _verdicts(_checked(said or {}), todo)
     failures = [verdict[1] for verdict in verdicts if verdict[0] != "pass"]
     passed = tuple(verdict[0] == "pass" for verdict in verdicts)
     return SuiteGrade(passed, why=failures[0] if failures else "", forgeable=forgeable)
 
 
-def _verdicts(said: dict[str, Any] | None, todo: Plan) -> list[list[str]]:
-    verdicts: list[list[str]] = (said or {}).get("verdicts", [])
+def _verdicts(said: dict[str, Any], todo: Plan) -> list[list[str]]:
+    verdicts: list[list[str]] = said.get("verdicts", [])
     if len(verdicts) != len(todo.tests):
         return [["fail", "the tests did not come to an end in their time and memory"]] * len(todo.tests)
     return verdicts
 
 
 def _suite_job(todo: Plan, *, explore: bool) -> dict[str, Any]:
-    suite = {"prelude": todo.prelude, "tests": list(todo.tests), "names": list(todo.names), "explore": explore}
+    suite = {"prelude": todo.prelude, "tests": list(todo.tests), "names": dict(todo.names), "explore": explore}
     return {"suite": suite}
 
 
 class _Remembered:
-    """Why suites cannot be split, by suite, None for those that can."""
+    """What was found out about suites, by suite."""
 
     def __init__(self) -> None:
-        self._reasons: dict[Suite, str | None] = {}
+        self._found: dict[Suite, dict[str, Any]] = {}
         self._unfinished: set[Suite] = set()
         self._lock = threading.Lock()
 
-    def of(self, suite: Suite, explored: Callable[[], dict[str, Any] | None]) -> str | None:
-        """Return why a suite cannot be split, found by `explored` once.
+    def of(self, suite: Suite, explored: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+        """Return what `explored` says of a suite, asked once.
 
-        Explores a second time where the first came to no end, as it may on a busy machine.
+        It is asked a second time where the first came to no end, as it may on a busy machine.
         """
         with self._lock:
-            if suite in self._reasons:
-                return self._reasons[suite]
+            if suite in self._found:
+                return self._found[suite]
         said = explored()
         with self._lock:
             if said is None and suite not in self._unfinished:
                 self._unfinished.add(suite)
-                return None
-            if len(self._reasons) >= _MOST_REMEMBERED:
-                self._reasons.clear()
+                return {}
+            if len(self._found) >= _MOST_REMEMBERED:
+                self._found.clear()
                 self._unfinished.clear()
-            return self._reasons.setdefault(suite, (said or {}).get("unsplittable"))
+            return self._found.setdefault(suite, said or {})
 
 
 _remembered = _Remembered()
@@ -204,17 +203,20 @@ def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -
 
     def explored() -> dict[str, Any] | None:
         with sandbox.judging() as judging:
-            return _checked(judging.exchange(_suite_job(todo, explore=True), timeout=most_s))
+            return judging.exchange(_suite_job(todo, explore=True), timeout=most_s)
 
-    return _remembered.of(suite, explored)
+    reason: str | None = _checked(_remembered.of(suite, explored)).get("unsplittable")
+    return reason
 
 
-def _checked(said: dict[str, Any] | None) -> dict[str, Any] | None:
+def _checked(said: dict[str, Any]) -> dict[str, Any]:
     """Return what a judge said; DataError where it says that the row is of no use."""
-    if said is not None and "broken" in said:
+    if "broken" in said:
         raise DataError(
             f"the imports or the set-up of a code task cannot run in the sandbox: {said['broken']}. Mend the row"
         )
+    if "useless" in said:
+        raise DataError(f"the tests of a code task {said['useless']}. Mend the row")
     return said
 
 
@@ -225,7 +227,8 @@ def _grade_forgeable(
 
     It can where the other side of a comparison can be had without the solution.
     """
-    if not solution.reaches_the_end_of(todo.prelude):
+    aliases = [f"{name} = globals()[{function!r}]" for name, function in todo.names if name != function]
+    if not solution.reaches_the_end_of("\n".join([todo.prelude, *aliases])):
         why = "the set-up of the tests did not come to an end with this solution"
         return SuiteGrade((False,) * len(todo.tests), why=why, forgeable=True)
     sides = [_sides(test, suite.imports) for test in todo.tests]
@@ -239,7 +242,7 @@ def _grade_forgeable(
         return {"answer": encode_text(solution.reaches_the_end_of(todo.tests[number]))}
 
     tests = tuple(f"assert {name}() == ({side.judges})" for name, side in zip(names, sides, strict=True))
-    compared = Plan(prelude=suite.imports, tests=tests, names=tuple(names), splittable=True)
+    compared = Plan(prelude=suite.imports, tests=tests, names=tuple(zip(names, names, strict=True)), splittable=True)
     return _judged(sandbox, compared, answered, deadline, forgeable=True)
 
 

@@ -4,12 +4,19 @@ Understood: a list of asserts (MBPP) and a `check(candidate)` function with an e
 (HumanEval). A suite is splittable when every name that it takes from the solution is only called
 (so the call can be made in the solution's process and everything else outside), and nothing before
 the tests needs the solution.
+
+Whose is a name? The tests', where they bind it; the solution's, where nobody else has it. A name of
+Python's own (`sum`) is the solution's if it is the entry point, or if the tests call nothing else
+of the solution and the reference defines it, or, without a reference, if it is the only one that
+they call. A module of the standard library that the tests use without importing it is that module.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,7 +37,8 @@ class Suite:
     tests: tuple[str, ...]
     imports: str = ""
     setup: str = ""
-    entry_point: str | None = None  # the function that a `check(candidate)` is about
+    entry_point: str | None = None  # the function that the tests are about; `check(candidate)` needs it
+    reference: str = ""  # a solution that is right, where there is one
 
     def __post_init__(self) -> None:
         if not self.tests:
@@ -39,27 +47,52 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a suite is run: `tests` one by one after `prelude`; `names` come from the solution."""
+    """How a suite is run: `tests` one by one after `prelude`.
+
+    `names` come from the solution: what the tests call each, and what the solution does.
+    """
 
     prelude: str
     tests: tuple[str, ...]
-    names: tuple[str, ...]
+    names: tuple[tuple[str, str], ...]
     splittable: bool
 
 
 @lru_cache(maxsize=4096)
 def plan(suite: Suite) -> Plan:
     """Read the tests; DataError where they are no Python."""
-    before = f"{suite.imports}\n{suite.setup}"
-    tests = suite.tests
-    if suite.entry_point is not None:
-        defined, tests = _split_check("\n".join(suite.tests), suite.entry_point)
-        before = f"{before}\n{defined}"
-    setup, body = _parse(before, "setup"), _parse("\n".join(tests), "tests")
-    own = _bound(setup) | _bound(body) | _BUILT_IN
-    names = (_loaded(setup) | _loaded(body)) - own
-    splittable = not (_loaded(setup) & names) and not _uncalled(body, names)
-    return Plan(prelude=before, tests=tests, names=tuple(sorted(names)), splittable=splittable)
+    before, tests, body = f"{suite.imports}\n{suite.setup}", suite.tests, _parse("\n".join(suite.tests), "tests")
+    about, aliases, own = suite.entry_point, {}, set()
+    if about is not None and (check := _check_of(body)) is not None:
+        before, tests, body = f"{before}\n{check.around}", check.tests, check.body
+        aliases = {check.parameter: about}
+    elif about is not None:
+        own = {about}
+        if about not in _called(body):
+            raise DataError(
+                f"the tests of {about} neither call it nor hold a `def check(candidate):`; write one of the two"
+            )
+    setup = _parse(before, "setup")
+    bound, called = _bound(setup) | _bound(body), _called(body)
+    free = (_loaded(setup) | _loaded(body)) - bound - aliases.keys() - _BUILT_IN
+    modules = {name for name in free & sys.stdlib_module_names if not _used_otherwise(body, name)}
+    free -= modules
+    free |= own - bound
+    if not free and not aliases:
+        free = _meant(called & _BUILT_IN - bound, suite.reference)
+    names = {**{name: name for name in free}, **aliases}
+    splittable = not (_loaded(setup) & names.keys()) and not _uncalled(body, names.keys())
+    prelude = "\n".join([*(f"import {name}" for name in sorted(modules)), before])
+    return Plan(prelude=prelude, tests=tests, names=tuple(sorted(names.items())), splittable=splittable)
+
+
+def _meant(called: set[str], reference: str) -> set[str]:
+    """Return those names of Python's own that are the solution's, where the tests call no other."""
+    try:
+        defined = {getattr(node, "name", None) for node in ast.parse(reference).body}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        defined = set()
+    return called & defined if defined else called if len(called) == 1 else set()
 
 
 def needs_more_than(imports: str, expression: ast.expr) -> bool:
@@ -67,31 +100,28 @@ def needs_more_than(imports: str, expression: ast.expr) -> bool:
     return bool(_loaded(expression) - _bound(_parse(imports, "imports")) - _bound(expression) - _BUILT_IN)
 
 
-def _split_check(source: str, entry_point: str) -> tuple[str, tuple[str, ...]]:
-    """Return what stands around `check`, and its asserts as tests of their own.
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A `check(candidate)`: what stands around it, its tests, and what it calls the solution."""
 
-    A `check` that has more than asserts is one test.
-    """
-    tree = _parse(source, "tests")
+    around: str
+    tests: tuple[str, ...]
+    body: ast.Module
+    parameter: str
+
+
+def _check_of(tree: ast.Module) -> _Check | None:
+    """Return the check; its asserts are tests of their own, one with more than asserts is one test."""
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None or len(check.args.args) != 1:
-        raise DataError(f"the tests of {entry_point} hold no `def check(candidate):`; write one, or give asserts alone")
+        return None
     calls_check = {id(node) for node in tree.body if isinstance(node, ast.Expr) and "check" in _loaded(node)}
     around = [node for node in tree.body if node is not check and id(node) not in calls_check]
-    rename = _Rename(check.args.args[0].arg, entry_point)
-    body = [ast.fix_missing_locations(rename.visit(node)) for node in check.body]
-    outside = ast.unparse(ast.Module(around, []))
-    if all(isinstance(node, ast.Assert) for node in body):
-        return outside, tuple(ast.unparse(node) for node in body)
-    return outside, (ast.unparse(ast.Module(body, [])),)
-
-
-class _Rename(ast.NodeTransformer):
-    def __init__(self, old: str, new: str) -> None:
-        self._old, self._new = old, new
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.copy_location(ast.Name(self._new, node.ctx), node) if node.id == self._old else node
+    parameter = check.args.args[0].arg
+    tests = tuple(ast.unparse(node) for node in check.body)
+    if not all(isinstance(node, ast.Assert) for node in check.body):
+        tests = (f"{ast.unparse(check)}\ncheck({parameter})",)
+    return _Check(ast.unparse(ast.Module(around, [])), tests, ast.Module(check.body, []), parameter)
 
 
 def _parse(source: str, what: str) -> ast.Module:
@@ -122,9 +152,18 @@ def _bound(tree: ast.AST) -> set[str]:
     return bound
 
 
-def _uncalled(tree: ast.AST, names: set[str]) -> set[str]:
+def _called(tree: ast.AST) -> set[str]:
+    return {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+
+
+def _used_otherwise(tree: ast.AST, name: str) -> bool:
+    """Return whether a name stands anywhere but before a dot."""
+    dotted = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return any(isinstance(n, ast.Name) and n.id == name and id(n) not in dotted for n in ast.walk(tree))
+
+
+def _uncalled(tree: ast.AST, names: Collection[str]) -> set[str]:
     """Return the names of the solution that stand anywhere but before a call's brackets."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return {
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names and id(node) not in called
-    }
+    loaded = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return {node.id for node in loaded if node.id in names and id(node) not in called}

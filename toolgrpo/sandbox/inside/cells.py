@@ -102,6 +102,8 @@ def answer_call(function: str, arguments: str, namespace: dict[str, Any]) -> dic
     Both cross as texts that only a judge reads.
     """
     try:
+        if function.isidentifier() and function not in namespace:  # Python's own of that name is no answer
+            return {"status": "ok", "exit_code": 0, "lost": f"the program defines no {function}"}
         args, kwargs = decode_text(arguments)
         return {"status": "ok", "exit_code": 0, "answer": encode_text(eval(function, namespace)(*args, **kwargs))}
     except BaseException as error:

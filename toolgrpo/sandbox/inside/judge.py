@@ -7,8 +7,9 @@ decoded here and nowhere else: it is a stranger's, and this process is as confin
 own.
 
 Invariants: an answer is data, so no value that reaches a test has behaviour of its own; nothing in
-an answer makes a test count as one that cannot be split: it passes or it fails. Which suites cannot
-be split is found by `explore`, which knows no solution at all.
+an answer makes a test count as one that cannot be split: it passes or it fails; a test that was
+left without an answer fails, whatever it catches. Which suites cannot be split, and which pass
+whatever is answered, is found by `explore`, which knows no solution at all.
 """
 
 from __future__ import annotations
@@ -23,13 +24,20 @@ from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode
 __all__ = ["judge"]
 
 Ask = Callable[[list[str]], dict[str, Any]]
-"""A call `[function, arguments]` to what came of it: `{"answer": text}` or `{"error": text}`."""
+"""A call `[function, arguments]` to what came of it: `{"answer": text}`, `{"error": text}`, `{"lost": text}`."""
+
+Call = Callable[..., Any]
 
 _MOST_LOOKS = 20_000  # at answers, to find out whether a suite can be split
+_UNLIKELY = "3f1c0f6e an answer that no test expects"
 
 
 class _SolutionFailed(Exception):
-    """The solution's own process reported an exception, or a value that is no plain literal."""
+    """The solution's own process reported an exception."""
+
+
+class _NoAnswer(BaseException):
+    """The solution did not answer, or with a value that is no plain literal."""
 
 
 class _Unsplittable(BaseException):
@@ -47,73 +55,112 @@ def judge(suite: dict[str, Any], ask: Ask) -> dict[str, Any]:
 
     The suite: `prelude`, `tests`, `names`, and `explore` where no solution is to be asked.
     The report: `verdicts`, per test `["pass"]` or `["fail", why]`; `broken`, why the prelude
-    cannot run; `unsplittable`, found by `explore`.
+    cannot run; and found by `explore` `unsplittable` and `useless`.
     """
-    call = _exploring_stand_ins() if suite["explore"] else _asking_stand_ins(ask)
+    report = {"status": "ok", "exit_code": 0}
+    return {**report, **(_explored(suite) if suite["explore"] else _run(suite, _Asking(ask)))}
+
+
+class _Answers:
+    """Gives the tests what they take from the solution; `missed` says what a test got no answer to."""
+
+    missed: str | None = None
+
+    def stand_in(self, function: str) -> Call:
+        raise NotImplementedError
+
+
+def _run(suite: dict[str, Any], answers: _Answers) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": "__judge__", "__builtins__": builtins}
-    namespace.update({name: call(name) for name in suite["names"]})
-    report: dict[str, Any] = {"status": "ok", "exit_code": 0}
+    namespace.update({name: answers.stand_in(function) for name, function in suite["names"].items()})
     try:
         exec(suite["prelude"], namespace)
     except BaseException as error:  # the row's
-        return {**report, "broken": f"{type(error).__name__}: {error}"[:500]}
-    try:
-        return {**report, "verdicts": [_verdict(test, namespace) for test in suite["tests"]]}
-    except _Unsplittable as found:
-        return {**report, "unsplittable": str(found)[:500]}
-    except _Enough:
-        return {**report, "verdicts": []}
+        return {"broken": f"{type(error).__name__}: {error}"[:500]}
+    return {"verdicts": [_verdict(test, namespace, answers) for test in suite["tests"]]}
 
 
-def _verdict(test: str, namespace: dict[str, Any]) -> list[str]:
+def _verdict(test: str, namespace: dict[str, Any], answers: _Answers) -> list[str]:
     random.seed(0)
+    answers.missed = None
     try:
         exec(test, namespace)
     except (_Unsplittable, _Enough):
         raise
     except BaseException as error:  # of a test of any shape
-        return ["fail", f"{type(error).__name__}: {error}"[:500]]
-    return ["pass"]
+        return ["fail", f"{type(error).__name__}: {error}"[:500] if answers.missed is None else answers.missed]
+    return ["pass"] if answers.missed is None else ["fail", answers.missed]
 
 
-def _asking_stand_ins(ask: Ask) -> Callable[[str], Callable[..., Any]]:
-    """Return a maker of stand-ins that put each call to who holds the solution."""
+class _Asking(_Answers):
+    """Puts each call to who holds the solution."""
 
-    def stand_in(name: str) -> Callable[..., Any]:
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def stand_in(self, function: str) -> Call:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 arguments = encode_text([args, kwargs])
             except (NotPlainError, RecursionError) as error:
-                raise _SolutionFailed(f"{name} would be called with more than plain literals: {error}") from None
-            came = ask([name, arguments])
-            if "answer" not in came:
+                raise self._no_answer(f"{function} would be called with more than plain literals: {error}") from None
+            came = self._ask([function, arguments])
+            if "error" in came:
                 raise _SolutionFailed(came["error"])
+            if "answer" not in came:
+                raise self._no_answer(came["lost"])
             try:
                 return decode_text(came["answer"])
             except (NotPlainError, RecursionError) as error:
-                raise _SolutionFailed(f"{name} gave no plain literal: {error}") from None
+                raise self._no_answer(f"{function} gave no plain literal: {error}") from None
 
         return call
 
-    return stand_in
+    def _no_answer(self, why: str) -> _NoAnswer:
+        self.missed = why[:500]
+        return _NoAnswer(why)
 
 
-def _exploring_stand_ins() -> Callable[[str], Callable[..., Any]]:
-    """Return a maker of stand-ins whose answer goes along with everything."""
-    anything = _Anything(iter(range(_MOST_LOOKS)))
+def _explored(suite: dict[str, Any]) -> dict[str, Any]:
+    """Look through a suite with an answer that goes along with everything, then with two that fit nothing."""
+    asked, passed = 0, True
+    for answer in (_Anything(iter(range(_MOST_LOOKS))), None, _UNLIKELY):
+        answers = _Exploring(answer)
+        try:
+            found = _run(suite, answers)
+        except (_Unsplittable, _Enough) as ended:
+            if isinstance(ended, _Unsplittable) and isinstance(answer, _Anything):
+                return {"unsplittable": str(ended)[:500]}
+            found = {"verdicts": [["fail"]]}
+        if "broken" in found:
+            return found
+        asked += answers.asked
+        passed = passed and (isinstance(answer, _Anything) or all(one == ["pass"] for one in found["verdicts"]))
+    if not asked:
+        return {"useless": "never ask the program: what they call is their own or Python's"}
+    return {"useless": "pass whatever the program answers"} if passed else {}
 
-    def stand_in(name: str) -> Callable[..., Any]:
+
+class _Exploring(_Answers):
+    """Has one answer to every call."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.asked = 0
+
+    def stand_in(self, function: str) -> Call:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not _holds_anything([args, kwargs]):
                 try:
                     encode([args, kwargs])
                 except NotPlainError as error:
-                    raise _Unsplittable(f"{name} is called with more than plain literals: {error}") from None
-            return anything()
+                    raise _Unsplittable(f"{function} is called with more than plain literals: {error}") from None
+            self.asked += 1
+            if self.asked > _MOST_LOOKS:
+                raise _Enough
+            return self._answer
 
         return call
-
-    return stand_in
 
 
 def _holds_anything(value: Any, depth: int = 0) -> bool:
