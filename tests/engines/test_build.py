@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.model_families import tiny_family
 from toolgrpo.engines.adapters import adapter_saver
 from toolgrpo.engines.build import EngineOptions, build_engine, choose_engine
 from toolgrpo.engines.policy import Backend, Policy
@@ -123,6 +124,24 @@ def test_heads_that_vllm_does_not_compute_on_a_cpu_are_left_to_the_other_engine(
     assert choice.name == "transformers" and "heads are 8 wide, and vLLM on a CPU computes 32, 64" in choice.why
     with pytest.raises(ConfigError, match=r"cannot run here: the model's attention heads are 8 wide"):
         choose_engine("vllm_colocate", server_urls=None, policy=policy(model))
+
+
+def test_weights_that_vllm_does_not_take_are_drawn_from_by_the_other_engine() -> None:
+    asked, urls = policy(tiny_family("gpt_oss")), ["http://localhost:8000"]
+    for engine in ("vllm_server", "vllm_colocate")[: 1 + vllm_available()]:
+        with pytest.raises(ConfigError, match=r"experts and attention sinks of gpt_oss.*--vllm_lora_sync adapter"):
+            choose_engine(engine, server_urls=urls, policy=asked)
+        assert choose_engine(engine, server_urls=urls, policy=asked, adapter_alone=True).name == engine
+    assert choose_engine("auto", server_urls=urls, policy=asked).name == "transformers"
+
+
+@pytest.mark.skipif(not vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+def test_what_no_engine_computes_on_a_cpu_is_refused() -> None:
+    asked = policy(tiny_family("lfm2"))
+    for engine in ("auto", "vllm_colocate"):
+        with pytest.raises(ConfigError, match=r"vLLM on a CPU computes other numbers for lfm2 .* on a GPU"):
+            choose_engine(engine, server_urls=None, policy=asked)
+    assert choose_engine("auto", server_urls=["http://gpu:8000"], policy=asked).name == "vllm_server"
 
 
 def test_an_adapter_is_saved_without_asking_a_hub(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = [pytest.mark.contract, pytest.mark.vllm, pytest.mark.timeout(1200)]
 
 from tests.support.model_families import tiny_family  # noqa: E402
+from tests.support.vllm_process import VLLMServerProcess  # noqa: E402
 from toolgrpo.engines.adapters import own_weights  # noqa: E402
-from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions  # noqa: E402
+from toolgrpo.engines.server_weights import DiskWeights  # noqa: E402
 from toolgrpo.engines.vllm_colocate import VLLMColocateEngine  # noqa: E402
-from toolgrpo.engines.vllm_options import VLLMOptions  # noqa: E402
+from toolgrpo.engines.vllm_options import VLLMOptions, vllm_is_for_cpu  # noqa: E402
 from toolgrpo.engines.vllm_seam import start_vllm  # noqa: E402
+from toolgrpo.engines.vllm_server import VLLMServerEngine  # noqa: E402
 
 REQUESTS = [
     SampleRequest(ids=list(range(5, 5 + n)), max_tokens=24, stop_ids=(316,), options=SamplingOptions())
@@ -28,7 +32,7 @@ REQUESTS = [
 ]
 
 
-def ask(engine: VLLMColocateEngine) -> list[Sample]:
+def ask(engine: Engine) -> list[Sample]:
     async def main() -> list[Sample]:
         await engine.open()
         try:
@@ -51,7 +55,7 @@ def difference(model: Any, samples: Sequence[Sample]) -> float:
     return worst
 
 
-@pytest.mark.parametrize("family", ["gemma4"])
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_moe", "glm4_moe"])
 def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
     model, other = tiny_family(family), tiny_family(family, seed=1)
     config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
@@ -60,7 +64,34 @@ def test_what_it_draws_is_what_the_trainer_would(family: str) -> None:
         for trained in (model, other, model):
             engine.load_weights(own_weights(trained))
             assert difference(trained, ask(engine)) < 1e-4
-        engine.load_weights(other.named_parameters())  # as if buffers were no weights
-        assert difference(other, ask(engine)) > 1e-2, "the buffers must matter for this to show anything"
+        if family != "qwen3_moe":  # which has none
+            engine.load_weights(other.named_parameters())  # as if buffers were no weights
+            assert difference(other, ask(engine)) > 1e-2, "the buffers must matter for this to show anything"
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not vllm_is_for_cpu(), reason="the server runs on the CPU")
+def test_a_servers_experts_follow_too(tmp_path: Path) -> None:
+    trained = tiny_family("qwen3_moe")
+    tiny_family("qwen3_moe", seed=1).save_pretrained(tmp_path / "model")
+    with VLLMServerProcess(tmp_path / "model", max_model_len=256, ready_timeout_s=900) as server:
+        engine = VLLMServerEngine([server.url], vocabulary=320, weights=DiskWeights(tmp_path / "weights"))
+        for _ in range(2):
+            engine.load_weights(own_weights(trained))
+            assert difference(trained, ask(engine)) < 1e-4
+        engine.shutdown()
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "lfm2"])
+def test_what_is_refused_is_wrong_in_vllm(family: str) -> None:
+    """Passes no more once vLLM is mended: then `engines/build.py` need not refuse the family."""
+    model = tiny_family(family)
+    config = type(model.config).from_dict({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    engine = VLLMColocateEngine(start_vllm(config, VLLMOptions(max_model_len=256, max_num_seqs=16)))
+    try:
+        engine.load_weights(own_weights(model))
+        assert difference(model, ask(engine)) > 1e-2
     finally:
         engine.shutdown()

@@ -141,14 +141,12 @@ def test_weights_go_through_a_folder_and_the_old_ones_are_removed(server: StandI
     assert [path for path, _ in server.posted] == [
         "/pause?mode=keep",
         "/collective_rpc",
-        "/collective_rpc",
         "/reset_prefix_cache?reset_running_requests=true",
         "/update_weight_version",
         "/resume",
     ] * 2
-    reload, repack = server.posted[7][1], server.posted[8][1]
-    assert reload == {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "run-2")}}
-    assert repack == {"method": "toolgrpo_repack_tied_heads"}
+    reload = server.posted[6][1]
+    assert reload == {"method": "toolgrpo_reload_weights", "kwargs": {"weights_path": str(tmp_path / "run-2")}}
     assert server.weight_version == "run-2"
 
 

@@ -23,7 +23,8 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 316,
     "pad_token_id": None,
 }
-_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True}
+# 48: vLLM's kernel for CPUs pads it to 64
+_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "norm_topk_prob": True}
 
 
 def _gemma4() -> Any:
@@ -47,15 +48,6 @@ def _glm4_moe() -> Any:
     return Glm4MoeForCausalLM(Glm4MoeConfig(**_COMMON, **_EXPERTS, **experts))
 
 
-def _deepseek_v3() -> Any:
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
-    heads = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
-    common = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16}
-    return DeepseekV3ForCausalLM(DeepseekV3Config(**common, **_EXPERTS, **experts, **heads))
-
-
 def _gpt_oss() -> Any:
     from transformers import GptOssConfig, GptOssForCausalLM
 
@@ -66,14 +58,14 @@ def _gpt_oss() -> Any:
 def _lfm2() -> Any:
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
-    return Lfm2ForCausalLM(Lfm2Config(**_COMMON, layer_types=["conv", "full_attention"]))
+    own = {"layer_types": ["full_attention"] * 2, "conv_dim": 64, "block_dim": 64}  # with AMX vLLM takes no convolution
+    return Lfm2ForCausalLM(Lfm2Config(**_COMMON, **own, block_auto_adjust_ff_dim=False))
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma4": _gemma4,
     "qwen3_moe": _qwen3_moe,
     "glm4_moe": _glm4_moe,
-    "deepseek_v3": _deepseek_v3,
     "gpt_oss": _gpt_oss,
     "lfm2": _lfm2,
 }

@@ -49,39 +49,81 @@ class BuiltEngine(NamedTuple):
     choice: EngineChoice
 
 
+_NOT_RELOADED = ("gpt_oss",)  # vLLM writes experts and sinks past its own reload, on every device
+_WRONG_ON_CPU = ("lfm2", "lfm2_moe")  # vLLM hands its rotary kernel for CPUs what that one misreads
+
+
 def build_engine(policy: Policy, options: EngineOptions) -> BuiltEngine:
     """Return the engine for this policy, and why it is that one."""
-    choice = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
+    choice = choose_engine(
+        options.engine,
+        server_urls=list(options.vllm_server.urls),
+        policy=policy,
+        adapter_alone=options.vllm_colocate.lora_sync == "adapter",
+    )
     return BuiltEngine(ENGINES[choice.name](policy, options), choice)
 
 
-def choose_engine(engine: str, *, server_urls: list[str] | None, policy: Policy | None = None) -> EngineChoice:
-    """Resolve `auto`, and refuse what cannot work here, or for this policy."""
-    packed = None if policy is None or not policy.is_quantized else "the policy's weights are packed (4 or 8 bits)"
-    unfit = None if policy is None or packed else _on_another_device(policy) or _odd_heads(policy)
+def choose_engine(
+    engine: str, *, server_urls: list[str] | None, policy: Policy | None = None, adapter_alone: bool = False
+) -> EngineChoice:
+    """Resolve `auto`, and refuse what cannot work here, or for this policy.
+
+    `adapter_alone`: vLLM gets no weights after its start but those of a LoRA adapter.
+    """
+    unsendable = None if policy is None else _unsendable(policy, adapter_alone)
+    unfit = None if policy is None or unsendable else _on_another_device(policy) or _odd_heads(policy)
     if engine == "auto":
-        if server_urls and not packed:
+        if server_urls and not unsendable:
             return EngineChoice("vllm_server", "server URLs are configured")
         if not vllm_available():
             return EngineChoice("transformers", "vLLM is not installed")
-        if packed or unfit:
-            return EngineChoice("transformers", packed or unfit or "")
-        return EngineChoice("vllm_colocate", "vLLM is installed")
-    if engine == "vllm_colocate" and not vllm_available():
+        if unsendable or unfit:
+            return EngineChoice("transformers", (unsendable or unfit or "").partition(":")[0])
+    elif engine == "vllm_colocate" and not vllm_available():
         raise ConfigError(
             "engine vllm_colocate needs vLLM, which is not installed: `pip install toolgrpo[cpu]` on a CPU, "
             "`pip install toolgrpo[cuda]` with CUDA, or use engine transformers."
         )
-    if engine == "vllm_server" and not server_urls:
+    elif engine == "vllm_server" and not server_urls:
         raise ConfigError("engine vllm_server needs --vllm_server_urls, e.g. http://localhost:8000")
-    if engine.startswith("vllm") and packed:
-        raise ConfigError(
-            f"engine {engine} is sent weights as they are trained, and {packed}: use --engine transformers with "
-            f"--load_in_4bit or --load_in_8bit, or leave those out"
-        )
-    if engine == "vllm_colocate" and unfit:
+    elif engine.startswith("vllm") and unsendable:
+        raise ConfigError(f"engine {engine} is sent weights as they are trained, and {unsendable}")
+    elif engine == "vllm_colocate" and unfit:
         raise ConfigError(f"engine vllm_colocate cannot run here: {unfit}. Use --engine transformers")
-    return EngineChoice(engine, "asked for")
+    if engine in ("auto", "vllm_colocate") and policy is not None:
+        _refuse_wrong_numbers(policy)
+    return EngineChoice("vllm_colocate", "vLLM is installed") if engine == "auto" else EngineChoice(engine, "asked for")
+
+
+def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
+    """Return why no vLLM can be given this policy's weights, a colon and what to do; or None."""
+    if policy.is_quantized:
+        return (
+            "the policy's weights are packed (4 or 8 bits): use --engine transformers with --load_in_4bit or "
+            "--load_in_8bit, or leave those out"
+        )
+    kind = _kind(policy)
+    if kind in _NOT_RELOADED and not adapter_alone:
+        return (
+            f"vLLM would keep the experts and attention sinks of {kind} that it started with: use --engine "
+            f"transformers, or train an adapter with --use_peft and --vllm_lora_sync adapter"
+        )
+    return None
+
+
+def _refuse_wrong_numbers(policy: Policy) -> None:
+    kind = _kind(policy)
+    if policy.device.type == "cpu" and kind in _WRONG_ON_CPU:
+        raise ConfigError(
+            f"vLLM on a CPU computes other numbers for {kind} than it was trained with, and engine transformers keeps "
+            f"no recurrent state: draw from a vLLM on a GPU (--engine vllm_server with --vllm_server_urls), or train "
+            f"another model"
+        )
+
+
+def _kind(policy: Policy) -> str:
+    return str(policy.base_model.config.get_text_config().model_type)
 
 
 def _on_another_device(policy: Policy) -> str | None:

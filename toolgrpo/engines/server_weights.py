@@ -113,10 +113,9 @@ class DiskWeights:
             raise EngineError(f"{path} is gone, so the vLLM server at {server.url} cannot be given its weights")
         server.check_reloadable()
         pause(server)
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        method = "toolgrpo_reload_weights" if server.on_cpu else "reload_weights"
+        reload = {"method": method, "kwargs": {"weights_path": str(path)}}
         server.post("/collective_rpc", reload, server_answers.accepted)
-        if server.on_cpu:
-            server.post("/collective_rpc", {"method": "toolgrpo_repack_tied_heads"}, server_answers.accepted)
         forget_prefixes(server)
         name_version(server, path.name)
         resume(server)

@@ -160,11 +160,12 @@ class ServerControl:
         return None if config is None else config.weight_transfer
 
     def check_reloadable(self) -> None:
-        """Refuse a server on the CPU that would keep its old output head (see `vllm_worker`)."""
+        """Refuse a server on the CPU that would keep old weights (see `vllm_worker`)."""
         config = self._config()
         if config is not None and self.on_cpu and config.worker_extension != WORKER_EXTENSION:
             raise ConfigError(
-                f"the vLLM server at {self.url} runs on a CPU, where vLLM reloads all weights but a tied output head. "
+                f"the vLLM server at {self.url} runs on a CPU, where vLLM reloads all weights but a tied output head "
+                f"and the experts of a mixture. "
                 f"Start it with `--worker-extension-cls {WORKER_EXTENSION}` (and toolgrpo installed beside it)."
             )
 

@@ -22,6 +22,9 @@ changes):
   back, or nobody would ever give back the trainer that the engine belongs to;
 * on the CPU a head tied to the embeddings keeps a packed copy of the weights it was started with:
   it is packed again after every reload;
+* on the CPU `UnquantizedFusedMoEMethod` packs the experts of a mixture for its kernel only if there
+  is no kernel yet, and a reload would leave them as they came: `pack_experts_again` takes the old
+  kernel away whenever experts are processed;
 * as it starts it silences libraries by the file number of `sys.stdout`, which that of a notebook
   need not have: it gets the process's own meanwhile;
 * on the CPU vLLM sets torch's thread count to 1 and replaces `torch.set_num_threads` by a function
@@ -40,6 +43,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TESTED_VERSIONS",
     "StepEngine",
+    "pack_experts_again",
     "repack_tied_heads",
     "start_vllm",
     "warn_if_untested",
@@ -136,6 +141,8 @@ def start_vllm(
             asked = options.engine_arguments(folder, has_weights=weights is not None, shares_group=shares_group)
             arguments = EngineArgs(**asked)
             engine = LLMEngine.from_engine_args(arguments)
+            if options.on_cpu:
+                engine.apply_model(pack_experts_again)
         except BaseException as error:
             del _living[number]
             if not shares_group and not _living:  # a start that failed may leave the groups that it made
@@ -326,21 +333,30 @@ def _no_cleanup() -> None:
 
 @contextmanager
 def _without_expected_gaps(engine: Any) -> Iterator[None]:
-    """Keep vLLM from saying, at every step, that layers got no weights which have none in a checkpoint."""
+    """Keep vLLM from saying, at every step, that layers got no weights which have none in a checkpoint,
+    or that it did not count experts that came fused.
+    """
     text_config = engine.model_config.hf_text_config
     tied = getattr(text_config, "tie_word_embeddings", False)
     gaps = ("RotaryEmbedding", "ParallelLMHead") if tied else ("RotaryEmbedding",)
 
     def expected(record: logging.LogRecord) -> bool:
         layer, _, what = record.getMessage().partition(": ")
+        if layer == "Following weights were not loaded from checkpoint":
+            return not all(".routed_experts." in name for name in what.strip("{}").split(", "))
         return not (what == "Failed to load weights" and layer.endswith(gaps))
 
-    log = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
-    log.addFilter(expected)
+    logs = [
+        logging.getLogger(f"vllm.{module}")
+        for module in ("model_executor.model_loader.reload.layerwise", "v1.worker.gpu_model_runner")
+    ]
+    for log in logs:
+        log.addFilter(expected)
     try:
         yield
     finally:
-        log.removeFilter(expected)
+        for log in logs:
+            log.removeFilter(expected)
 
 
 def repack_tied_heads(model: torch.nn.Module) -> None:
@@ -352,6 +368,21 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
             module.quant_method.process_weights_after_loading(module)
+
+
+def pack_experts_again(model: torch.nn.Module) -> None:
+    """Let every reload pack the experts for the CPU's kernel, as the first load did. Safe to call twice."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and "process_weights_after_loading" not in vars(method):
+            method.process_weights_after_loading = partial(_with_a_new_kernel, method)
+
+
+def _with_a_new_kernel(method: Any, layer: Any) -> None:
+    method.moe_kernel = None
+    type(method).process_weights_after_loading(method, layer)
 
 
 def _sample(output: Any) -> Sample:

@@ -80,7 +80,12 @@ def suit(
     `max_concurrent` the user's own bound on episodes at a time, and `room` the tokens that an agent
     may put into a prompt of its own beside the row's.
     """
-    choice = choose_engine(options.engine, server_urls=list(options.vllm_server.urls), policy=policy)
+    choice = choose_engine(
+        options.engine,
+        server_urls=list(options.vllm_server.urls),
+        policy=policy,
+        adapter_alone=options.vllm_colocate.lora_sync == "adapter",
+    )
     if choice.name != "vllm_colocate":
         return Demand(options)
     asked = options.vllm_colocate.vllm
