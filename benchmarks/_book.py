@@ -56,9 +56,9 @@ def rows(n: int, seed: str, pages: int = PAGES) -> list[dict[str, Any]]:
     return found
 
 
-def demonstrations(n: int, request: str, stub: str) -> list[dict[str, Any]]:
-    """Conversations of one to four pages, one in twenty of the whole book. In a fifth of them a summary is asked for, in a
-    fifth a wrong page is opened first, and in a fifth, of up to the whole book, only the last results are left.
+def demonstrations(n: int, stub: str) -> list[dict[str, Any]]:
+    """Conversations of one to four pages, one in twenty of the whole book. In a fifth of them a wrong page is opened first,
+    and in a fifth, of up to the whole book, only the last results are left.
     """
     rng = random.Random("demonstrations")
     found = []
@@ -68,7 +68,6 @@ def demonstrations(n: int, request: str, stub: str) -> list[dict[str, Any]]:
         pages = PAGES if place % 20 == 0 else rng.randint(1, PAGES if drops else 4)
         book.reset(**{**row, "pages": pages})
         messages: list[dict[str, Any]] = list(row["prompt"])
-        asks_at = rng.randrange(pages) if place % 5 == 1 else None
         errs_at = rng.randrange(pages) if place % 5 == 2 else None
         for page in range(pages):
             if page == errs_at:
@@ -76,12 +75,7 @@ def demonstrations(n: int, request: str, stub: str) -> list[dict[str, Any]]:
             number = book.expected
             call, result = _opened(number, book)
             messages += [call, result]
-            if page == asks_at:
-                messages[-1] = {**result, "content": request}
-                messages.append({"role": "assistant", "content": f"I opened page {number}. I open page by page."})
-                break
-        else:
-            messages.append({"role": "assistant", "content": row["answer"]})
+        messages.append({"role": "assistant", "content": row["answer"]})
         found.append({"messages": _without_old_results(messages, stub, rng.randint(1, 3)) if drops else messages})
     return found
 

@@ -51,7 +51,6 @@ class StopReason(StrEnum):
     STOP_TOOL = "stop_tool"  # a tool that ends the episode was called, or an environment said that it is over
     ENGINE_FAILURE = "engine_failure"
     DROPPED = "dropped"  # a tool or an environment raised DropEpisode
-    VOID_TURN = "void_turn"  # a turn without a call or an answer, where these end an episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,6 @@ class Turn:
     user: str | None = None  # what the user said to it, where the episode went on with that
     weights: tuple[int, int] | None = None  # the steps whose weights drew its first and its last token, if known
     taken_over: tuple[tuple[int, int], ...] = ()  # from which token on which later step's did; empty too if unknown
-    summary: bool = False  # what was asked of the model when its context was full; see `rollout/compaction.py`
 
     def drawn_with(self, token: int) -> int | None:
         """Return the step whose weights drew this one of its tokens, counted from 0; None where nobody said."""
@@ -214,7 +212,7 @@ class Trajectory:
         record["messages"] = copied(self.messages)
         record["metadata"] = copied(dict(self.metadata))
         record["turns"] = tuple(
-            {name: value for name, value in _fields(turn).items() if value or name not in ("summary", "taken_over")}
+            {name: value for name, value in _fields(turn).items() if value or name != "taken_over"}
             | {
                 "attempts": tuple(
                     _fields(attempt) | {"arguments": copied(attempt.arguments)} for attempt in turn.attempts

@@ -12,9 +12,7 @@ from typing import Any
 from toolgrpo.calls import READABLE
 from toolgrpo.trajectory import Trajectory, Turn
 
-__all__ = ["VOID_TURNS", "has_void_turn", "is_void", "is_void_record"]
-
-VOID_TURNS = ("keep", "mask_turn", "mask_episode", "end")
+VOID_TURNS = ("keep", "mask_episode")
 
 
 def is_void(turn: Turn) -> bool:

@@ -22,8 +22,7 @@ ENDS = tuple(
     reason
     for reason in StopReason
     # the engine's own failure ends the run; the others want a full window, or a flag
-    if reason
-    not in (StopReason.ENGINE_FAILURE, StopReason.CONTEXT_FULL, StopReason.VOID_TURN, StopReason.MAX_USER_TURNS)
+    if reason not in (StopReason.ENGINE_FAILURE, StopReason.CONTEXT_FULL, StopReason.MAX_USER_TURNS)
 )
 
 

@@ -1,8 +1,7 @@
-"""Long episodes in a short window: what is dropped, what is asked, what the engine is sent, and what is counted."""
+"""Long episodes in a short window: what is dropped, what the engine is sent, and what is counted."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,19 +9,15 @@ import pytest
 from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
-from toolgrpo.rollout.compaction import STUB, SUMMARY_REQUEST, ContextLimit
+from toolgrpo.rollout.compaction import STUB, ContextLimit
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 from toolgrpo.trajectory import StopReason, Trajectory
 
 LONG = "r" * 100
-SUMMARY = "read 1 and 2"
 
 
 def script(request: SampleRequest, number: int) -> list[int]:
-    """Four calls, then an answer; a summary where one is asked for."""
-    text = ByteChat.text(request.ids)
-    if text.endswith(f"{SUMMARY_REQUEST}|>"):
-        return ByteChat.say(SUMMARY)
+    """Four calls, then an answer."""
     return ByteChat.say(f'call look {{"at": {number}}}' if number < 5 else "done")
 
 
@@ -58,34 +53,16 @@ def test_old_results_are_dropped_and_the_last_turns_stay() -> None:
     assert next(message["content"] for message in done.messages if message["role"] == "tool") == f"0{LONG}", "rewards"
 
 
-def test_a_summary_is_sampled_text_in_the_segment_that_it_ends() -> None:
-    engine = ScriptedEngine(script)
-    done = run(ContextLimit(max_tokens=560, keep_last_turns=1, strategy="summarize"), engine)
-    assert done.stop_reason is StopReason.FINISHED
-    check_requests(engine, done)
-    first, second, *_ = texts(done)
-    assert first.endswith(f"{SUMMARY_REQUEST}|>{SUMMARY}|")
-    assert second.startswith(f"tools:look>user:q\n\n[Your summary of what you have done so far]\n{SUMMARY}|>call look")
-    summary = next(turn for turn in done.turns if turn.summary)
-    assert summary.content == SUMMARY and not summary.attempts
-    assert done.mask[summary.start : summary.end] == (1,) * (len(SUMMARY) + 1)
-    said = [message["content"] for message in done.messages]
-    assert said[said.index(SUMMARY_REQUEST) + 1] == SUMMARY
-    assert Trajectory.from_record(json.loads(json.dumps(done.to_record()))) == done
-
-
 def test_an_episode_that_fits_is_what_it_was() -> None:
     whole, limited = ScriptedEngine(script), ScriptedEngine(script)
     assert run(ContextLimit(max_tokens=2000), limited).segments == run(None, whole).segments
     assert [r.ids for r in limited.requests] == [r.ids for r in whole.requests]
 
 
-def test_what_is_repeated_does_not_count_and_a_summary_is_no_turn() -> None:
-    context = ContextLimit(max_tokens=560, keep_last_turns=1, strategy="summarize")
+def test_what_is_repeated_does_not_count() -> None:
+    context = ContextLimit(max_tokens=560, keep_last_turns=1)
     done = run(context)
-    assert any(turn.summary for turn in done.turns)
-    n_turns = sum(not turn.summary for turn in done.turns)
-    assert run(context, max_turns=n_turns).stop_reason is StopReason.FINISHED
+    assert run(context, max_turns=len(done.turns)).stop_reason is StopReason.FINISHED
     n_added = done.n_sampled + done.n_context
     assert n_added < len(done.ids)
     again = run(context, max_completion_length=n_added)
@@ -95,31 +72,8 @@ def test_what_is_repeated_does_not_count_and_a_summary_is_no_turn() -> None:
     assert short.n_sampled + short.n_context <= n_added - 3
 
 
-@pytest.mark.parametrize(
-    "said",
-    [ByteChat.say("s" * 900), ByteChat.say(""), ByteChat.say('call look {"at": 9}')],
-    ids=["long", "empty", "call"],
-)
-def test_a_summary_that_does_not_help_is_not_used(said: list[int]) -> None:
-    """It is longer than what it replaces, or no text; it was sampled, and results are dropped instead."""
-
-    def talkative(request: SampleRequest, number: int) -> list[int]:
-        return said if ByteChat.text(request.ids).endswith(f"{SUMMARY_REQUEST}|>") else script(request, number)
-
-    done = run(
-        ContextLimit(max_tokens=560, keep_last_turns=2, strategy="summarize"),
-        ScriptedEngine(talkative),
-        max_completion_length=3000,
-    )
-    assert done.stop_reason is StopReason.FINISHED and len(done.segments) > 1
-    summary = next(turn for turn in done.turns if turn.summary)
-    assert done.mask[summary.start : summary.end] == (1,) * (summary.end - summary.start) != ()
-    assert STUB in texts(done)[1] and "[Your summary" not in texts(done)[1]
-
-
-@pytest.mark.parametrize("strategy", ["drop_results", "summarize"])
-def test_a_window_too_small_for_a_turn_ends_the_episode_with_a_sentence(strategy: str) -> None:
-    done = run(ContextLimit(max_tokens=80, keep_last_turns=1, strategy=strategy))
+def test_a_window_too_small_for_a_turn_ends_the_episode_with_a_sentence() -> None:
+    done = run(ContextLimit(max_tokens=80, keep_last_turns=1))
     assert done.stop_reason is StopReason.CONTEXT_FULL and done.n_sampled > 0
     assert done.failure is not None and "context allows 80 (max_tokens)" in done.failure
 
@@ -139,7 +93,7 @@ def test_a_prompt_that_is_longer_than_the_limit_drops_the_episode() -> None:
         ({"max_tokens": 9, "window": 1}, "knows max_tokens, keep_last_turns, strategy"),
         ({"max_tokens": 0}, "max_tokens of context must be a whole number of at least 1, got 0"),
         ({"max_tokens": 9, "keep_last_turns": 1.5}, "keep_last_turns of context must be a whole number"),
-        ({"max_tokens": 9, "strategy": "forget"}, "drop_results, summarize; got 'forget'"),
+        ({"max_tokens": 9, "strategy": "forget"}, "must be drop_results; got 'forget'"),
     ],
 )
 def test_what_is_no_limit_is_refused(given: Any, message: str) -> None:
@@ -148,24 +102,20 @@ def test_what_is_no_limit_is_refused(given: Any, message: str) -> None:
 
 
 def test_a_limit_is_read_from_text_and_must_lie_below_the_window() -> None:
-    limit = ContextLimit.parse('{"max_tokens": 99, "strategy": "summarize"}')
-    assert limit == ContextLimit(max_tokens=99, strategy="summarize") and ContextLimit.parse(None) is None
+    limit = ContextLimit.parse('{"max_tokens": 99, "strategy": "drop_results"}')
+    assert limit == ContextLimit(max_tokens=99) and ContextLimit.parse(None) is None
     limit.check_window(100)
     with pytest.raises(ConfigError, match="window of 99 is full before"):
         limit.check_window(99)
 
 
-@pytest.mark.parametrize("strategy", ["drop_results", "summarize"])
-def test_what_a_user_says_may_begin_a_segment_and_is_never_dropped(strategy: str) -> None:
+def test_what_a_user_says_may_begin_a_segment_and_is_never_dropped() -> None:
     def answers(request: SampleRequest, number: int) -> list[int]:
-        text = ByteChat.text(request.ids)
-        if text.endswith(f"{SUMMARY_REQUEST}|>"):
-            return ByteChat.say(SUMMARY)
         return ByteChat.say(f'call look {{"at": {number}}}' if number < 3 else f"answer {number}")
 
     engine = ScriptedEngine(answers)
     row = {"user_turns": ["and now? " + "u" * 200, "thanks"]}
-    done = run(ContextLimit(max_tokens=520, keep_last_turns=1, strategy=strategy), engine, row=row)
+    done = run(ContextLimit(max_tokens=520, keep_last_turns=1), engine, row=row)
     assert done.stop_reason is StopReason.FINISHED
     check_requests(engine, done)
     assert [turn.user for turn in done.turns if turn.user] == row["user_turns"]

@@ -16,7 +16,7 @@ from toolgrpo.signal.penalties import Overlong
 from toolgrpo.signal.shaping import ShapingOptions, loss_mask
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.episodes import run_episode
-from toolgrpo.trajectory import StopReason, Trajectory, Turn
+from toolgrpo.trajectory import Turn
 from toolgrpo.void_turns import is_void
 
 
@@ -31,7 +31,7 @@ def options(**changes: Any) -> ShapingOptions:
     ("changes", "message"),
     [
         ({"advantage": "gae"}, "advantage must be one of grpo, loo, max_rl; got 'gae'"),
-        ({"void_turns": "drop"}, "void_turns must be one of keep, mask_turn, mask_episode, end"),
+        ({"void_turns": "drop"}, "void_turns must be one of keep, mask_episode"),
         ({"max_dropped_share": 1.5}, "max_dropped_share must be between 0 and 1, got 1.5"),
         ({"penalty": {"tokens": 0.1}}, "penalty knows output_tokens, context_tokens, turns, calls; got 'tokens'"),
         ({"penalty": {"turns": -0.1}}, "the penalty on turns must be between 0 and 1, got -0.1"),
@@ -64,11 +64,11 @@ def test_what_is_asked_for_is_one_value() -> None:
 
 def test_tables_may_stand_in_a_file_and_behind_a_flag(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("training:\n  penalty: {turns: 0.1, calls: 0.2}\n  void_turns: end\n")
+    file.write_text("training:\n  penalty: {turns: 0.1, calls: 0.2}\n  void_turns: mask_episode\n")
     (read,) = parse_args((ShapingOptions,), ["--config", str(file), "--overlong", '{"buffer": 8, "penalty": 1}'])
     setattr(read, "max_completion_length", 100)  # noqa: B010  # a field of the whole config
     assert read.shaping().penalty == {"turns": 0.1, "calls": 0.2} and read.shaping().overlong == Overlong(8, 1.0)
-    assert read.void_turns == "end"
+    assert read.void_turns == "mask_episode"
     file.write_text("penalty: {turns: much}\n")
     with pytest.raises(ConfigError, match="penalty must be"):
         parse_args((ShapingOptions,), ["--config", str(file)])
@@ -100,23 +100,12 @@ def test_a_void_turn_has_neither_a_call_nor_an_answer(turn: Turn, void: bool) ->
 SCRIPT = ["call add {", 'call add {"a": 1, "b": 2}', "3"]
 
 
-def episode(**changes: Any) -> Trajectory:
+def test_an_episode_with_a_void_turn_may_be_masked() -> None:
     tools = ScriptedTools({"add": lambda a, b: str(a + b)})
-    return run_episode(ScriptedEngine([ByteChat.say(text) for text in SCRIPT]), tools, **changes)
-
-
-def test_void_turns_are_masked_or_end_the_episode() -> None:
-    whole = episode()
-    void, call, answer = whole.turns
+    whole = run_episode(ScriptedEngine([ByteChat.say(text) for text in SCRIPT]), tools)
     assert [is_void(turn) for turn in whole.turns] == [True, False, False]
-    assert loss_mask(whole, "keep") == whole.mask
-    masked = loss_mask(whole, "mask_turn")
-    assert sum(masked) == sum(whole.mask) - (void.end - void.start) and not any(masked[void.start : void.end])
-    assert all(masked[call.start : call.end]) and all(masked[answer.start : answer.end])
-    assert not any(loss_mask(whole, "mask_episode")) and not any(loss_mask(whole, "end"))
-    ended = episode(end_at_void_turn=True)
-    assert ended.stop_reason is StopReason.VOID_TURN and len(ended.turns) == 1 and not any(loss_mask(ended, "end"))
-    metrics = rollout_metrics(RolloutBatch(episodes=(Scored({}, whole), Scored({}, ended))))
-    assert metrics["turns/void"].value == 0.5 and metrics["stop/void_turn"].value == 0.5
-    fine = run_episode(ScriptedEngine([ByteChat.say("3")]), end_at_void_turn=True)
-    assert fine.stop_reason is StopReason.FINISHED and loss_mask(fine, "mask_episode") == fine.mask
+    assert loss_mask(whole, "keep") == whole.mask and not any(loss_mask(whole, "mask_episode"))
+    metrics = rollout_metrics(RolloutBatch(episodes=(Scored({}, whole),)))
+    assert metrics["turns/void"].value == pytest.approx(1 / 3)
+    fine = run_episode(ScriptedEngine([ByteChat.say("3")]))
+    assert loss_mask(fine, "mask_episode") == fine.mask

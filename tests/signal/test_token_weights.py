@@ -53,7 +53,6 @@ def test_bypass_and_geo_tis_treat_all_lengths_alike() -> None:
     ways = {
         "bypass": clipped(log_ratio, torch.ones(200), 0.2, 0.2),
         "geo_tis": truncated(log_ratio, 2.0) * kept(log_ratio, mask, EpisodeRule(band_tokens=1000)).unsqueeze(1),
-        "k3": truncated(log_ratio, 2.0) * kept(log_ratio, mask, EpisodeRule(most_k3=0.01)).unsqueeze(1),
     }
     for name, weights in ways.items():
         found = metrics(log_ratio, weights, mask)
@@ -69,11 +68,10 @@ def test_one_band_for_all_lengths_would_leave_the_short_episodes_out() -> None:
     assert (~kept(log_ratio, mask, same))[175:].double().mean() < 0.1
 
 
-@pytest.mark.parametrize("rule", [EpisodeRule(), EpisodeRule(most_k3=0.01)], ids=["band", "k3"])
-def test_episodes_of_another_policy_are_left_out(rule: EpisodeRule) -> None:
+def test_episodes_of_another_policy_are_left_out() -> None:
     mask = torch.ones(2, 2000, dtype=torch.long)
     log_ratio = torch.tensor([0.0, -0.2]).unsqueeze(1).expand(2, 2000)
-    assert kept(log_ratio, mask, rule).tolist() == [True, False]
+    assert kept(log_ratio, mask, EpisodeRule()).tolist() == [True, False]
 
 
 def test_tokens_outside_the_mask_and_without_a_number_weigh_one() -> None:

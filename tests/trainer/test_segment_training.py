@@ -14,7 +14,7 @@ from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.recorder import episodes_path, read_episodes
 from toolgrpo.rollout import RolloutBatch
-from toolgrpo.rollout.compaction import SUMMARY_REQUEST
+from toolgrpo.rollout.compaction import STUB
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.testing.episodes import cut_into_segments, of_several_turns
 from toolgrpo.trainer.segmented_rows import SegmentedRows
@@ -138,14 +138,12 @@ def test_a_run_over_segments_has_the_gradients_of_whole_episodes(tmp_path: Path,
     check_alike(cut_run, whole_run, found, expected)
 
 
-def test_a_run_whose_context_is_limited_trains_its_summaries(tmp_path: Path) -> None:
+def test_a_run_whose_context_is_limited_trains(tmp_path: Path) -> None:
     """From the config to the log, the recording and the training pass."""
 
     def talks(request: SampleRequest, number: int) -> list[int]:
         text = ByteChat.text(request.ids)
-        if text.endswith(f"{SUMMARY_REQUEST}|>"):
-            return ByteChat.say("so far")
-        return ByteChat.say('call look {"at": 1}' if "so far" not in text else "abcdefghi"[: 1 + number % 9])
+        return ByteChat.say('call look {"at": 1}' if STUB not in text else "abcdefghi"[: 1 + number % 9])
 
     run = tiny_trainer(
         tmp_path,
@@ -153,7 +151,7 @@ def test_a_run_whose_context_is_limited_trains_its_summaries(tmp_path: Path) -> 
         talks,
         kind=Cutting,
         parts={"tools": ScriptedTools({"look": lambda at: "r" * 100})},
-        context={"max_tokens": 500, "keep_last_turns": 1, "strategy": "summarize"},
+        context={"max_tokens": 500, "keep_last_turns": 1},
         max_completion_length=1000,
         max_steps=1,
     )
@@ -161,11 +159,11 @@ def test_a_run_whose_context_is_limited_trains_its_summaries(tmp_path: Path) -> 
     run.train()
     run.close()
     (log,) = [log for log in run.state.log_history if "loss" in log]
-    assert log["context/segments"] == 2 and log["context/summaries"] == 1 and log["grad_norm"] > 0
+    assert log["context/segments"] == 2 and log["grad_norm"] > 0
     (inputs,) = run.seen
     for record in read_episodes(episodes_path(tmp_path, 0)):
         episode = Trajectory.from_record(record)
-        assert [len(episode.segments), sum(turn.summary for turn in episode.turns)] == [2, 1]
+        assert len(episode.segments) == 2
     trained = inputs["completion_mask"] * inputs["tool_mask"]
     assert int(trained.sum()) == sum(sum(record["mask"]) for record in read_episodes(episodes_path(tmp_path, 0)))
 

@@ -7,6 +7,7 @@ draws from weights one step old.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: P
         num_iterations=2,
         max_steps=4,
         learning_rate=3e-4,
-        correction_k3=0.0025,
+        correction_band=[0.999, 1.001],
         correction_cap=1.1,
         loss_denominator="live",
     )
@@ -155,7 +156,9 @@ def test_geo_tis_counts_episodes_near_the_policy_by_truncated_ratios(tmp_path: P
     inputs = trainer.given[2]
     mask = inputs["completion_mask"] * inputs["tool_mask"]
     log_ratio = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]) * mask
-    near = ((log_ratio.expm1() - log_ratio).sum(1) / mask.sum(1)) <= 0.0025
+    n_tokens = mask.sum(1)
+    wider = (1000 / n_tokens).clamp(min=1).sqrt()
+    near = (log_ratio.sum(1) / n_tokens).abs() <= math.log(1.001) * wider
     assert 0 < near.sum() < len(near), "some are left out"
     expected = log_ratio.exp().clamp(max=1.1) * near.unsqueeze(1)
     torch.testing.assert_close(inputs["importance_sampling_ratio"], expected)

@@ -26,7 +26,7 @@ CASES: dict[str, str] = {
     },
     "test_init_with_eval_dataset[dict_of_dataset]": "test evaluation_rows_may_have_any_form",
     "test_init_with_eval_dataset[dict_of_iterable_dataset]": "test evaluation_rows_may_have_any_form",
-    "test_init_with_eval_dataset[none]": "test raw_text_stays_text",
+    "test_init_with_eval_dataset[none]": "test rewards_get_text_prompts_columns_and_messages",
     "test_iterable_dataset_requires_dispatch_batches_false": "test rows_that_stream",
     "test_iterable_dataset_forces_num_workers_zero": "test rows_that_stream",
     "test_iterable_eval_keeps_map_style_train_workers": "test rows_that_stream",
@@ -77,7 +77,7 @@ CASES: dict[str, str] = {
     "test_train_with_iterable_dataset": "test rows_that_stream",
     "test_train_multiple_iterations": "run cispo",
     "test_train_different_reward_model": "test conversations_with_a_reward_model",
-    "test_train_reward_func_standard": "test raw_text_stays_text",
+    "test_train_reward_func_standard": "test rewards_get_text_prompts_columns_and_messages",
     "test_train_reward_func_conversational": "test conversations_with_a_reward_model",
     "test_train_multiple_reward_funcs": "test none_of_one_reward_leaves_the_others",
     "test_train_sync_and_async_reward_funcs": "test none_of_one_reward_leaves_the_others",
@@ -85,7 +85,7 @@ CASES: dict[str, str] = {
     "test_train_multiple_reward_funcs_with_weights": "test none_of_one_reward_leaves_the_others",
     "test_reward_metric_reflects_reward_weights": "test none_of_one_reward_leaves_the_others",
     "test_train_multiple_mixed_reward_funcs": "test text_with_a_reward_model",
-    "test_train_reward_func_additional_column": "test raw_text_stays_text",
+    "test_train_reward_func_additional_column": "test rewards_get_text_prompts_columns_and_messages",
     "test_train_with_sync_ref_model": "run sapo",
     "test_train_beta_non_zero": "run sapo",
     "test_train_with_pad_to_multiple_of": "run dr_grpo",
@@ -106,9 +106,9 @@ CASES: dict[str, str] = {
     "test_train_delta_clipping": "run grpo",
     "test_train_multiple_dataloader_workers": "run adaptive",
     "test_train_with_generation_kwargs": "refused num_beams",
-    "test_train_with_reward_func_accessing_trainer_state": "test raw_text_stays_text",
-    "test_train_reward_func_with_log_extra": "test raw_text_stays_text",
-    "test_train_reward_func_with_log_metric": "test raw_text_stays_text",
+    "test_train_with_reward_func_accessing_trainer_state": "test rewards_get_text_prompts_columns_and_messages",
+    "test_train_reward_func_with_log_extra": "test rewards_get_text_prompts_columns_and_messages",
+    "test_train_reward_func_with_log_metric": "test rewards_get_text_prompts_columns_and_messages",
     "test_train_sequence_importance_sampling": "run luspo",
     "test_train_with_chat_template_kwargs": "test template_arguments_reach_the_template",
     "test_train_with_tools": "TRL's: it replaces model.generate, which is refused; tests/trainer/test_trainer.py has ours",
@@ -147,26 +147,3 @@ CASES: dict[str, str] = {
         for name in ("vlm_training", "vlm_processor_vllm_colocate_mode", "train_vllm")
     },
 }
-
-# Refused as `a reward for plain text` where only the two names are changed; with text_prompts="raw", too, they run as
-# the table says.
-ASKED_WHAT_TEXT_IS = frozenset(
-    (
-        "test_trust_remote_code",
-        "test_warning_raised_all_rewards_none",
-        *(f"test_warning_raised_sequence_level_with_token_summed_loss[{name}]" for name in ("grpo", "bnpo", "dr_grpo")),
-        *(f"test_warning_raised_sequence_level_with_token_summed_loss[{name}]" for name in ("dapo", "cispo")),
-        "test_train_reward_func_standard",
-        "test_train_multiple_reward_funcs",
-        "test_train_sync_and_async_reward_funcs",
-        "test_train_multiple_reward_funcs_with_None_output",
-        "test_train_multiple_reward_funcs_with_weights",
-        "test_reward_metric_reflects_reward_weights",
-        "test_train_multiple_mixed_reward_funcs",
-        "test_train_reward_func_additional_column",
-        "test_train_normalize_then_sum_aggregation",
-        "test_train_with_reward_func_accessing_trainer_state",
-        "test_train_reward_func_with_log_extra",
-        "test_train_reward_func_with_log_metric",
-    )
-)

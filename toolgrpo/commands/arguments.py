@@ -139,11 +139,6 @@ def check_arguments(
     odd = question_iterations(config.num_iterations)
     if odd is not None:
         raise ConfigError(odd)
-    if config.text_prompts == "raw":
-        raise ConfigError(
-            "text_prompts raw is for jobs in Python, with a data set of your own: the commands make a conversation of "
-            "every prompt. Leave it out, or use ToolGRPOTrainer"
-        )
     for name, flag in (
         ("model_name_or_path", model.model_name_or_path),
         ("dataset_id_or_path", script.dataset_id_or_path or (not trains and script.eval_dataset_id_or_path)),

@@ -235,7 +235,6 @@ class EvaluationRun:
             unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,
             enable_thinking=config.enable_thinking,
-            end_at_void_turn=config.void_turns == "end",
             player=player,
         )
 

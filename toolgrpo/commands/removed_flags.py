@@ -20,5 +20,8 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(("row_pass_k", "row_pass_min", "row_pass_max"), _FILTER),
     **dict.fromkeys(("credit_gamma", "anchor_weight", "info_gain_text"), _TWO_CREDITS),
     "oversample": "a step begins with its groups, and backfill draws others as soon as some are dead; leave it out",
+    "correction_k3": "geo_tis keeps episodes by correction_band",
+    "correction_band_tokens": "correction_band is for 1,000 tokens, and wider for fewer; leave it out",
+    "text_prompts": "a prompt that is plain text is a user's message; to continue raw text, use TRL's GRPOTrainer",
     "profile": "use `toolgrpo report OUTPUT_DIR`, which draws the seconds of each phase of every step",
 }

@@ -93,8 +93,7 @@ def conversation(record: Record) -> Group:
         lines.append(_said(str(message.get("role")), message.get("content"), "cyan"))
     for number, turn in enumerate(record["turns"], start=1):
         lines += _begun(record, record["turns"][number - 2]["end"] if number > 1 else 0, turn["start"])
-        summary = ", a summary" if turn.get("summary") else ""
-        lines.append(_text(f"turn {number}{summary}, {turn.get('duration_s') or 0.0:.2f} s", "dim"))
+        lines.append(_text(f"turn {number}, {turn.get('duration_s') or 0.0:.2f} s", "dim"))
         if turn.get("reasoning"):
             lines.append(_said("thinks", turn["reasoning"], "dim"))
         if turn.get("content"):

@@ -242,7 +242,7 @@ _RESULT = _fields(
 _TURN = _fields(
     {"start": _whole, "end": _whole, "attempts": _list_of(_ATTEMPT), "results": _list_of(_RESULT)},
     {
-        **{"content": _text, "reasoning": _text, "user": _text, "closed": _flag, "summary": _flag},
+        **{"content": _text, "reasoning": _text, "user": _text, "closed": _flag},
         **{"started_s": _number, "duration_s": _number},
         **{"weights": _ids, "taken_over": _list_of(_ids)},
     },

@@ -35,7 +35,6 @@ def trouble_metrics(trajectories: Sequence[Trajectory], tools: Sequence[str], li
     }
     if limits.context is not None:
         metrics["context/segments"] = Metric(sum(len(t.segment_starts) + 1 for t in trajectories) / n)
-        metrics["context/summaries"] = Metric(sum(turn.summary for t in trajectories for turn in t.turns) / n)
     if not tools:
         return metrics
     results = [result for trajectory in trajectories for result in trajectory.results]

@@ -100,7 +100,6 @@ def _turn(turn: Record) -> dict[str, Any]:
             "c": cut_text(turn.get("content")),
             "th": cut_text(turn.get("reasoning")) or None,
             "cut": None if turn.get("closed", True) else 1,
-            "su": 1 if turn.get("summary") else None,
             "st": turn.get("start"),
             "en": turn.get("end"),
             "t0": round(turn.get("started_s") or 0.0, 4),

@@ -18,8 +18,7 @@ What ends an episode, in the order it is looked at in each turn:
                   (A turn cut by its own cap goes on if it holds a call, and else ends with LENGTH.)
     4. no calls   FINISHED; a call without its markers is one, unless `unmarked_calls` is `ignore`. Where the user has more to
                   say (`user_turns.py`) the episode goes on with that, or ends with MAX_TURNS, MAX_USER_TURNS or as in 7
-    5. void       calls of which none can be read, where `end_at_void_turn` says so: VOID_TURN. Then:
-       last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
+    5. last turn  calls, but no turn is left to read their results: MAX_TURNS; the calls are not run
     6. tools      calls beyond `max_tool_calls` are answered with an error; a tool that raised `DropEpisode`: DROPPED;
                   a result that ends the episode, or an environment that says it is over: STOP_TOOL
     7. bridge     it would leave no room for another token: LENGTH, or CONTEXT_FULL; it is not added. With a limit of the
@@ -44,7 +43,7 @@ from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.errors import WorldError
 from toolgrpo.ledger import Ledger
-from toolgrpo.rollout.compaction import SUMMARY_REQUEST, History
+from toolgrpo.rollout.compaction import History
 from toolgrpo.rollout.own_words import answer_message, drop_of, refusal, with_observation
 from toolgrpo.rollout.room import Room, TurnBudget
 from toolgrpo.rollout.row_tools import offered_tools
@@ -52,7 +51,6 @@ from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.rollout.user_turns import User, user_of
 from toolgrpo.tools.base import ToolSession
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
-from toolgrpo.void_turns import is_void
 
 if TYPE_CHECKING:
     from toolgrpo.rollout.runner import Episode, EpisodeRunner
@@ -144,18 +142,16 @@ class _EpisodeRun:
                 return StopReason.STOP_TOOL
             # 7. bridge
             answers = [answer_message(*answered) for answered in zip(results, turn.attempts, strict=True)]
-            reason = await self._go_on(ledger, self._bridge(ledger, answers), answers)
+            reason = self._go_on(ledger, self._bridge(ledger, answers), answers)
             if reason is not None:
                 return reason
 
-    async def _turn(self, ledger: Ledger, max_tokens: int, *, reads_calls: bool, summary: bool = False) -> Turn:
+    async def _turn(self, ledger: Ledger, max_tokens: int, *, reads_calls: bool) -> Turn:
         """Sample a turn and write down what was said."""
         started = self._now()
         sample = await self._sample(ledger, max_tokens)
         start = len(ledger)
-        parsed = self.shared.chat.parse(sample.ids, before=ledger.all_ids)
-        if not summary:
-            parsed = self._with_unmarked(parsed, ledger)
+        parsed = self._with_unmarked(self.shared.chat.parse(sample.ids, before=ledger.all_ids), ledger)
         ledger.sampled(sample.ids, sample.logprobs)
         ledger.say(assistant_message(parsed))
         return Turn(
@@ -169,28 +165,23 @@ class _EpisodeRun:
             started_s=started,
             weights=sample.weights,
             taken_over=sample.taken_over,
-            summary=summary,
         )
 
-    async def _go_on(self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message]) -> StopReason | None:
+    def _go_on(self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message]) -> StopReason | None:
         """Add what follows the last turn, behind it or in a new segment; return why that cannot be."""
         if self.history is not None:
             said = ledger.turns[-1]
             self.history.add(ledger.all_ids[len(ledger.all_ids) - (said.end - said.start) :], answers)
             if len(ledger.all_ids) + len(bridge) > self.history.limit.max_tokens:
-                return await self._rewrite(ledger, self.history, len(ledger.all_ids) + len(bridge))
+                return self._rewrite(ledger, self.history)
         if len(bridge) >= self.room.left(ledger):
             return self.room.budget(ledger).when_full
         ledger.context(bridge)
         return None
 
-    async def _rewrite(self, ledger: Ledger, history: History, n_tokens: int) -> StopReason | None:
-        """Begin a new segment with a shorter history than one of `n_tokens`."""
-        prompt: list[int] | None = None
-        if history.limit.strategy == "summarize":
-            prompt = await self._summarized(ledger, history, n_tokens)
-        if prompt is None:
-            prompt = history.without_results()
+    def _rewrite(self, ledger: Ledger, history: History) -> StopReason | None:
+        """Begin a new segment without old results."""
+        prompt = history.without_results()
         if ledger.n_added >= self.shared.limits.max_completion_length:
             return StopReason.LENGTH
         if len(prompt) > history.limit.max_tokens:
@@ -199,29 +190,8 @@ class _EpisodeRun:
                 f"(max_tokens); raise it, keep fewer turns (keep_last_turns), or cut results (max_tool_response_tokens)"
             )
             return StopReason.CONTEXT_FULL
-        self.messages = history.messages
         ledger.rewrite(prompt)
         return None
-
-    async def _summarized(self, ledger: Ledger, history: History, n_tokens: int) -> list[int] | None:
-        """Ask for a summary; return the history with it, or None if it does not help."""
-        request = self._bridge(ledger, history.asked)
-        most = min(
-            self.room.budget(ledger).tokens, self.room.left(ledger) - len(request), history.room_for_summary(n_tokens)
-        )
-        if most < 1:
-            return None
-        ledger.context(request)
-        ledger.say({"role": "user", "content": SUMMARY_REQUEST})
-        turn = await self._turn(ledger, most, reads_calls=False, summary=True)
-        self._record(ledger, turn)
-        if not turn.closed or not turn.content.strip():
-            return None
-        prompt = history.with_summary(turn.content.strip())
-        if len(prompt) > history.limit.max_tokens or len(prompt) >= n_tokens:
-            return None
-        history.forget(turn.content.strip())
-        return prompt
 
     async def _hear_user(
         self, user: User, ledger: Ledger, session: ToolSession | None, turn: Turn
@@ -243,16 +213,16 @@ class _EpisodeRun:
         self._record(ledger, replace(turn, user=text))
         ledger.say(message)
         user.said += 1
-        return await self._go_on(ledger, bridge, [message])
+        return self._go_on(ledger, bridge, [message])
 
     def _bridge(self, ledger: Ledger, answers: Sequence[Message]) -> list[int]:
-        return self._following(ledger.all_ids, answers, self.messages)
+        return self._following(ledger.all_ids, answers)
 
-    def _following(self, ids: Sequence[int], answers: Sequence[Message], prompt: Sequence[Message]) -> list[int]:
+    def _following(self, ids: Sequence[int], answers: Sequence[Message]) -> list[int]:
         return self.shared.chat.bridge(
             ids,
             answers,
-            messages=prompt,
+            messages=self.messages,
             schemas=[] if self.tools is None else self.tools.schemas,
             enable_thinking=self.episode.enable_thinking,
         )
@@ -272,13 +242,11 @@ class _EpisodeRun:
             return room.when_full
         if not turn.attempts:
             return StopReason.FINISHED if turn.closed else StopReason.LENGTH
-        if self.shared.end_at_void_turn and is_void(turn):
-            return StopReason.VOID_TURN
         return StopReason.MAX_TURNS if self._is_last_turn(ledger) else None
 
     def _is_last_turn(self, ledger: Ledger) -> bool:
         max_turns = self.shared.limits.max_turns
-        return max_turns is not None and sum(not turn.summary for turn in ledger.turns) + 1 >= max_turns
+        return max_turns is not None and len(ledger.turns) + 1 >= max_turns
 
     async def _sample(self, ledger: Ledger, max_tokens: int) -> Sample:
         """Sample one turn from the engine."""
@@ -330,10 +298,11 @@ class _EpisodeRun:
     def _open_ledger(self, session: ToolSession | None) -> Ledger:
         if session is not None and session.observation:
             self.messages = with_observation(self.messages, session.observation)
+        prompt = self._prompt(self.messages)
         limit = self.shared.limits.context
         if limit is not None:
-            self.history = History(limit, self.messages, self._prompt, self._following)
-        return Ledger(self._prompt(self.messages), expects_logprobs=self.shared.engine.gives_logprobs)
+            self.history = History(limit, prompt, self._following)
+        return Ledger(prompt, expects_logprobs=self.shared.engine.gives_logprobs)
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
         schemas = [] if self.tools is None else self.tools.schemas

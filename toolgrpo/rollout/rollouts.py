@@ -49,7 +49,6 @@ class Rollouts:
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
     max_concurrent: int | None = None  # episodes at a time; None: all
     enable_thinking: bool | None = None  # a row's own column of this name comes first
-    end_at_void_turn: bool = False
     player: Player | None = None  # plays the episodes in place of our own loop
     clock: Callable[[], float] = time.monotonic
 
@@ -123,7 +122,6 @@ class Rollouts:
             vocabulary=self.vocabulary,
             engine_retries=self.engine_retries,
             unmarked_calls=self.unmarked_calls,
-            end_at_void_turn=self.end_at_void_turn,
             clock=self.clock,
             on_turn=self._turn_teller(began) if self.observers.hear_turns else None,
             player=self.player,

@@ -52,7 +52,6 @@ class EpisodeRunner:
     vocabulary: int | None = None  # how many ids the model has
     engine_retries: int = 3
     unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
-    end_at_void_turn: bool = False
     clock: Callable[[], float] = time.monotonic
     waiting: AbstractContextManager[None] = field(
         default_factory=nullcontext

@@ -31,8 +31,7 @@ _FIELDS_OF_TRL = {  # and their defaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRule:
-    """Which episodes `geo_tis` keeps: those whose geometric mean of the ratios is in a band, or with
-    `most_k3` those whose mean K3 divergence is no larger.
+    """Which episodes `geo_tis` keeps: those whose geometric mean of the ratios is in a band.
 
     The band is that of an episode of `band_tokens` tokens or more. The mean over fewer tokens
     scatters more by chance alone, and its band is wider by the same factor.
@@ -41,7 +40,6 @@ class EpisodeRule:
     low: float = 0.999
     high: float = 1.001
     band_tokens: int = 1000
-    most_k3: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +73,10 @@ class CorrectionOptions:
     )
     correction_band: list[float] = field(
         default_factory=lambda: [0.999, 1.001],
-        metadata={"help": "With geo_tis: in which band the geometric mean of an episode's ratios must lie."},
-    )
-    correction_band_tokens: int = field(
-        default=1000,
         metadata={
-            "help": "With geo_tis: from how many tokens on the band is as given; n tokens fewer have one wider by the "
-            "square root of that over n, since their mean scatters so much more (1: the same band for all)."
+            "help": "With geo_tis: the band for the geometric mean of an episode's ratios, from 1,000 tokens on; of n "
+            "tokens fewer it is wider by the square root of 1,000 over n."
         },
-    )
-    correction_k3: float | None = field(
-        default=None,
-        metadata={"help": "With geo_tis: keep episodes by their mean K3 divergence, at most this, instead of a band."},
     )
     correction_cap: float = field(
         default=2.0, metadata={"help": "With geo_tis: the largest weight of a token; larger ratios count as this."}
@@ -104,10 +94,6 @@ class CorrectionOptions:
                 f"correction_band must be two numbers around 1, the lowest and the highest mean ratio that counts, such "
                 f"as 0.999 1.001; got {band}"
             )
-        if self.correction_band_tokens < 1:
-            raise ConfigError(f"correction_band_tokens must be at least 1, got {self.correction_band_tokens}")
-        if self.correction_k3 is not None and not 0 < self.correction_k3 < math.inf:
-            raise ConfigError(f"correction_k3 must be a positive number, got {self.correction_k3}")
         if not 1 <= self.correction_cap < math.inf:
             raise ConfigError(f"correction_cap must be at least 1, got {self.correction_cap}")
         own = _set_fields_of_trl(self)
@@ -120,12 +106,7 @@ class CorrectionOptions:
 
 def settled(args: Any, *, gives_logprobs: bool, same_numbers: bool) -> Correction:
     """Return what a run with this config and an engine of this kind does."""
-    rule = EpisodeRule(
-        low=args.correction_band[0],
-        high=args.correction_band[1],
-        band_tokens=args.correction_band_tokens,
-        most_k3=args.correction_k3,
-    )
+    rule = EpisodeRule(low=args.correction_band[0], high=args.correction_band[1])
     method, why = _method(args, gives_logprobs=gives_logprobs, same_numbers=same_numbers)
     return Correction(method=method, why=why, rule=rule, cap=args.correction_cap)
 

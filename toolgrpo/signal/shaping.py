@@ -18,7 +18,7 @@ from toolgrpo.signal.advantages import ESTIMATORS, grouped_advantages
 from toolgrpo.signal.group_worth import combined_rewards
 from toolgrpo.signal.penalties import SIZES, EpisodeSize, Overlong, overlong_penalty, relative_penalties
 from toolgrpo.trajectory import Trajectory
-from toolgrpo.void_turns import VOID_TURNS, has_void_turn, is_void
+from toolgrpo.void_turns import VOID_TURNS, has_void_turn
 
 __all__ = ["Member", "Shaped", "Shaping", "ShapingOptions", "loss_mask", "members_of"]
 
@@ -52,8 +52,7 @@ class ShapingOptions:
     void_turns: str = field(
         default="keep",
         metadata={
-            "help": "A turn with neither a call nor a final answer: keep, mask_turn or mask_episode (not trained on), or "
-            "end (the episode ends there, and is not trained on).",
+            "help": "Episodes with a turn that has neither a call nor a final answer: keep, or mask_episode (not trained on).",
             "choices": VOID_TURNS,
         },
     )
@@ -197,16 +196,10 @@ def members_of(batch: RolloutBatch) -> list[Member]:
 
 
 def loss_mask(trajectory: Trajectory, void_turns: str) -> tuple[int, ...]:
-    """Return 1 on the tokens that are trained on: those that were sampled, void turns apart."""
-    if void_turns in ("mask_episode", "end") and has_void_turn(trajectory):
+    """Return 1 on the tokens that are trained on: those that were sampled."""
+    if void_turns == "mask_episode" and has_void_turn(trajectory):
         return (0,) * len(trajectory.mask)
-    if void_turns != "mask_turn":
-        return trajectory.mask
-    mask = list(trajectory.mask)
-    for turn in trajectory.turns:
-        if is_void(turn):
-            mask[turn.start : turn.end] = [0] * (turn.end - turn.start)
-    return tuple(mask)
+    return trajectory.mask
 
 
 def _weights(given: Mapping[str, float] | str | None) -> dict[str, float]:

@@ -65,8 +65,6 @@ def clipped(log_ratio: torch.Tensor, advantages: torch.Tensor, low: float, high:
 def kept(log_ratio: torch.Tensor, mask: torch.Tensor, rule: EpisodeRule) -> torch.Tensor:
     """Return for each row, (B,), whether the rule keeps it; a row without a token is kept."""
     n_tokens = mask.sum(dim=1).clamp(min=1)
-    if rule.most_k3 is not None:
-        return (_k3(log_ratio) * mask).sum(dim=1) / n_tokens <= rule.most_k3
     mean = (log_ratio * mask).sum(dim=1) / n_tokens
     wider = (rule.band_tokens / n_tokens).clamp(min=1.0).sqrt()
     return (math.log(rule.low) * wider <= mean) & (mean <= math.log(rule.high) * wider)

@@ -30,7 +30,6 @@ def scripted_runner(
     chat: ChatFormat | None = None,
     tokenizer: TextTokenizer | None = None,
     engine_retries: int = 0,
-    end_at_void_turn: bool = False,
     unmarked_calls: str = "answer",
     clock: FakeClock | None = None,
     **limits: Any,
@@ -44,7 +43,6 @@ def scripted_runner(
         tokenizer=tokenizer or ByteChat(),
         tools=tools,
         engine_retries=engine_retries,
-        end_at_void_turn=end_at_void_turn,
         unmarked_calls=unmarked_calls,
         clock=clock or time.monotonic,
     )

@@ -59,7 +59,6 @@ def tiny_config(folder: Path, **changes: Any) -> ToolGRPOConfig:
             "num_generations": 4,
             "max_completion_length": 120,
             "max_steps": 2,
-            "text_prompts": "chat",
             "report_to": "none",
             "use_cpu": True,
             "gradient_checkpointing": False,

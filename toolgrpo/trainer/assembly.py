@@ -247,7 +247,6 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers, vocab
         unmarked_calls=args.unmarked_calls,
         max_concurrent=args.max_concurrent_episodes,
         enable_thinking=args.enable_thinking,
-        end_at_void_turn=args.void_turns == "end",
         player=given.player,
     )
 

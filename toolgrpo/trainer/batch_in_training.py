@@ -72,7 +72,6 @@ class BatchInTraining:
         token_tap: TokenTap,
         turn_rewards: TurnRewards,
         pad_id: int,
-        raw_text: bool,
         process: int,
         n_processes: int,
     ) -> None:
@@ -91,7 +90,6 @@ class BatchInTraining:
         self._off_policy = off_policy
         self._token_tap = token_tap
         self._pad_id = pad_id
-        self._raw_text = raw_text
         self._process, self._n_processes = process, n_processes
         self._signal = BatchSignal(trainer, args, group_size)
         self._credit = BatchCredit(trainer, args.credits(), turn_rewards, args.num_generations)
@@ -162,11 +160,10 @@ class BatchInTraining:
         self._segments = trl_batch.segments_of(self._trainer, trajectories)
         masks = self._signal.loss_masks(trajectories)
         output = GenerationOutput.from_trajectories(trajectories, self._pad_id, masks)
-        completions = trl_jobs.texts_of(output.completions) if self._raw_text else output.completions
         self._off_policy.expect(output.logprobs)
         if not self._off_policy.skips_old_policy and trl_batch.reads_old_policy(self._trainer):
-            self._ask_before_old_policy(prompts, output, completions)
-        return output.as_trl(completions)
+            self._ask_before_old_policy(prompts, output)
+        return output.as_trl()
 
     def _return_memory(self) -> None:
         """Give back, on a CPU, what rollouts have left between the tensors of the passes to come."""
@@ -183,9 +180,7 @@ class BatchInTraining:
         self.n_episodes += self._n_processes * n
         return first
 
-    def _ask_before_old_policy(
-        self, prompts: Sequence[Any], output: GenerationOutput, completions: Sequence[Any]
-    ) -> None:
+    def _ask_before_old_policy(self, prompts: Sequence[Any], output: GenerationOutput) -> None:
         """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
         that they say is dead.
         """
@@ -193,7 +188,7 @@ class BatchInTraining:
             dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
         ]
         inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
-        self._asked_rewards = self._calculate_rewards(inputs, prompts, completions, output.completion_ids)
+        self._asked_rewards = self._calculate_rewards(inputs, prompts, output.completions, output.completion_ids)
         self._row_choice = trl_batch.choose_rows_of_old_policy(self._trainer, self._in_dead_groups)
 
     def calculate_rewards(
@@ -204,10 +199,10 @@ class BatchInTraining:
         if rewards_per_func is not None:
             return rewards_per_func
         if self._drawn is None:
-            if not self._raw_text and trl_seam.has_reward_model(self._trainer):
+            if trl_seam.has_reward_model(self._trainer):
                 prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
             calculate = partial(of_trl, inputs, prompts, completions, completion_ids_list)
-            with trl_jobs.point_to_raw_text(prompts, raw=self._raw_text):
+            with trl_jobs.point_to_messages(prompts):
                 self._ran, rewards_per_func = self._signal.graded(self._ran, calculate)
             if self._ran is not None and self._mode == "train":
                 self._ran = self._credit.asked(self._ran)

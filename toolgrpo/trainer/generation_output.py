@@ -46,8 +46,8 @@ class GenerationOutput:
             extra_fields={"trajectories": list(trajectories)},
         )
 
-    def as_trl(self, completions: Sequence[Any] | None = None) -> tuple[Any, ...]:
-        """Return the tuple of TRL's `_generate`, with these completions if they are not messages.
+    def as_trl(self) -> tuple[Any, ...]:
+        """Return the tuple of TRL's `_generate`.
 
         It is (prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images,
         tool_images).
@@ -56,7 +56,7 @@ class GenerationOutput:
             self.prompt_ids,
             self.completion_ids,
             self.mask,
-            self.completions if completions is None else list(completions),
+            self.completions,
             self.logprobs,
             self.extra_fields,
             None,

@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.chat.raw_text import RawText
 from toolgrpo.data.given_rows import as_dataset
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
@@ -56,7 +55,6 @@ class GivenParts:
     chat: ChatFormat
     toolbox: ToolProvider | None
     closes_tools: bool  # False: they belong to whoever loaded them
-    raw_text: bool  # prompts are continued as they are
     player: Player | None = None  # an agent, that plays the episodes
 
     @property
@@ -101,10 +99,8 @@ def take_parts(
     trl_jobs.refuse_images(train_dataset)
     trl_jobs.refuse_images(eval_dataset)
     tokenizer = tokenizer or load_tokenizer(model, revision=_revision(args), trust_remote_code=args.trust_remote_code)
-    raw_text = args.text_prompts == "raw" and trl_jobs.is_text(train_dataset)
     template = with_template_arguments(tokenizer, args.chat_template_kwargs)
-    is_undecided = args.text_prompts == "auto" and chat is None and trl_jobs.is_text(train_dataset)
-    chat = chat or (RawText(tokenizer) if raw_text else resolve_format(template))
+    chat = chat or resolve_format(template)
     toolbox = _as_toolbox(tools, args, factory)
     if toolbox is not None and toolbox is not tools:
         opened.callback(toolbox.close)
@@ -112,13 +108,9 @@ def take_parts(
     if player is not None:
         opened.callback(player.close)
     speaks = toolbox is not None or player is not None or users_speak(None, train_dataset)
-    if is_undecided and not (speaks or args.draws_groups):  # else only chat can be meant
-        trl_jobs.refuse_undecided_text(reward_funcs)
+    if not speaks:
+        trl_jobs.warn_of_text(train_dataset, reward_funcs)
     reward_funcs, weights = trl_jobs.with_environment(reward_funcs, args.reward_weights, factory)
-    if raw_text and toolbox is not None:
-        raise ConfigError("raw text has no place for tools; set text_prompts to chat, or leave the tools out")
-    if raw_text and args.draws_groups:
-        raise ConfigError("dynamic_sampling draws conversations; set text_prompts to chat, or leave it out")
     if train_dataset is None and factory is not None:
         n_rows = args.generation_batch_size // args.num_generations
         train_dataset = trl_jobs.placeholder_rows(n_rows, args.max_steps)
@@ -134,7 +126,6 @@ def take_parts(
         chat=chat,
         toolbox=toolbox,
         closes_tools=toolbox is not tools,
-        raw_text=raw_text,
         player=player,
     )
 

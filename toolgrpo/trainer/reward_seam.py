@@ -182,7 +182,7 @@ def _ask(trainer: Any, numbers: Sequence[int], rows: Sequence[Row], trajectories
     view.reward_func_names = [trainer.reward_func_names[number] for number in numbers]
     view._pending_extra_logs, view._pending_metrics = defaultdict(list), defaultdict(list)
     with (
-        trl_jobs.point_to_raw_text(prompts, raw=False),
+        trl_jobs.point_to_messages(prompts),
         keep_gathers_apart(),
         quiet_about_unscored(),
         noted_drops() as drops,

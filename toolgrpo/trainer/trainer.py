@@ -152,7 +152,6 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             args, gives_logprobs=built.engine.gives_logprobs, same_numbers=built.engine.same_numbers_as_trainer
         )
         trl_correction.correct_by(self, self.correction)
-        self._raw_text = given.raw_text
         is_main = self.is_world_process_zero()
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not is_main))
         if is_main and (line := bf16_line(self.policy.dtype, self.policy.device)) is not None:
@@ -213,7 +212,6 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             token_tap=self._token_tap,
             turn_rewards=self.turn_rewards,
             pad_id=given.tokenizer.pad_token_id,
-            raw_text=given.raw_text,
             process=self.accelerator.process_index,
             n_processes=self.accelerator.num_processes,
         )
@@ -334,7 +332,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._claim_folder()
         batch = grade(
             self.rollout(rows, options, label=label),
-            trl_jobs.taking_text(self.reward_funcs) if self._raw_text else self.reward_funcs,
+            self.reward_funcs,
             self.reward_weights.tolist(),
             threshold=self.args.success_threshold,
             trainer_state=self.state,

@@ -1,6 +1,6 @@
 """Take what a job written for TRL's `GRPOTrainer` brings, where it means something here.
 
-* `text_prompts: raw` keeps TRL's meaning of prompts that are plain text;
+* prompts that are plain text are a user's message, and a reward that may want strings is told so;
 * `generation_kwargs` with the fields of our own sampling are those fields;
 * `chat_template_kwargs` go to the chat template, also while the chat format is proven;
 * an `environment_factory` is an environment of the tools, its `get_reward` a reward.
@@ -10,12 +10,12 @@ What means nothing here is refused with what to use instead. Knows no trainer: v
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
@@ -26,25 +26,21 @@ from toolgrpo.rewards import Reward
 from toolgrpo.rewards.environment import environment
 
 __all__ = [
-    "TEXT_PROMPTS",
     "TRLJobOptions",
     "ToolsElsewhere",
     "as_conversations",
     "check_reward_arguments",
-    "is_text",
     "placeholder_rows",
-    "point_to_raw_text",
+    "point_to_messages",
     "refuse_images",
     "refuse_replaced_generate",
     "refuse_rollout_func",
-    "refuse_undecided_text",
     "single_factory",
-    "taking_text",
-    "texts_of",
+    "warn_of_text",
     "with_environment",
 ]
 
-TEXT_PROMPTS = ("auto", "chat", "raw")
+logger = logging.getLogger(__name__)
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAID_ELSEWHERE = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
@@ -52,17 +48,7 @@ _SAID_ELSEWHERE = ("messages", "conversation", "tools", "tokenize", "add_generat
 
 @dataclass
 class TRLJobOptions:
-    """Fields of jobs that were written for TRL."""
-
-    text_prompts: str = field(
-        default="auto",
-        metadata={
-            "help": "A prompt that is plain text is a user's message (chat), or is continued as it is, without tools and "
-            "with strings for rewards, as in TRL (raw). auto: chat, but a job in Python without tools whose reward is a "
-            "function has to say which.",
-            "choices": TEXT_PROMPTS,
-        },
-    )
+    """The dictionaries of TRL's config, as fields of ours."""
 
     def take_trl_arguments(self) -> None:
         """Spread the dictionaries of TRL's config over the fields they stand for.
@@ -70,8 +56,6 @@ class TRLJobOptions:
         To be called while the config is made: the fields are those of the class that this is mixed
         into.
         """
-        if self.text_prompts not in TEXT_PROMPTS:
-            raise ConfigError(f"text_prompts must be one of {', '.join(TEXT_PROMPTS)}; got {self.text_prompts!r}")
         fields = vars(self)
         for name in ("generation_kwargs", "chat_template_kwargs"):
             value = fields[name]
@@ -107,25 +91,22 @@ class TRLJobOptions:
         vars(self)["enable_thinking"] = thinking
 
 
-def refuse_undecided_text(rewards: Any) -> None:
-    """Refuse a function as a reward of plain text, which is written for strings or for messages.
+def warn_of_text(rows: Any, rewards: Any) -> None:
+    """Warn if prompts are plain text and a reward is a function, which may be written for strings.
 
-    Many a function runs with both: the length of a completion would be 1, the number of its messages, and nothing
-    would ever be learned.
+    Many a function runs with messages, too: the length of a completion is then the number of its messages.
     """
+    first = next(iter(rows), None) if rows is not None else None
+    if not isinstance(first, Mapping) or not isinstance(first.get("prompt"), str):
+        return
     for reward in rewards if isinstance(rewards, list | tuple) else [rewards]:
         if inspect.isroutine(reward):
-            raise ConfigError(
-                f"the prompts are plain text and there are no tools, so reward {reward.__name__} may be written for "
-                f"strings or for messages: set text_prompts='raw' and the text is continued as it is and the reward gets "
-                f"strings, as in TRL, or text_prompts='chat' and it is a user's message and the reward gets messages"
+            logger.warning(
+                "the prompts are plain text and there are no tools: each prompt is a user's message, and reward %s gets "
+                "lists of messages. To continue raw text, with strings for rewards, use TRL's GRPOTrainer",
+                reward.__name__,
             )
-
-
-def is_text(rows: Any) -> bool:
-    """Return whether the prompts of these rows are plain text, as the first of them is."""
-    first = next(iter(rows), None) if rows is not None else None
-    return isinstance(first, Mapping) and isinstance(first.get("prompt"), str)
+            return
 
 
 def refuse_images(rows: Any) -> None:
@@ -236,35 +217,16 @@ def with_environment(
     return [*given, *own], None if weights is None else [*weights, *(1.0 for _ in own)]
 
 
-def taking_text(rewards: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Return rewards that are given what raw text was continued with, instead of messages."""
-
-    def of_text(reward: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(reward)
-        def call(*, completions: Sequence[Sequence[Mapping[str, Any]]], **arguments: Any) -> Any:
-            return reward(completions=texts_of(completions), **arguments)
-
-        call.__name__ = getattr(reward, "__name__", type(reward).__name__)
-        return call
-
-    return [of_text(reward) for reward in rewards]
-
-
-def texts_of(completions: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return the text of each completion of one turn."""
-    return ["".join(str(message["content"]) for message in completion) for completion in completions]
-
-
 @contextmanager
-def point_to_raw_text(prompts: Sequence[Any], *, raw: bool) -> Iterator[None]:
+def point_to_messages(prompts: Sequence[Any]) -> Iterator[None]:
     """Say in an error of a reward that completions are messages, where it may have taken them for text."""
     try:
         yield
     except (TypeError, AttributeError, RewardError) as error:
-        if not raw and prompts and isinstance(prompts[0], str):
+        if prompts and isinstance(prompts[0], str):
             error.add_note(
                 "The prompts of the data are plain text, which is shown as a user's message, and completions are lists of "
-                "messages. A reward that takes strings, as for TRL, wants text_prompts='raw'."
+                "messages. To continue raw text, with strings for rewards, use TRL's GRPOTrainer."
             )
         raise
 

@@ -68,7 +68,7 @@ function turnBubbles(turn, number) {
   const results = turn.re || [];
   return [
     h("div.bubble.assistant", {},
-      h("div.role", {}, `assistant, turn ${number + 1}${turn.su ? ", summary" : ""}`, h("span.quiet", {}, ` ${turn.en - turn.st} tokens, ${seconds(turn.s)}${creditOf(turn)}`)),
+      h("div.role", {}, `assistant, turn ${number + 1}`, h("span.quiet", {}, ` ${turn.en - turn.st} tokens, ${seconds(turn.s)}${creditOf(turn)}`)),
       turn.th ? h("details.thinking", { open: turn.th.length < 400 }, h("summary", {}, "thinking"), long(turn.th)) : null,
       turn.c ? long(turn.c) : null,
       attempts.map((attempt) => attemptBox(attempt)),
