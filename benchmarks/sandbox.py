@@ -10,8 +10,8 @@ correct program against three asserts, from its text to its score: a process for
 program, one for the judge, three calls between them; `call` is what one more call
 of a test adds, `grades/s` what two threads get, `open` a session with its first run.
 The rung `unsafe` and the plain subprocess
-confine nothing. Bubblewrap (as a rung, and as a prefix of a new interpreter) and
-sandlock are measured where `bwrap` and `sandlock` are installed.
+confine nothing. Bubblewrap and sandlock, as a prefix of a new interpreter, are
+measured where `bwrap` and `sandlock` are installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from rich.table import Table
 from toolgrpo.sandbox import Rung, Sandbox
 from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.grading.split_plan import Suite
-from toolgrpo.sandbox.rungs.bubblewrap import find_bubblewrap
 from toolgrpo.sandbox.rungs.ladder import probe
 
 CODE = "print(1 + 1)"
@@ -146,14 +145,14 @@ def measure(quick: bool) -> dict[str, Any]:
         ways[name] = way
         save("sandbox", {"ways": ways}, quick=quick)
 
-    for rung in (Rung.NAMESPACES, Rung.LANDLOCK, Rung.BUBBLEWRAP, Rung.SECCOMP):
+    for rung in (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP):
         progress(f"rung {rung.value}")
         reason = probe(rung)
         keep(f"rung {rung.value}", measure_rung(rung, repetitions) if reason is None else {"absent": reason})
     keep("rung unsafe", measure_rung(Rung.UNSAFE, repetitions // 10))
     keep("subprocess", measure_command([], repetitions // 10))
     for name, options in COMMANDS.items():
-        program = find_bubblewrap() if name == "bwrap" else shutil.which(name)
+        program = shutil.which(name)
         if program is None:
             keep(name, {"absent": f"{name} is not installed"})
             continue

@@ -12,7 +12,7 @@ from toolgrpo.sandbox import Rung, Sandbox
 from toolgrpo.sandbox.rungs.ladder import probe
 
 
-@pytest.fixture(scope="module", params=(Rung.NAMESPACES, Rung.LANDLOCK, Rung.BUBBLEWRAP, Rung.SECCOMP))
+@pytest.fixture(scope="module", params=(Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP))
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     reason = probe(request.param)
     if reason is not None:

@@ -110,12 +110,7 @@ def test_what_is_preloaded_can_be_chosen() -> None:
 def test_nothing_outside_is_reached(sandbox: Sandbox, outside: dict[str, object], attempt: str) -> None:
     result = sandbox.run(f"import os, sys\n{attempt.format(**outside)}", timeout=60.0)
     assert result.status is RunStatus.ERROR, result
-    denied = [
-        "Permission",
-        "not permitted",
-        *(["No such file", "Read-only"] if sandbox.rung is Rung.BUBBLEWRAP else []),
-    ]
-    assert any(word in result.stderr for word in denied), result.stderr
+    assert "Permission" in result.stderr or "not permitted" in result.stderr, result.stderr
     assert Path(str(outside["secret"])).read_text() == "a secret"
     assert sandbox.run("1 + 1").value == 2
 

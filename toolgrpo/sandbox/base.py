@@ -32,7 +32,6 @@ class Rung(StrEnum):
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
-    BUBBLEWRAP = "bubblewrap"
     SECCOMP = "seccomp"
     UNSAFE = "unsafe"
 

@@ -19,7 +19,6 @@ from toolgrpo.processes.wire import hang_up
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.paths import interpreter_paths, open_to_all, starter
-from toolgrpo.sandbox.rungs.bubblewrap import SCRATCH_PARENT, wrap
 
 __all__ = ["VMSTAT", "Host", "UnconfinedWorkers", "Workers"]
 
@@ -53,7 +52,7 @@ class Host:
 
     def __init__(self, rung: Rung, *, preload: list[str], limits: dict[str, Any]) -> None:
         readable = interpreter_paths()
-        parent = SCRATCH_PARENT if rung is Rung.BUBBLEWRAP else tempfile.gettempdir()
+        parent = tempfile.gettempdir()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         owner, proc = os.pidfd_open(os.getpid()), os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         vmstat = _open_vmstat()
@@ -73,7 +72,7 @@ class Host:
         command = [sys.executable, "-I", "-c", starter("host.host", "main"), json.dumps(settings)]
         try:
             self._process = subprocess.Popen(
-                wrap(command) if rung is Rung.BUBBLEWRAP else command,
+                command,
                 env=_ENVIRONMENT,
                 pass_fds=lent,
                 cwd="/",
@@ -94,7 +93,7 @@ class Host:
             raise SandboxError("the sandbox's host process did not start; its own words are on stderr above")
         greeting = json.loads(hello)
         self.missing: list[str] = greeting["missing"]
-        self.scratch = None if rung is Rung.BUBBLEWRAP else greeting["scratch"]
+        self.scratch = greeting["scratch"]
 
     @property
     def pid(self) -> int:

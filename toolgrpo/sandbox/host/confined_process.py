@@ -101,10 +101,7 @@ def _confine(settings: dict[str, Any], rules: landlockpy.Ruleset | None, scratch
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_CORE, 0),
     ]
-    if os.getuid() == 0 or settings["rung"] in (
-        Rung.NAMESPACES,
-        Rung.BUBBLEWRAP,
-    ):  # else it counts all that the user runs
+    if os.getuid() == 0 or settings["rung"] == Rung.NAMESPACES:  # else it counts all that the user runs
         limits_of_kernel.append((resource.RLIMIT_NPROC, _MOST_THREADS_OF_ALL))
     for kind, most in limits_of_kernel:
         resource.setrlimit(kind, (most, most))

@@ -1,7 +1,7 @@
 """The host's memory, made cheap to fork, and the machine's.
 
 What a run costs is mostly the copying and dropping of page tables. /proc is reached through
-descriptors opened by the client, since a host inside bubblewrap sees none.
+descriptors that the client has opened.
 """
 
 from __future__ import annotations

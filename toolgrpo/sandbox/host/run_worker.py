@@ -128,7 +128,7 @@ class _Worker:
             try:
                 scratch.empty(occupant.folder.path)
                 self._free.append(occupant.folder)
-            except FileNotFoundError:  # inside bubblewrap a run can move its folder away; it then has no second one
+            except FileNotFoundError:  # an unconfined run can move its folder away
                 self._folders.remove(occupant.folder)
 
     def end_occupant(self) -> None:

@@ -14,22 +14,17 @@ from functools import cache
 from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.paths import starter
-from toolgrpo.sandbox.rungs.bubblewrap import find_bubblewrap, wrap
 
 __all__ = ["choose_rung", "probe"]
 
 _PROBE_S = 60.0
-_STRONGEST_FIRST = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.BUBBLEWRAP, Rung.SECCOMP)
+_STRONGEST_FIRST = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP)
 _NO_LINUX = f"this is {sys.platform}, and every rung that confines needs Linux"
 _NOT_PROMISED = {
     Rung.NAMESPACES: "no protection from kernel bugs; metadata (names, sizes) of files outside can be read",
     Rung.LANDLOCK: (
         "no protection from kernel bugs; metadata (names, sizes) of files outside can be read; the kernel's process "
         "table and network are shared, and out of reach by system-call filter and Landlock alone"
-    ),
-    Rung.BUBBLEWRAP: (
-        "no protection from kernel bugs; runs at the same time can read each other's scratch folders; scratch files are "
-        "memory"
     ),
     Rung.SECCOMP: "as landlock; and code has no files at all: no scratch folder and no imports beyond the preloaded ones",
 }
@@ -83,10 +78,6 @@ def probe(rung: Rung) -> str | None:
     """Try a rung in a throw-away process; None where this machine holds it, else why not."""
     if sys.platform != "linux":
         return _NO_LINUX
-    if rung is Rung.BUBBLEWRAP and find_bubblewrap() is None:
-        return "bwrap is not installed"
     command = [sys.executable, "-I", "-c", starter("rungs.probe", "probe_rung"), rung.value]
-    done = subprocess.run(
-        wrap(command) if rung is Rung.BUBBLEWRAP else command, env={}, capture_output=True, text=True, timeout=_PROBE_S
-    )
+    done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=_PROBE_S)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
