@@ -67,7 +67,7 @@ def nano() -> tuple[Any, Any]:
     """Return nano's tokenizer and its chat format."""
     from toolgrpo.chat import resolve_format
     from toolgrpo.models import folder_of
-    from toolgrpo.trainer.trainer import load_tokenizer
+    from toolgrpo.trainer.given_parts import load_tokenizer
 
     tokenizer = load_tokenizer(str(folder_of("nano")))
     return tokenizer, resolve_format(tokenizer)

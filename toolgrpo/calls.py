@@ -12,17 +12,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-__all__ = [
-    "READABLE",
-    "RUNNABLE",
-    "WITHOUT_MARKERS",
-    "AttemptStatus",
-    "Call",
-    "CallAttempt",
-    "ToolErrorKind",
-    "ToolResult",
-]
-
 
 class AttemptStatus(StrEnum):
     """What became of one tool call that the model tried to write."""

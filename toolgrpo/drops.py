@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Drop", "DropCause", "DropEpisode", "EnvironmentLost"]
-
 
 class DropCause(StrEnum):
     """Who could not say what an episode is worth."""

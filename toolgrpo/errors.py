@@ -27,26 +27,6 @@ Three kinds of failure take three roads (see DESIGN in the docs):
 Every message says what failed, what was got, and what to do.
 """
 
-__all__ = [
-    "ChatFormatError",
-    "ConfigError",
-    "DataError",
-    "EngineError",
-    "FinalEngineError",
-    "ModelError",
-    "PeerError",
-    "PluginError",
-    "RewardError",
-    "SandboxError",
-    "StorageError",
-    "TooManyDroppedError",
-    "ToolExecutorError",
-    "ToolGRPOError",
-    "UserError",
-    "WorkerLostError",
-    "WorldError",
-]
-
 
 class ToolGRPOError(Exception):
     """Base of every error this package raises on purpose."""

@@ -27,8 +27,6 @@ from pathlib import Path
 from toolgrpo.errors import ConfigError
 from toolgrpo.storage import open_own
 
-__all__ = ["FolderClaim", "claim_folder", "other_run_in"]
-
 _PATIENCE_S = 3.0  # a run that was killed may take that long to be gone
 _RETRY_S = 0.1
 

@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["settle_hub"]
-
 logger = logging.getLogger(__name__)
 
 _SAID_IN = {

@@ -19,8 +19,6 @@ from toolgrpo.drops import Drop
 from toolgrpo.segments import SegmentStart
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
-__all__ = ["Ledger"]
-
 
 class Ledger:
     """The growing side of a trajectory. One writer: the episode."""

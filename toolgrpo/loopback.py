@@ -12,8 +12,6 @@ from __future__ import annotations
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-__all__ = ["is_foreign", "is_local"]
-
 
 def is_local(name: str | None) -> bool:
     """Return whether this is a name or an address of the loopback interface."""

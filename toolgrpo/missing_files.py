@@ -9,8 +9,6 @@ from pathlib import Path
 
 from toolgrpo.nearest import nearest
 
-__all__ = ["no_conversations", "no_data_file", "no_mcp_config", "no_python_file", "seen_from_here"]
-
 _ALIKE = 0.7  # of the letters of two names
 
 

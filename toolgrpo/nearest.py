@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["nearest"]
-
 _LONGEST = 100  # characters that are compared; what is longer is no name
 
 

@@ -18,8 +18,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_nesting", "names_secret", "plain", "plain_json", "without_secrets"]
-
 _UNSEEN = (
     "\x7f-\x9f"  # DEL and C1
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks of the reading direction

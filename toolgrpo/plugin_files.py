@@ -20,8 +20,6 @@ from types import ModuleType
 from toolgrpo.errors import PluginError
 from toolgrpo.missing_files import no_python_file
 
-__all__ = ["import_failed", "import_file", "missing_import", "python_file", "user_traceback"]
-
 _IMPORTS = {  # of names that files use most, beside modules and those of typing
     **{"np": "import numpy as np", "pd": "import pandas as pd", "Path": "from pathlib import Path"},
     **{"Decimal": "from decimal import Decimal", "dataclass": "from dataclasses import dataclass"},

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["LIMIT_S", "RegexBudget"]
-
 LIMIT_S = 1.0  # most turns need a thousandth of it
 
 T = TypeVar("T")

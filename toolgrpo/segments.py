@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["Row", "Segment", "SegmentStart", "check_starts", "cut_at_starts", "first_columns", "lay_out"]
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:

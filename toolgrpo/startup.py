@@ -16,8 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["give_memory_back", "map_large_blocks", "maps_large_blocks", "prepare"]
-
 _DRIVER = "/proc/driver/nvidia"
 
 

@@ -19,15 +19,6 @@ from pathlib import Path
 
 from toolgrpo.errors import StorageError, ToolGRPOError
 
-__all__ = [
-    "open_new",
-    "open_own",
-    "saved_into",
-    "storage_errors",
-    "storage_failure",
-    "write_whole",
-]
-
 _FULL, _QUOTA, _TOO_LARGE = "the disk is full", "the quota is used up", "a file became larger than the system allows"
 _REASONS = {errno.ENOSPC: _FULL, errno.EDQUOT: _QUOTA, errno.EFBIG: _TOO_LARGE}
 _SAID_BY_LIBRARIES = {  # safetensors, pyarrow and others tell it in words alone

@@ -24,15 +24,6 @@ from toolgrpo.calls import AttemptStatus, Call, CallAttempt, ToolErrorKind, Tool
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.segments import Row, Segment, SegmentStart, check_starts, cut_at_starts, lay_out
 
-__all__ = [
-    "Message",
-    "Segment",
-    "SegmentStart",
-    "StopReason",
-    "Trajectory",
-    "Turn",
-]
-
 Message = dict[str, Any]
 """One chat message in the OpenAI form: role, content, and for assistants `tool_calls`,
 `reasoning_content`.

@@ -15,8 +15,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-__all__ = ["chat_template", "chat_template_names", "response_schema"]
-
 
 def chat_template_names() -> list[str]:
     """Return the names of the chat templates that TRL ships, without its training variants."""

@@ -16,8 +16,8 @@ import pytest
 from trl import GRPOConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
-from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments, parse_evaluation_arguments
+from toolgrpo.commands.given_words import ALIASES
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ToolGRPOError

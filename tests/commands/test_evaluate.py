@@ -16,7 +16,7 @@ from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError, ModelError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

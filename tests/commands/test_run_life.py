@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 
 from recipes.nano.build import build_nano
 from recipes.nano.recipe import MINI
+from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.sft import parse_sft_arguments, run_sft
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.commands.train import TrainingRun, parse_arguments
+from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, EngineError, RewardError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.trainer.stopping import finish_before_stopping

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.engines.vllm_options import vllm_available
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 1200

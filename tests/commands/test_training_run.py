@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.commands.train import TrainingRun, parse_arguments
+from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, DataError, PluginError, RewardError
 
 TOOLS = "tools_funcs/arithmetic_tools.py"

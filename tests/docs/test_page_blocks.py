@@ -22,8 +22,8 @@ from tests.support.page_blocks import SHELL, Block, commands_of, page_blocks
 from tests.support.page_rooms import PythonRoom, run_command
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.check import CheckArguments
-from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
+from toolgrpo.commands.given_words import ALIASES
 from toolgrpo.commands.main import COMMANDS
 from toolgrpo.commands.replay import ReplayArguments
 from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig

@@ -15,7 +15,8 @@ from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.evaluation.run import Evaluation, evaluate
-from toolgrpo.observe.recorder import EpisodeRecorder, read_episodes
+from toolgrpo.observe.recorder import EpisodeRecorder
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.rollout.observers import Observers

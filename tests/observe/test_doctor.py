@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import toolgrpo
-from toolgrpo.observe.doctor import DOCS, RULES, Finding, Log, findings, over_run
+from toolgrpo.observe.doctor import DOCS, RULES, Finding, findings, over_run
+from toolgrpo.observe.log_reading import Log
 
 ROOT = Path(toolgrpo.__file__).parents[1]
 

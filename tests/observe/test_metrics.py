@@ -6,8 +6,8 @@ import pytest
 
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.ledger import Ledger
+from toolgrpo.observe.metric import Metric
 from toolgrpo.observe.metrics import (
-    Metric,
     MetricsLog,
     batch_metrics,
     groups_without_spread,

@@ -13,8 +13,8 @@ import pytest
 
 from toolgrpo.calls import ToolResult
 from toolgrpo.errors import StorageError
-from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, read_episodes
-from toolgrpo.observe.records import prompt_id, read_vocabulary, row_of
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.records import prompt_id, read_episodes, read_vocabulary, row_of
 from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.rollout import RolloutBegan

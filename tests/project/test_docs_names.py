@@ -14,8 +14,8 @@ from trl import GRPOConfig, ModelConfig
 from toolgrpo.calls import AttemptStatus as Status
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.config_files import ALIASES
 from toolgrpo.commands.evaluate import EvaluationArguments
+from toolgrpo.commands.given_words import ALIASES
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import batch_metrics
 from toolgrpo.observe.trouble_metrics import trouble_metrics

@@ -15,7 +15,8 @@ from transformers import TrainerCallback
 
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.recorder import episodes_path, read_episodes
+from toolgrpo.observe.recorder import episodes_path
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.testing import ByteChat, ScriptedReply, tiny_trainer
 from toolgrpo.testing.trainers import tiny_config

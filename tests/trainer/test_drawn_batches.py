@@ -17,7 +17,7 @@ from datasets import IterableDataset
 from tests.support.meeting import Meeting
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rollout import EpisodeLimits, Observer, RolloutBatch, Rollouts
 from toolgrpo.signal.group_drawing import GroupDrawingOptions

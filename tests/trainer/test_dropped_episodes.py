@@ -14,7 +14,7 @@ from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import TooManyDroppedError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError, DataError
 from toolgrpo.models import folder_of
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards import Reward
 from toolgrpo.rewards.named import named_rewards
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_config, tiny_trainer

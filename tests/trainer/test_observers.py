@@ -11,7 +11,7 @@ import pytest
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, PluginError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.trainer import checkpoint_files
 from toolgrpo.trainer.checkpointing import Checkpoints
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.observe.recorder import episodes_path, read_episodes
+from toolgrpo.observe.recorder import episodes_path
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, StorageError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 

@@ -12,7 +12,8 @@ from transformers import TrainerCallback
 
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.recorder import episodes_path, read_episodes
+from toolgrpo.observe.recorder import episodes_path
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.compaction import STUB
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer

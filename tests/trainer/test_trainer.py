@@ -20,7 +20,7 @@ from trl.trainer import utils as trl_utils
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, EngineError, RewardError, ToolGRPOError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, numbered_tokenizer, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import Trajectory

@@ -9,7 +9,7 @@ import pytest
 
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ChatFormatError, DataError
-from toolgrpo.observe.recorder import read_episodes
+from toolgrpo.observe.records import read_episodes
 from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trajectory import Trajectory

@@ -19,22 +19,6 @@ from typing import Any, NoReturn, Protocol
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
 
-__all__ = [
-    "BareCalls",
-    "BareReader",
-    "BodyReader",
-    "CallForm",
-    "Marker",
-    "Reader",
-    "Segment",
-    "attempt_from",
-    "load_json",
-    "malformed",
-    "nameless",
-    "unclosed",
-    "unreadable",
-]
-
 _DEEPEST = 64  # far beyond any tool's arguments; what nests deeper cannot be recorded or shown
 _HALF = "a \\u escape stands for half a character"
 

@@ -16,8 +16,6 @@ from toolgrpo.chat.attempts import BareCalls, CallForm, load_json, unclosed, unr
 from toolgrpo.chat.call_bodies import python_calls
 from toolgrpo.chat.objects import is_call, json_attempts
 
-__all__ = ["Objects", "llama_calls", "objects_at_end"]
-
 _LLAMA = CallForm('{"name": ..., "parameters": {...}}', "}")
 _DECODER = json.JSONDecoder()
 _MOST_TRIED = 16  # beginnings of objects in a text; each may cost a look at all of it

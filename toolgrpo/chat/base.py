@@ -22,8 +22,6 @@ from typing import Any, Protocol
 from toolgrpo.calls import CallAttempt
 from toolgrpo.trajectory import Message
 
-__all__ = ["ChatFormat", "ParsedTurn"]
-
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:

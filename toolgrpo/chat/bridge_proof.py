@@ -33,8 +33,6 @@ from toolgrpo.chat.messages import tool_message
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
-__all__ = ["prove", "prove_systems"]
-
 _ONE, _OTHER = "look_up", "search_for"
 _SHAPES: dict[str, Sequence[tuple[str, str]]] = {
     "one call": [(_ONE, "42")],

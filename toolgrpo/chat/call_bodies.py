@@ -20,8 +20,6 @@ from toolgrpo.chat.attempts import CallForm, attempt_from, load_json, malformed,
 from toolgrpo.chat.encoding import unguarded
 from toolgrpo.chat.objects import json_attempts
 
-__all__ = ["deepseek_call", "gemma_object", "mistral_calls", "python_calls"]
-
 _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"
 _BARE_KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,\"]+)(\s*:)")

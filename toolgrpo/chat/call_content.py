@@ -24,8 +24,6 @@ from toolgrpo.chat.objects import is_call, json_attempts
 from toolgrpo.chat.transformers_seam import process_field
 from toolgrpo.regex_budget import RegexBudget
 
-__all__ = ["CallReader"]
-
 _MOST_WORK = 10**8  # strings of a body times its length: transformers puts each back with a pass over all of it
 _LONGEST_DETAIL = 200
 

@@ -29,8 +29,6 @@ from tokenizers import Tokenizer
 
 from toolgrpo.errors import ChatFormatError
 
-__all__ = ["MARK", "Encoder", "Guard", "control_tokens", "is_guarded", "unguarded", "with_marks"]
-
 _GUARD = "\ufdd0"
 MARK = "\ufdd1"  # a place in a rendered text; no guarded text holds it
 _RESERVED = str.maketrans({_GUARD: "\ufffd", MARK: "\ufffd"})

@@ -32,8 +32,6 @@ from toolgrpo.chat.family_templates import (
     TurnForm,
 )
 
-__all__ = ["FAMILIES", "Family", "family_of", "refusal_of"]
-
 _GEMMA4_ENDS = ("<|tool_response>", "<turn|>", "<eos>")
 
 

@@ -17,11 +17,6 @@ from toolgrpo.chat.attempts import CallForm
 from toolgrpo.chat.bare_calls import llama_calls
 from toolgrpo.chat.call_bodies import deepseek_call, gemma_object, mistral_calls, python_calls
 
-__all__ = [
-    *("DEEPSEEK", "FUNCTION_TAGS", "GEMMA", "GLM", "HARMONY", "HERMES", "HERMES_COHERE2", "HERMES_DEEPSEEK", "LLAMA"),
-    *("MISTRAL", "PYTHON", "TurnForm"),
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:

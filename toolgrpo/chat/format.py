@@ -34,8 +34,6 @@ from toolgrpo.chat.message_shapes import (
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
-__all__ = ["TemplateFormat"]
-
 _QUESTION: Message = {"role": "user", "content": "q"}
 _TAIL = 16  # tokens: longer than the header of any assistant turn
 

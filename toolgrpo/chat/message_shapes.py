@@ -20,11 +20,6 @@ from typing import Any
 
 from toolgrpo.trajectory import Message
 
-__all__ = [
-    *("calls_in_text", "one_call_each", "results_inside", "tools_as_text", "with_ids", "with_objects", "with_schemas"),
-    "with_text",
-]
-
 _PREAMBLE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{schemas}\n</tools>\n\n"

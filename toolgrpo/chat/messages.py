@@ -8,8 +8,6 @@ from toolgrpo.calls import RUNNABLE, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.trajectory import Message
 
-__all__ = ["assistant_message", "tool_message"]
-
 
 def assistant_message(parsed: ParsedTurn) -> Message:
     """Return a sampled turn as a message; only calls that could be read stand in `tool_calls`."""

@@ -15,8 +15,6 @@ from typing import Any
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import CallForm, attempt_from, malformed, nameless
 
-__all__ = ["is_call", "json_attempts"]
-
 ARGUMENTS = ("arguments", "parameters")
 _BESIDE = {"name", "function", "type", "id", *ARGUMENTS}
 _ID = re.compile(r"[A-Za-z0-9]{9}")  # what templates that print ids take

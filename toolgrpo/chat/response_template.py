@@ -31,8 +31,6 @@ from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, TurnReader
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trl_parts import response_schema
 
-__all__ = ["described_format", "family_format", "response_template_of"]
-
 _QUESTION = "Which one?"
 _CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
 

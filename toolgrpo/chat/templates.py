@@ -7,8 +7,6 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-__all__ = ["own_call"]
-
 _NAME, _KEY, _QUESTION = "look_up", "some_key", "Which one?"
 _SHOWN = 200
 

@@ -35,8 +35,6 @@ from toolgrpo.chat.encoding import Guard, unguarded
 from toolgrpo.chat.transformers_seam import ResponseTemplate
 from toolgrpo.regex_budget import RegexBudget
 
-__all__ = ["CALLS", "CONTENT", "REASONING", "TurnReader"]
-
 CALLS, CONTENT = "tool_calls", "content"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 

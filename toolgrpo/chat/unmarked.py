@@ -18,8 +18,6 @@ from toolgrpo.chat.bare_calls import objects_at_end
 from toolgrpo.chat.objects import is_call, json_attempts
 from toolgrpo.tools.arguments import ArgumentChecker
 
-__all__ = ["POLICIES", "unmarked_call"]
-
 POLICIES = ("answer", "accept", "ignore")
 _FENCE = re.compile(r"^[^\S\n]*```[^\n]*$", re.MULTILINE)
 _NAMED = re.compile(r'\{[^{}"]*"(?:name|function|type|arguments|parameters)"\s*:')

@@ -22,8 +22,6 @@ from toolgrpo.chat.messages import tool_message
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
-__all__ = ["can_hear_users", "prove_user_turns"]
-
 _MOST_SYSTEMS = 8  # of the rows' own that are tried
 _SYSTEMS = ("Be brief.", "/no_think Be brief.", "/think Be brief.")
 _TEXTS = (

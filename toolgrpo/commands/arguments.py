@@ -19,8 +19,6 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.tools.base import TOOL_WORKERS
 from toolgrpo.trainer.config import ToolGRPOConfig
 
-__all__ = ["ScriptArguments", "check_arguments", "parse_arguments"]
-
 
 @dataclass
 class ScriptArguments:

@@ -41,8 +41,6 @@ from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
-__all__ = ["CheckArguments", "CheckRun", "parse_check_arguments"]
-
 _NAMES_SHOWN = 24
 _ROWS_LOOKED_AT = 200  # of gold answers
 

@@ -25,8 +25,6 @@ from toolgrpo.rollout import RolloutBatch
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
-__all__ = ["DrawnChecks"]
-
 _ROWS_LOOKED_AT = 200  # of prompts
 _GIB = 2**30
 

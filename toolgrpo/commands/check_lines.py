@@ -12,8 +12,6 @@ from rich.text import Text
 
 from toolgrpo.plain_text import plain
 
-__all__ = ["CheckLine", "CheckReport", "Verdict"]
-
 
 class Verdict(StrEnum):
     PASS = "pass"

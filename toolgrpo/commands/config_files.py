@@ -31,7 +31,6 @@ from trl import TrlParser
 
 from toolgrpo.commands.given_words import (
     ALIASES,
-    HEADINGS,
     Names,
     file_values,
     split_config,
@@ -39,17 +38,6 @@ from toolgrpo.commands.given_words import (
 )
 from toolgrpo.commands.known_keys import KnownKey, or_none, said_plainly, takes_none
 from toolgrpo.errors import ConfigError, ToolGRPOError
-
-__all__ = [
-    "ALIASES",
-    "HEADINGS",
-    "given_names",
-    "given_values",
-    "known_keys",
-    "known_names",
-    "parse_args",
-    "read_config",
-]
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -10,8 +10,6 @@ from typing import Any
 from toolgrpo.observe.doctor import page_here
 from toolgrpo.observe.watch import DoctorWatch
 
-__all__ = ["doctor_lines", "doctor_summary", "outcome_line"]
-
 
 def doctor_summary(doctor: DoctorWatch) -> dict[str, Any]:
     """Return what the doctor says of the whole run, as JSON."""

@@ -22,8 +22,6 @@ from toolgrpo.errors import ConfigError, DataError, ToolGRPOError
 from toolgrpo.missing_files import no_conversations, no_data_file, no_mcp_config
 from toolgrpo.plugin_files import python_file
 
-__all__ = ["HINTS", "early_errors", "kinds_of"]
-
 HINTS: Mapping[str, Any] = {
     "int": int,
     "int or none": int | None,

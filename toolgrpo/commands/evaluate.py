@@ -46,8 +46,6 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.hardware import bf16_line
 from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
-__all__ = ["EvaluationArguments", "EvaluationConfig", "EvaluationRun", "parse_evaluation_arguments"]
-
 _DEFAULT_QUESTIONS = 100
 _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
 

@@ -21,8 +21,6 @@ from typing import Any
 
 from toolgrpo.commands.given_words import Names
 
-__all__ = ["FLAGS_FILE", "Flag", "flags_of_command", "read_flags", "read_kinds", "read_names"]
-
 FLAGS_FILE = Path(__file__).with_name("flags.json")
 
 _NAMES = "names of each command"

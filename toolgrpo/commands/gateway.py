@@ -32,8 +32,6 @@ from toolgrpo.gateway.server import Endpoint
 from toolgrpo.gateway.session import Session
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
 
-__all__ = ["EachForItself", "GatewayArguments", "GatewayRun", "parse_gateway_arguments"]
-
 
 @dataclass
 class GatewayArguments:

@@ -23,18 +23,6 @@ from toolgrpo.missing_files import seen_from_here
 from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import check_nesting
 
-__all__ = [
-    "ALIASES",
-    "HEADINGS",
-    "GivenKey",
-    "Names",
-    "file_values",
-    "is_missing",
-    "split_config",
-    "unknown_flag",
-    "unknown_flags",
-]
-
 HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "logging")
 
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}

@@ -16,8 +16,6 @@ from toolgrpo.commands.flag_table import Flag, flags_of_command, read_flags
 from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
 
-__all__ = ["PAGES", "Page", "asked_for", "help_text"]
-
 _COLUMN = 34
 
 

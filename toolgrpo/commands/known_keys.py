@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["KnownKey", "or_none", "said_plainly", "takes_none"]
-
 # What argparse and Transformers say about a flag, in our words.
 _SAID_PLAINLY = tuple(
     (re.compile(said), plainly)

@@ -30,9 +30,7 @@ from toolgrpo.models import missing_folder
 from toolgrpo.models.untrained_markers import output_rows, output_rows_in
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.trainer import load_tokenizer
-
-__all__ = ["LoadedModel", "load_model", "weight_files"]
+from toolgrpo.trainer.given_parts import load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import plain
 from toolgrpo.startup import prepare
 
-__all__ = ["COMMANDS", "Command", "main"]
-
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -101,8 +99,9 @@ def _can_be_right(command: str, arguments: list[str]) -> bool:
 def _train(arguments: list[str]) -> int:
     started = time.monotonic()
     terminal = Terminal.of_command("train")
+    from toolgrpo.commands.arguments import parse_arguments
     from toolgrpo.commands.run_config import keep_run_config
-    from toolgrpo.commands.train import TrainingRun, parse_arguments
+    from toolgrpo.commands.train import TrainingRun
     from toolgrpo.storage import storage_errors, write_whole
 
     script, config, model = parse_arguments(arguments)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-__all__ = ["ANSWERS", "MEANS", "UNDER_HEADING", "answer_to", "meant_by", "question_iterations"]
-
 # Keys that can only mean one field of ours.
 MEANS: Mapping[str, str] = {
     "model_name": "model_name_or_path",

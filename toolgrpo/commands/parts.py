@@ -39,8 +39,6 @@ from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
 
-__all__ = ["LORA_TARGETS", "RunParts"]
-
 # The projections of attention and MLP, as model families call them; PEFT takes those that the model
 # has.
 LORA_TARGETS = [

@@ -27,8 +27,6 @@ from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
-__all__ = ["rehearse"]
-
 _ROWS = 3
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = ["REMOVED"]
-
 _NO_ECHO = "no loss is taken on tool results; teach their form with `toolgrpo sft` on worked conversations"
 _FILTER = "no row is drawn by how hard it is; ask `toolgrpo evaluate --report` and train on a filtered file"
 _TWO_CREDITS = (

@@ -37,10 +37,8 @@ from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.trainer import load_tokenizer
+from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trajectory import Trajectory
-
-__all__ = ["ReplayArguments", "ReplayRun", "parse_replay_arguments"]
 
 _SHOWN = 200  # characters of a result
 

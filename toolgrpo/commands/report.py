@@ -19,8 +19,6 @@ from toolgrpo.errors import ToolGRPOError
 from toolgrpo.plain_text import plain
 from toolgrpo.report.build import MOST_EPISODES, Built, build_report
 
-__all__ = ["report_line", "run_report"]
-
 
 def run_report(arguments: Sequence[str]) -> int:
     """Write or serve the report; return the exit code."""

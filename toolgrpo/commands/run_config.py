@@ -20,8 +20,6 @@ from toolgrpo.plain_text import without_secrets
 from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ToolGRPOConfig
 
-__all__ = ["NAME", "config_of_run", "keep_run_config"]
-
 NAME = "run.yaml"
 _MAY_BE_PATHS = (
     *("tools_script", "environment", "mcp_config", "reward_fn", "dataset_id_or_path", "eval_dataset_id_or_path"),

@@ -22,8 +22,6 @@ from typing import TextIO
 from toolgrpo.commands.streams import unfailing_stream, write_all
 from toolgrpo.storage import open_own
 
-__all__ = ["RunLog"]
-
 _LIMIT_BYTES = 64 << 20
 _LOOK_EVERY_S = 1.0
 

@@ -42,12 +42,10 @@ from toolgrpo.sft.carded_trainer import CardedSFTTrainer
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
 from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
+from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trainer.hardware import bf16_line, settled_bf16, settled_cpu, trains_on_cpu
 from toolgrpo.trainer.model_card import ModelCard
-from toolgrpo.trainer.trainer import load_tokenizer
 from toolgrpo.trainer.trl_seam import tune_fused_head
-
-__all__ = ["SFTArguments", "SFTResult", "ToolSFTConfig", "learning_rate_for", "parse_sft_arguments", "run_sft"]
 
 
 @dataclass

@@ -24,8 +24,6 @@ from toolgrpo.observe.episode_view import causes_of, conversation, episode_table
 from toolgrpo.observe.records import episode_files, iter_episodes, read_vocabulary
 from toolgrpo.plain_text import plain
 
-__all__ = ["find_episode", "recording_in", "run_show"]
-
 _WIDTH_OF_A_PIPE = 160
 _SHOWN = 5  # episodes, where nobody says how many
 

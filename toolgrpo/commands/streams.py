@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["unfailing_stream", "write_all"]
 
 _WAIT_S = 1.0  # for a terminal that takes nothing at the moment
 

@@ -33,8 +33,6 @@ from toolgrpo.folder_claim import claim_folder
 from toolgrpo.observe.steady_console import SteadyConsole
 from toolgrpo.plain_text import plain
 
-__all__ = ["LOADING", "Terminal", "describe_error"]
-
 LOADING = "toolgrpo: loading PyTorch, TRL and the engine (about 20 s, longer on a busy machine)"
 """What is said before the imports."""
 

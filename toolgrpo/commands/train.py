@@ -22,7 +22,7 @@ from rich.table import Table
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig
 
-from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
+from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary, outcome_line
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.report import report_line
@@ -34,8 +34,6 @@ from toolgrpo.storage import storage_errors, write_whole
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.stopping import finish_before_stopping
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
-
-__all__ = ["ScriptArguments", "TrainingRun", "parse_arguments"]
 
 
 class TrainingRun:

@@ -23,8 +23,6 @@ from typing import Any, Literal
 
 from toolgrpo.errors import DataError
 
-__all__ = ["OPERATIONS", "SPLITS", "Problem", "Step", "arithmetic_rows", "draw_problem", "success"]
-
 Operation = Literal["add", "subtract", "multiply", "divide"]
 Split = Literal["train", "heldout"]
 

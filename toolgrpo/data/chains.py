@@ -17,8 +17,6 @@ from typing import Any
 from toolgrpo.data.arithmetic import SPLITS, Problem, Split, draw_problem
 from toolgrpo.errors import DataError
 
-__all__ = ["N_CALLS", "chain_rows"]
-
 N_CALLS = 4
 
 

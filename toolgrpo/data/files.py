@@ -20,8 +20,6 @@ import pyarrow.parquet
 from toolgrpo.data.rows import RawRow
 from toolgrpo.errors import DataError
 
-__all__ = ["READERS", "find_files", "read_file"]
-
 MAX_LINE_BYTES = 4 << 20
 _BATCH = 1000
 

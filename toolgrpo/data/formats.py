@@ -14,8 +14,6 @@ from typing import Any
 
 from toolgrpo.data.rows import Convert, Row, RowProblem
 
-__all__ = ["FORMATS", "Format", "HubPlace"]
-
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:

@@ -12,8 +12,6 @@ from toolgrpo.data.rows import RawRow, Row, good_rows
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 
-__all__ = ["as_dataset"]
-
 
 def as_dataset(rows: Any, name: str) -> Any:
     """Return a list or tuple of rows as a dataset; whatever else is given, as it is."""

@@ -13,8 +13,6 @@ from toolgrpo.data.files import find_files
 from toolgrpo.data.formats import FORMATS
 from toolgrpo.errors import DataError
 
-__all__ = ["HeldOut", "held_out_split", "hold_out"]
-
 _GENERATED = ("arithmetic", "chains", "embedded", "reasoning_gym")
 _NAMES = ("heldout", "test", "eval", "validation")  # of splits, the first that there is
 

@@ -29,8 +29,6 @@ from toolgrpo.data.sources import ArithmeticTasks, ChainTasks, FileRows, GymTask
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 
-__all__ = ["load_tasks", "task_rows"]
-
 _GYM_SIZE = 1000
 _EMBEDDED: dict[str, Callable[[str, int | None], Source]] = {
     "arithmetic": ArithmeticTasks,

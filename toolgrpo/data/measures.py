@@ -13,8 +13,6 @@ from typing import Any
 from toolgrpo.data import arithmetic
 from toolgrpo.errors import DataError
 
-__all__ = ["MEASURES", "Measure", "measure_of"]
-
 Measure = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], bool]
 """`measure(messages, row)`: whether an episode with these messages after its prompt did the task of
 this row.

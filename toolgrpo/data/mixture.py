@@ -32,8 +32,6 @@ from toolgrpo.data.rows import OnBadRow, Row, RowProblem, check_examples, with_o
 from toolgrpo.errors import DataError
 from toolgrpo.plain_text import check_nesting
 
-__all__ = ["Mixture", "Task", "is_mixture"]
-
 _SUFFIXES = (".yaml", ".yml")
 
 

@@ -7,8 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["row_key"]
-
 
 def row_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     """Return a digest of a prompt, text or messages; what a data set fills up with None is no part."""

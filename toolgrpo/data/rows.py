@@ -24,21 +24,6 @@ from typing import Any
 from toolgrpo.data.measures import measure_of
 from toolgrpo.errors import DataError
 
-__all__ = [
-    "IMAGE_COLUMNS",
-    "BadRows",
-    "Convert",
-    "NoPromptColumn",
-    "OnBadRow",
-    "RawRow",
-    "Row",
-    "RowProblem",
-    "check_row",
-    "good_rows",
-    "raise_bad_row",
-    "with_opening",
-]
-
 Row = dict[str, Any]
 Convert = Callable[[Mapping[str, Any]], Row]
 OnBadRow = Callable[[DataError], None]

@@ -18,8 +18,6 @@ from toolgrpo.missing_files import no_data_file
 from toolgrpo.nearest import nearest
 from toolgrpo.storage import storage_errors
 
-__all__ = ["ArithmeticTasks", "ChainTasks", "FileRows", "GymTasks", "HubRows", "Source"]
-
 ARITHMETIC_ROWS = {"train": 4000, "heldout": 1000}
 
 

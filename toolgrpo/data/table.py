@@ -30,8 +30,6 @@ from toolgrpo.data.rows import Row
 from toolgrpo.errors import DataError
 from toolgrpo.storage import storage_errors
 
-__all__ = ["write_rows"]
-
 _BATCH = 1000
 _LONG_INTEGER = re.compile(r"\d{19}")
 _MESSAGE_KEYS = {"role", "content"}

@@ -29,16 +29,6 @@ from peft.tuners.lora import Embedding, Linear, LoraLayer
 from toolgrpo.engines.policy import Policy
 from toolgrpo.errors import ConfigError
 
-__all__ = [
-    "adapter_config",
-    "adapter_saver",
-    "base_weights",
-    "merged_parameters",
-    "merges_exactly",
-    "own_weights",
-    "persistent_buffers",
-]
-
 _WRAPPERS = re.compile(
     r"^base_model\.model\.|\.base_layer|modules_to_save\.default\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\."
 )

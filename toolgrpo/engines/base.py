@@ -15,17 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "CountsTokens",
-    "Engine",
-    "FinishReason",
-    "Resumable",
-    "Sample",
-    "SampleRequest",
-    "SamplingOptions",
-    "Sleeper",
-]
-
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-turn token was sampled (it is the last of the ids)

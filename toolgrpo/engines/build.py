@@ -23,8 +23,6 @@ from toolgrpo.engines.vllm_options import CPU_HEAD_SIZES, vllm_available, vllm_i
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 
-__all__ = ["ENGINES", "BuiltEngine", "EngineChoice", "EngineOptions", "build_engine", "choose_engine"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:

@@ -22,18 +22,6 @@ from typing import Any, NoReturn
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.errors import EngineError, FinalEngineError
 
-__all__ = [
-    "LEAST_LOGPROB",
-    "MISSING",
-    "MOST_LOGPROB",
-    "BadAnswer",
-    "Said",
-    "check_request",
-    "check_sample",
-    "checked_sample",
-    "shown",
-]
-
 LEAST_LOGPROB = -200.0
 MOST_LOGPROB = 1e-3
 """Log-probabilities are rounded: that of a certain token may be a little over 0."""

@@ -26,7 +26,6 @@ from safetensors.torch import save_file
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["config_folder"]
 
 _OF_THE_MOMENT = ("_name_or_path", "transformers_version")
 

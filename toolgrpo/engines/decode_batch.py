@@ -27,8 +27,6 @@ from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingO
 from toolgrpo.engines.sampling import draw
 from toolgrpo.errors import ModelError
 
-__all__ = ["DecodeBatch", "DecodingRow", "refuse_recurrent"]
-
 _PREFILL_TOKENS = 16_384  # most tokens, padding included, that one pass over joining rows may have
 
 

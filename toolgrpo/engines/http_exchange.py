@@ -28,8 +28,6 @@ import aiohttp
 
 from toolgrpo.engines.checks import BadAnswer, Said, shown
 
-__all__ = ["Answer", "NoAnswer", "decoded", "exchange", "in_background", "new_client", "without_waiting"]
-
 T = TypeVar("T")
 
 _CONNECT_S = 10.0

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["head_size", "kv_bytes_per_token"]
-
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int | None:
     """Return the bytes of keys and values that one token takes in all layers.

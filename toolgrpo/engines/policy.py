@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType
 
-__all__ = ["Backend", "Policy", "compute_dtype"]
-
 
 @dataclass(frozen=True, slots=True)
 class Backend:

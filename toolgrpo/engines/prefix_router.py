@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-__all__ = ["PrefixRouter"]
-
 _BLOCK = 32  # tokens; two requests with fewer in common share nothing worth keeping together
 _SLACK = 8  # requests that a preferred server may have more than twice the least busy one's
 

@@ -17,8 +17,6 @@ import torch
 
 from toolgrpo.engines.base import SamplingOptions
 
-__all__ = ["Drawn", "draw", "processed_logprobs"]
-
 _GREEDY_BELOW = 1e-5  # vLLM's own bound
 
 

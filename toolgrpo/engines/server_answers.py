@@ -13,23 +13,6 @@ from typing import Any
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.engines.checks import MISSING, BadAnswer, Said, checked_sample, shown
 
-__all__ = [
-    "Completion",
-    "ModelCard",
-    "ServerConfig",
-    "accepted",
-    "cache_was_emptied",
-    "completion_sample",
-    "model_cards",
-    "named_version",
-    "phase_was_done",
-    "server_config",
-    "status_is",
-    "version_of_server",
-    "version_of_weights",
-    "world_size",
-]
-
 _KINDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
 
 

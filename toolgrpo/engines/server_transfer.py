@@ -32,8 +32,6 @@ from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_transfer import Meeting, WeightSender
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
-__all__ = ["TransferWeights", "first_free_port"]
-
 _PORTS_TRIED = 100
 _log = getLogger(__name__)
 

@@ -19,8 +19,6 @@ from toolgrpo.engines import server_answers
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import EngineError
 
-__all__ = ["Weights", "chunks", "for_each", "forget_prefixes", "holds_version", "name_version", "pause", "resume"]
-
 _CHUNK_BYTES = 1 << 30
 _CACHE_RESET_TRIES = 50
 

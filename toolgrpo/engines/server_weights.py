@@ -40,8 +40,6 @@ from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.engines.vllm_transfer import BACKENDS
 from toolgrpo.errors import EngineError
 
-__all__ = ["DiskWeights", "LoraWeights", "ServerWeights", "choose_weight_route"]
-
 _log = getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["SharedCores"]
-
 _SWITCH_S = 0.0005  # after which Python lets another thread go on; a tenth of its default
 
 

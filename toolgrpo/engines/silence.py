@@ -6,8 +6,6 @@ answers now and then is not complained about.
 
 from __future__ import annotations
 
-__all__ = ["Silence"]
-
 
 class Silence:
     """The silence of one server. Times are seconds of one clock."""

@@ -35,8 +35,6 @@ from toolgrpo.engines.checks import BadAnswer, check_request, checked_sample
 from toolgrpo.engines.decode_batch import DecodeBatch, DecodingRow, refuse_recurrent
 from toolgrpo.errors import ConfigError, EngineError, ModelError
 
-__all__ = ["ReplicaEngine", "TransformersEngine", "TransformersOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersOptions:

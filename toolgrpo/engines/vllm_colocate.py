@@ -32,7 +32,6 @@ from toolgrpo.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ColocateOptions", "VLLMColocateEngine"]
 
 _PAUSE_S, _MOST_PAUSES = 0.001, 10
 

@@ -28,8 +28,6 @@ from toolgrpo.engines.vllm_seam import warn_if_untested
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import ConfigError, EngineError
 
-__all__ = ["COMPLETIONS", "SAY_EVERY_S", "ServerControl", "completion_bytes", "completion_payload"]
-
 T = TypeVar("T")
 
 COMPLETIONS = "/v1/completions"

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CPU_BLOCK_SIZE", "CPU_HEAD_SIZES", "VLLMOptions", "vllm_available", "vllm_is_for_cpu", "vllm_version"]
-
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of the cache on a CPU. A prefix is found again in whole blocks, and vLLM's own
 128 there would read up to 127 tokens again in every turn."""

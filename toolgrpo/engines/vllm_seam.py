@@ -57,14 +57,6 @@ from toolgrpo.errors import EngineError, FinalEngineError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = [
-    "TESTED_VERSIONS",
-    "StepEngine",
-    "pack_experts_again",
-    "repack_tied_heads",
-    "start_vllm",
-    "warn_if_untested",
-]
 
 TESTED_VERSIONS = ("0.31.0",)
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order they are taken back

@@ -54,7 +54,6 @@ from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ServerOptions", "VLLMServerEngine"]
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 4.0

@@ -36,8 +36,6 @@ import torch
 
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
-__all__ = ["BACKENDS", "Meeting", "ServersOfATransfer", "WeightSender"]
-
 BACKENDS = ("nccl", "ipc")
 
 

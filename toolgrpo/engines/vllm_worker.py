@@ -13,8 +13,6 @@ from typing import Any
 
 from toolgrpo.engines.vllm_seam import pack_experts_again, repack_tied_heads
 
-__all__ = ["WORKER_EXTENSION", "ToolGRPOWorker"]
-
 WORKER_EXTENSION = "toolgrpo.engines.vllm_worker.ToolGRPOWorker"
 
 

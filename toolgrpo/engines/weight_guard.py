@@ -15,8 +15,6 @@ from toolgrpo.engines.server_weights import ServerWeights
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.errors import EngineError, FinalEngineError
 
-__all__ = ["Lost", "WeightGuard"]
-
 
 class Lost(Exception):
     """One attempt failed in a way that another attempt may mend."""

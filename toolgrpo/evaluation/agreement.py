@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from toolgrpo.trajectory import Segment, Trajectory
-
-__all__ = ["logprob_difference"]
+from toolgrpo.segments import Segment
+from toolgrpo.trajectory import Trajectory
 
 
 @torch.no_grad()

@@ -26,8 +26,6 @@ from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout.batch import RolloutBatch, Scored, Success
 from toolgrpo.signal.dropped import grade_of
 
-__all__ = ["Grader", "grade", "success_at"]
-
 Grader = Callable[..., Any]
 """A reward in TRL's form:
 `grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`.

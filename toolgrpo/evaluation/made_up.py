@@ -14,8 +14,6 @@ from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_pr
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.trajectory import Message, StopReason, Trajectory
 
-__all__ = ["WRITINGS", "nonsense", "score_made_up"]
-
 NONSENSE = "I would rather talk about the weather."
 
 

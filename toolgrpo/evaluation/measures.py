@@ -21,16 +21,6 @@ from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
 from toolgrpo.trajectory import Message
 
-__all__ = [
-    "Answered",
-    "Difference",
-    "Share",
-    "given_answer",
-    "majority_at_k",
-    "pass_at_k",
-    "wilson_interval",
-]
-
 
 def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a proportion; sound also near 0 and 1."""

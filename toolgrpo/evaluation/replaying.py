@@ -22,8 +22,6 @@ from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider, speaks
 from toolgrpo.trajectory import StopReason, Trajectory
 
-__all__ = ["CallAgain", "SessionAgain", "UserAgain", "calls_again", "episode_again", "first_parting", "rewards_again"]
-
 
 @dataclass(frozen=True, slots=True)
 class CallAgain:

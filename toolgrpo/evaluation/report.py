@@ -18,8 +18,6 @@ from rich.table import Table
 from toolgrpo.calls import WITHOUT_MARKERS, AttemptStatus, Call
 from toolgrpo.evaluation.measures import Answered, Difference, Share, majority_at_k, pass_at_k
 
-__all__ = ["Comparison", "EpisodeFacts", "ModelReport"]
-
 _UNKNOWN = "(names of no tool)"
 
 

@@ -29,8 +29,6 @@ from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.batch import Row
 from toolgrpo.startup import give_memory_back
 
-__all__ = ["Evaluation", "evaluate", "policy_of_model"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:

@@ -15,8 +15,6 @@ from toolgrpo.evaluation.measures import pass_at_k
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.signal.dead_groups import is_dead
 
-__all__ = ["Spread", "Untrained", "quantile", "untrained_facts"]
-
 _ENOUGH = 8  # episodes of a task, to say of it that none succeeds
 
 

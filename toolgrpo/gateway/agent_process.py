@@ -29,8 +29,6 @@ from toolgrpo.errors import PluginError
 from toolgrpo.gateway.first_requests import make_first_requests
 from toolgrpo.plugin_files import import_file
 
-__all__ = ["AgentProcess", "CommandAgent", "PythonAgent", "outcome_of"]
-
 _NO_TIMEOUT_S = 24 * 3600.0  # of a client's request: the episode's deadline comes first
 _LAST_LINES = 400  # characters of what a command said before it failed
 

@@ -43,7 +43,6 @@ from toolgrpo.trajectory import StopReason, Trajectory
 if TYPE_CHECKING:
     from toolgrpo.gateway.server import Endpoint
 
-__all__ = ["AGENT_TIMEOUT_S", "MODEL_NAME", "PROMPT_ROOM", "AgentPlayer", "agent_of", "load_agent"]
 
 AGENT_TIMEOUT_S = 3600.0  # of an episode without `episode_timeout`
 PROMPT_ROOM = (

@@ -19,8 +19,6 @@ from typing import Any, Generic, TypeVar
 
 from toolgrpo.trajectory import Message
 
-__all__ = ["Conversations", "Found"]
-
 P = TypeVar("P")
 
 

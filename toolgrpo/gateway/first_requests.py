@@ -15,8 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["make_first_requests"]
-
 _REQUESTS = 8  # Python makes code faster where it has run so often, and those pages stay shared
 _WAIT_S = 10.0
 _CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -16,8 +16,6 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.segments import Segment, first_columns
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
-__all__ = ["Line", "Place", "Start", "answer_to", "joined", "results_of"]
-
 
 @dataclass(slots=True, eq=False)
 class Line:

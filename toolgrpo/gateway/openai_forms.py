@@ -21,23 +21,6 @@ from pydantic import BaseModel, Field, ValidationError
 from toolgrpo.tools.bounds import read_json
 from toolgrpo.trajectory import Message
 
-__all__ = [
-    "ChatRequest",
-    "Refused",
-    "Said",
-    "TextRequest",
-    "ToolCall",
-    "answer_of",
-    "chunks_of",
-    "error_body",
-    "model_list",
-    "read_arguments",
-    "read_chat",
-    "read_text",
-    "text_answer_of",
-    "text_chunks_of",
-]
-
 
 class Refused(Exception):
     """A request that is answered with an error of OpenAI's form."""

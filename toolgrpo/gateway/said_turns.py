@@ -10,8 +10,6 @@ from toolgrpo.gateway.openai_forms import Said, read_arguments
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.trajectory import Message
 
-__all__ = ["as_repeated", "stopped_at", "text_before", "text_of"]
-
 
 def stopped_at(sample: Sample, stop: Sequence[str], tokenizer: TextTokenizer) -> tuple[Sample, bool]:
     """Return the sample up to and with the token that completes one of these texts, and whether one does.

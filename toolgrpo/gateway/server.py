@@ -53,7 +53,6 @@ except ImportError as error:
         f"the gateway needs starlette and uvicorn ({error}); install them: pip install 'toolgrpo[gateway]'"
     ) from error
 
-__all__ = ["Endpoint", "Speaker"]
 
 _REMEMBERED_KEYS = 100_000  # of episodes that have ended
 _WAITING = 1024  # connections

@@ -44,8 +44,6 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
-__all__ = ["Session"]
-
 _CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
 
 

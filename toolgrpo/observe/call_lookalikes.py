@@ -17,8 +17,6 @@ from collections.abc import Collection, Iterable
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.trajectory import Trajectory, Turn
 
-__all__ = ["FORMS", "count_lookalikes", "lookalike_form"]
-
 FORMS = {
     "markers": "markers that are plain text here, such as <tool_call>",
     "fenced_json": "JSON in a code fence",

@@ -45,8 +45,6 @@ from toolgrpo.observe.log_reading import (
     trend_of,
 )
 
-__all__ = ["DOCS", "RULES", "Finding", "Log", "Rule", "findings", "over_run", "page_here", "why_broken"]
-
 DOCS = "docs/training_issues.md"
 LOGS_KEPT = 12  # no rule looks further back
 

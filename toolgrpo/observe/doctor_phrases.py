@@ -17,17 +17,6 @@ from toolgrpo.observe.log_reading import (
     total_of,
 )
 
-__all__ = [
-    "LOST",
-    "WORLD_CAUSES",
-    "groups_are_dead",
-    "listed_causes",
-    "of_dead_groups",
-    "share_failed",
-    "why_failed",
-    "world_causes",
-]
-
 WORLD_CAUSES = ("timeout", "died")
 LOST = {"timeout": "overran their time", "died": "lost their process or server"}
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-__all__ = ["show_engine_lines"]
-
 _ENGINES = "toolgrpo.engines"
 
 

@@ -8,8 +8,6 @@ from toolgrpo.observe.records import SCHEMA, prompt_id, prompt_messages
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Row, Scored
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["batch_records", "group_number", "segments"]
-
 _FOR_PEOPLE = ("messages", "turns")
 _NUMBERS = ("prompt_ids", "ids", "mask", "logprobs")
 

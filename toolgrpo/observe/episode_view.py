@@ -21,8 +21,6 @@ from rich.text import Text
 from toolgrpo.calls import RUNNABLE
 from toolgrpo.plain_text import plain
 
-__all__ = ["causes_of", "conversation", "episode_table", "group_table", "tokens"]
-
 Record = Mapping[str, Any]
 _SHORT = 60  # characters of a prompt in a table
 _LONGEST = 4000  # characters of one message

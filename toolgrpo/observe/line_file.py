@@ -29,8 +29,6 @@ from typing import IO
 from toolgrpo.errors import StorageError
 from toolgrpo.storage import open_new, open_own
 
-__all__ = ["LineFile", "lines_of", "parts"]
-
 LIMIT = 256 << 20  # bytes; at this size lines of episodes shrink to about a sixth
 _CHUNK = 1 << 20
 

@@ -7,24 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "NO_NAME",
-    "NO_TOOL",
-    "Log",
-    "calls_in",
-    "cut_shares",
-    "episodes_in",
-    "last_of",
-    "listed",
-    "mean_of",
-    "named_tools_in",
-    "percent",
-    "span_of",
-    "tools_in",
-    "total_of",
-    "trend_of",
-]
-
 NO_NAME = "unnamed"
 """What metrics call the tool of a call whose name could not be read."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Metric", "Metrics"]
-
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

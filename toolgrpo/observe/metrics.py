@@ -33,19 +33,6 @@ from toolgrpo.signal.shaping import Member, Shaping, members_of
 from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void
 
-__all__ = [
-    "Metric",
-    "Metrics",
-    "MetricsLog",
-    "batch_metrics",
-    "groups_without_spread",
-    "merged",
-    "reward_metrics",
-    "rollout_metrics",
-    "tool_called",
-    "tool_metrics",
-]
-
 
 class MetricsLog(Observer):
     """Logs the metrics of each batch that is trained on or evaluated, over all processes:

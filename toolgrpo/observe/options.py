@@ -10,8 +10,6 @@ from pydantic_core import core_schema
 
 from toolgrpo.errors import ConfigError
 
-__all__ = ["RecordedShare", "RecordingOptions"]
-
 
 class RecordedShare(float):
     """A share between 0 and 1; true means all and false none, as text too."""

@@ -17,8 +17,6 @@ from transformers.utils import logging as transformers_logging
 from toolgrpo.tools.arguments import signatures_text
 from toolgrpo.tools.base import ToolProvider
 
-__all__ = ["library_bars_off", "loaded_lines", "take_display"]
-
 
 def take_display(remove: Callable[[Any], object], given: Sequence[Any] = ()) -> None:
     """Remove from a trainer the callbacks that print Transformers' dictionaries and bars,

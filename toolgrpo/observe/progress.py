@@ -29,8 +29,6 @@ from toolgrpo.observe.step_lines import StepLines, StepTimes
 from toolgrpo.plain_text import plain
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
 
-__all__ = ["RunProgress", "StepsCallback"]
-
 _TITLES_EVERY = 25  # lines
 _ROLLOUT_SHOWN_AFTER_S = 2.0
 

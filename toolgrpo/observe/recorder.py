@@ -22,12 +22,11 @@ from typing import Any
 
 from toolgrpo.observe.episode_record import batch_records, group_number
 from toolgrpo.observe.line_file import LIMIT, LineFile
-from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, read_episodes, read_vocabulary
+from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, read_vocabulary
+from toolgrpo.observe.records import read_episodes as read_episodes  # its documented place
 from toolgrpo.plain_text import plain_json
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer, RolloutBegan
-
-__all__ = ["EpisodeRecorder", "TokensSeen", "episodes_path", "read_episodes", "recorded_group"]
 
 _REMEDY = (
     "Free some space and go on with resume_from_checkpoint auto, or turn the recording off with record_episodes false."

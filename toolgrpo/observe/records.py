@@ -21,21 +21,6 @@ from typing import Any
 
 from toolgrpo.observe.line_file import lines_of, parts
 
-__all__ = [
-    "SCHEMA",
-    "episode_files",
-    "ids_checksum",
-    "iter_episodes",
-    "iter_steps",
-    "iter_tokens",
-    "own_name",
-    "prompt_id",
-    "prompt_messages",
-    "read_episodes",
-    "read_vocabulary",
-    "row_of",
-]
-
 SCHEMA = 2
 
 Record = dict[str, Any]

@@ -18,8 +18,6 @@ from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
 from toolgrpo.trajectory import Turn
 
-__all__ = ["RolloutLines", "RolloutLog"]
-
 _EVERY_S = 20.0
 _SHOWN_CHARS = 500  # of a turn's text, and of each result
 

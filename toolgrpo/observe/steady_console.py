@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from rich.console import Console
 
-__all__ = ["SteadyConsole"]
-
 
 class SteadyConsole(Console):
     """Rich's console, but the cursor stays where it is seen."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["StepLines", "StepTimes"]
-
 Log = Mapping[str, float]
 _MISSING = "-"
 

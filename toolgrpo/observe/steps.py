@@ -26,8 +26,6 @@ from toolgrpo.plain_text import plain_json, without_secrets
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer, RolloutBegan, RolloutEnded
 
-__all__ = ["StepLog", "set_fields", "size_warning"]
-
 _REMEDY = "Free some space and go on with resume_from_checkpoint auto."
 _STEPS_BEFORE_WARNING = 3
 _WARN_FROM_BYTES = 1e9

@@ -15,8 +15,6 @@ from typing import Any
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["COLUMNS", "EpisodeRow", "as_markdown", "episode_rows"]
-
 _LONGEST_TEXT = 1000
 _LONGEST_CONVERSATION = 4000
 

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["token_texts"]
-
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _HALF = "\ufffd"  # what a decoder writes for bytes that make no character
 

@@ -33,8 +33,6 @@ from toolgrpo.observe.tables import COLUMNS, EpisodeRow, as_markdown, episode_ro
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
 
-__all__ = ["RolloutTables", "guard_trackers", "installed_trackers", "versions"]
-
 logger = logging.getLogger(__name__)
 
 _EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]

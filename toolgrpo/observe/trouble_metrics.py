@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.log_reading import NO_TOOL
-from toolgrpo.observe.metrics import Metric, Metrics, tool_called
+from toolgrpo.observe.metric import Metric, Metrics
+from toolgrpo.observe.metrics import tool_called
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.trajectory import StopReason, Trajectory
-
-__all__ = ["EACH_TOOL", "WORLD_CAUSES", "failed_by_world", "trouble_metrics"]
 
 EACH_TOOL = 32
 """Of so many tools each has metrics in every batch; a catalogue of hundreds would bury all others."""

@@ -16,9 +16,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.errors import WorldError
-from toolgrpo.observe.doctor import LOGS_KEPT, Finding, Log, findings
-
-__all__ = ["DoctorWatch", "stop_if_world_fails"]
+from toolgrpo.observe.doctor import LOGS_KEPT, Finding, findings
+from toolgrpo.observe.log_reading import Log
 
 _ALL = 1 - 1e-6
 

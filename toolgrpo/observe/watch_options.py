@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from toolgrpo.errors import ConfigError
 
-__all__ = ["WatchOptions"]
-
 
 @dataclass
 class WatchOptions:

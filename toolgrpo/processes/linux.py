@@ -13,16 +13,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = [
-    "adopt_orphans",
-    "children",
-    "die_with_parent",
-    "kill_marked",
-    "name_process",
-    "outlive_parent",
-    "watch_process",
-]
-
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LINUX = sys.platform == "linux"
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -26,8 +26,6 @@ from typing import NoReturn
 
 from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, name_process, watch_process
 
-__all__ = ["fork_under_reaper"]
-
 _TIDY_UP_MS = 5000
 
 

@@ -20,19 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-__all__ = [
-    "MAX_FRAME_BYTES",
-    "FrameReader",
-    "WireError",
-    "hang_up",
-    "pack",
-    "pack_objects",
-    "read_frame",
-    "receive",
-    "send",
-    "unpack_objects",
-]
-
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 20

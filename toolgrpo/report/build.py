@@ -14,8 +14,6 @@ from toolgrpo.report.html import PageWriter
 from toolgrpo.report.run_lines import Names, write_run
 from toolgrpo.storage import storage_errors
 
-__all__ = ["MOST_EPISODES", "Built", "build_report"]
-
 MOST_EPISODES = 12_000
 
 

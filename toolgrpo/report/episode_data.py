@@ -13,19 +13,6 @@ from toolgrpo.calls import RUNNABLE
 from toolgrpo.observe.records import ids_checksum
 from toolgrpo.void_turns import is_void_record
 
-__all__ = [
-    "CUT",
-    "NO_CALL",
-    "REPEATED",
-    "TEXT_LIMIT",
-    "VOID",
-    "bounded_prompt",
-    "cut_text",
-    "episode_texts",
-    "episode_tokens",
-    "flags_of",
-]
-
 TEXT_LIMIT = 20_000  # characters
 
 Record = Mapping[str, Any]

@@ -20,8 +20,6 @@ from toolgrpo.observe.line_file import lines_of
 from toolgrpo.observe.records import episode_files, iter_episodes, iter_steps, iter_tokens, read_vocabulary
 from toolgrpo.report.episode_data import cut_text
 
-__all__ = ["Record", "TokensByStep", "batches", "run_folder", "step_lines", "steps_shown", "vocabulary_of"]
-
 _STEP_OF_LINE = re.compile(r'^\{(?:"schema": \d+, )?"step": (\d+), "mode": "(\w+)"')
 
 Record = dict[str, Any]

@@ -12,8 +12,6 @@ from typing import Any
 
 from toolgrpo.observe.doctor import over_run
 
-__all__ = ["run_findings"]
-
 # The episodes that show what a rule means.
 _EXAMPLES = {
     "world_fails": {"cause": "timeout"},

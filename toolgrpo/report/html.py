@@ -27,8 +27,6 @@ from typing import IO, Any
 
 from toolgrpo.storage import open_new
 
-__all__ = ["PageWriter", "page_parts"]
-
 # In this order: each may use what stands before it.
 SCRIPTS = (
     *("data.js", "dom.js", "charts.js", "overview.js", "groups.js", "tokens.js", "episode.js"),

@@ -26,8 +26,6 @@ from toolgrpo.observe.records import episode_files
 from toolgrpo.report.build import build_report
 from toolgrpo.report.files import run_folder
 
-__all__ = ["LiveReport", "serve"]
-
 _HOST = "127.0.0.1"
 _READ_S = 30.0  # a browser that asks and does not read is let go
 

@@ -23,8 +23,6 @@ from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts
 from toolgrpo.report.files import Record, TokensByStep, batches, step_lines, steps_shown, vocabulary_of
 from toolgrpo.report.step_sums import StepSums
 
-__all__ = ["Names", "Page", "RunWritten", "write_run"]
-
 _MOST_NAMES = 30  # of each kind that a filter knows; the page keeps tools and causes as bits
 _PREVIEW = 160
 

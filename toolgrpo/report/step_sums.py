@@ -8,8 +8,6 @@ from typing import Any
 
 from toolgrpo.signal.dead_groups import is_dead
 
-__all__ = ["StepSums"]
-
 
 class StepSums:
     """Adds up the episodes of one step and mode; `as_json` is what the page gets."""

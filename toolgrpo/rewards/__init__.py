@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from toolgrpo.calls import Call
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec
 from toolgrpo.rewards.environment import environment
-from toolgrpo.rewards.episode_reading import Call, calls, final_answer, last_tool_response, tool_counts
+from toolgrpo.rewards.episode_reading import calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.rewards.exact_match import exact_match
 from toolgrpo.rewards.gold import (
     GoldEpisode,

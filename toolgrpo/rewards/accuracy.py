@@ -11,8 +11,6 @@ from typing import Any
 
 from toolgrpo.trajectory import Message
 
-__all__ = ["CALLED", "RIGHT", "SILENT", "accuracy"]
-
 RIGHT, CALLED, SILENT = 1.0, 0.1, 0.0
 
 

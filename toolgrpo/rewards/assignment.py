@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-__all__ = ["best_total"]
-
 
 def best_total(worth: Sequence[Sequence[float]]) -> float:
     """Return the largest sum of `worth[i][j]` over pairings of rows with columns; none is below 0."""

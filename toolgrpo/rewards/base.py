@@ -34,8 +34,6 @@ from toolgrpo.rewards.unscored import Score, ask, only_rows
 from toolgrpo.rewards.withdrawal import RewardWithdrawn
 from toolgrpo.trajectory import Message
 
-__all__ = ["Reward", "RewardFunction", "as_float"]
-
 logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., Any]

@@ -14,8 +14,6 @@ from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.unscored import Score, only_rows
 from toolgrpo.trajectory import Message
 
-__all__ = ["ByTask"]
-
 
 class ByTask:
     """A reward function over other rewards; `find` gives each by its name."""

@@ -34,8 +34,6 @@ from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.grading.split_plan import Suite
 from toolgrpo.trajectory import Message
 
-__all__ = ["code_exec", "program_of"]
-
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0  # of one grade

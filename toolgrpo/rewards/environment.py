@@ -12,8 +12,6 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards.unscored import Score
 from toolgrpo.trajectory import StopReason, Trajectory
 
-__all__ = ["environment"]
-
 
 def environment(trajectories: Sequence[Trajectory], **_: Any) -> list[Score]:
     """Return what each episode's environment gave.

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from toolgrpo.calls import Call
 from toolgrpo.trajectory import Message, Trajectory
 
-__all__ = ["Call", "calls", "final_answer", "last_tool_response", "tool_counts"]
-
 
 def final_answer(completion: Sequence[Message]) -> str:
     """Return the text of the last message if it is the model's and calls no tool, else ""."""

@@ -12,8 +12,6 @@ from typing import Any
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.trajectory import Message
 
-__all__ = ["exact_match"]
-
 
 def exact_match(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
     return [

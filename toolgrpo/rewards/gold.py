@@ -15,8 +15,6 @@ from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.trajectory import Message
 
-__all__ = ["GoldEpisode", "as_answer", "as_boxed_answer", "as_program", "as_result_and_answer", "check_gold"]
-
 GoldEpisode = Callable[[Mapping[str, Any]], list[Message]]
 """`gold(row)`: the messages of an episode that gives the row's own answer."""
 

@@ -31,8 +31,6 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards.assignment import best_total
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["GoldCall", "gold_calls", "listed_calls", "made_calls"]
-
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
 _FORM = '[{"name": "add", "arguments": {"a": 1, "b": 2}}]'
 

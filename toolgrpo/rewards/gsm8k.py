@@ -15,8 +15,6 @@ from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
 from toolgrpo.trajectory import Message
 
-__all__ = ["gsm8k"]
-
 
 def gsm8k(completions: Sequence[Sequence[Message]], answer: Sequence[Any], **kwargs: Any) -> list[float]:
     scores = []

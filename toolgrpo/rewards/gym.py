@@ -28,8 +28,6 @@ from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD
 from toolgrpo.sandbox.client.shared import SharedSandbox
 from toolgrpo.trajectory import Message
 
-__all__ = ["reasoning_gym"]
-
 _TIMEOUT_S = 5.0
 _WORKERS = max(2, min(8, os.cpu_count() or 2))
 _SHARED = SharedSandbox(workers=_WORKERS, preload=(*DEFAULT_PRELOAD, "pickle", "reasoning_gym"))

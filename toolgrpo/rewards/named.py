@@ -11,8 +11,6 @@ from typing import Any
 from toolgrpo.rewards import get_reward, load_reward
 from toolgrpo.rewards.base import Reward
 
-__all__ = ["named_rewards", "source_text"]
-
 
 def source_text(reward: Any) -> str:
     """Return where the function of a reward stands, `FILE:LINE`; of a reward model its class."""

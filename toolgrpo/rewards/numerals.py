@@ -19,8 +19,6 @@ import re
 from collections import deque
 from fractions import Fraction
 
-__all__ = ["all_numbers", "boxed", "last_number", "marked_answer"]
-
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _PLAIN = rf"(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?![\d\w]))?"
 _CURRENCY = r"(?:US|R|A|C|HK)?[$€£¥₹]|USD|EUR|GBP|Rs\.?"

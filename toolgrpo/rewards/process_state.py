@@ -22,8 +22,6 @@ from typing import Any, NoReturn
 
 from toolgrpo.errors import RewardError
 
-__all__ = ["THREADS", "caller_of_torch", "guarded_exit", "real_exit", "restored_state"]
-
 THREADS = "toolgrpo-reward"
 """How the names of the threads begin in which rewards run."""
 

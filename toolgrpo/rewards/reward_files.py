@@ -9,8 +9,6 @@ from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rewards.process_state import guarded_exit
 
-__all__ = ["load_reward"]
-
 _EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(completions)"
 
 

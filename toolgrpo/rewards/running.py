@@ -31,8 +31,6 @@ from toolgrpo.errors import RewardError
 from toolgrpo.rewards.process_state import THREADS, caller_of_torch, real_exit, restored_state
 from toolgrpo.rewards.withdrawal import RewardWithdrawn, cancelled_by_withdrawal
 
-__all__ = ["Oversight", "line_of"]
-
 logger = logging.getLogger(__name__)
 
 _NATIVE_S = 10.0  # after a line or a deadline that was missed, the interpreter is held

@@ -20,11 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolgrpo.calls import READABLE, AttemptStatus, ToolErrorKind
-from toolgrpo.rewards.episode_reading import Call, calls
+from toolgrpo.calls import READABLE, AttemptStatus, Call, ToolErrorKind
+from toolgrpo.rewards.episode_reading import calls
 from toolgrpo.trajectory import Trajectory
-
-__all__ = ["ToolUse", "tool_use"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ from typing import Any
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import RewardError
 
-__all__ = ["Score", "as_trl_takes_them", "ask", "ask_async", "noted_drops", "only_rows"]
-
 Score = float | None | DropEpisode
 """What an episode is worth to one reward; None: it does not score it."""
 

@@ -21,8 +21,6 @@ from toolgrpo.rewards.running import Oversight
 from toolgrpo.rewards.unscored import as_trl_takes_them, ask, ask_async
 from toolgrpo.rewards.withdrawal import cancelled_by_withdrawal
 
-__all__ = ["watched"]
-
 
 def watched(rewards: Any, timeout_s: float | None, say: Callable[[str], None]) -> Any:
     """Return the same rewards, with a deadline for each call.

@@ -19,8 +19,6 @@ from typing import TypeVar
 
 from toolgrpo.rewards.process_state import THREADS, caller_of_torch
 
-__all__ = ["RewardWithdrawn", "Withdrawal", "asked_in_thread", "cancelled_by_withdrawal", "withdrawable"]
-
 T = TypeVar("T")
 _END_S = 10.0  # for a reward that was taken back to let go
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from toolgrpo.engines.shared_cores import SharedCores
 
-__all__ = ["Begun", "RolloutsAhead", "tell"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:

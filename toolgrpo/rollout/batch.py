@@ -18,8 +18,6 @@ from typing import Any, Literal
 from toolgrpo.drops import Drop
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["Grade", "Mode", "RolloutBatch", "RolloutTimes", "Row", "Scored", "Success"]
-
 Row = Mapping[str, Any]
 """One row of the data: `prompt`, and every other column."""
 

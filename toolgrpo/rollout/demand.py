@@ -23,8 +23,6 @@ from toolgrpo.rollout.rollouts import as_messages, thinking_of
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
-__all__ = ["MOST_AT_A_TIME", "Demand", "Window", "measure_window", "suit"]
-
 MOST_AT_A_TIME = 256
 """Episodes of an evaluation that one accelerator decodes together; more gain little."""
 _MOST_MEASURED = 512  # rows whose prompts are rendered: the longest by their text

@@ -55,8 +55,6 @@ from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 if TYPE_CHECKING:
     from toolgrpo.rollout.runner import Episode, EpisodeRunner
 
-__all__ = ["play_episode"]
-
 
 async def play_episode(shared: EpisodeRunner, episode: Episode) -> Trajectory:
     """Run one episode to its end."""

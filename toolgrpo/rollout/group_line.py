@@ -35,7 +35,6 @@ from toolgrpo.rollout.sources import Decided, Group, GroupDraw, Judge, Verdict
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AsItIs", "GroupLine", "LineDraw", "LineRule", "as_it_is"]
 
 V = TypeVar("V", bound=Verdict)
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["HoldingLoop", "timers_held"]
-
 
 class HoldingLoop(asyncio.SelectorEventLoop):
     """An event loop with a clock that `timers_held` stops."""

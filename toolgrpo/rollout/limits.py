@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.compaction import ContextLimit
 
-__all__ = ["EpisodeLimits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:

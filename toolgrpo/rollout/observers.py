@@ -27,8 +27,6 @@ from toolgrpo.errors import ConfigError, PluginError, ToolGRPOError
 from toolgrpo.rollout.batch import Mode, RolloutBatch, Row
 from toolgrpo.trajectory import Trajectory, Turn
 
-__all__ = ["EpisodeDone", "Observer", "Observers", "RolloutBegan", "RolloutEnded", "TurnDone"]
-
 logger = logging.getLogger(__name__)
 
 

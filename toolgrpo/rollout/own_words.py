@@ -7,8 +7,6 @@ from toolgrpo.chat.messages import tool_message
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.trajectory import Message
 
-__all__ = ["answer_message", "drop_of", "refusal", "with_observation"]
-
 
 def answer_message(result: ToolResult, attempt: CallAttempt) -> Message:
     return tool_message(result.name, result.content, attempt.call_id)

@@ -9,8 +9,6 @@ from toolgrpo.trajectory import Trajectory
 if TYPE_CHECKING:
     from toolgrpo.rollout.runner import Episode, EpisodeRunner
 
-__all__ = ["Player"]
-
 
 class Player(Protocol):
     """Plays over the same engine, format and limits; each episode yields exactly one trajectory."""

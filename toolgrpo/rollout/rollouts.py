@@ -30,8 +30,6 @@ from toolgrpo.trajectory import Message, Trajectory, Turn
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Rollouts", "as_messages", "thinking_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:

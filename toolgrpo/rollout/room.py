@@ -10,8 +10,6 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.trajectory import StopReason
 
-__all__ = ["Room", "TurnBudget"]
-
 
 class TurnBudget(NamedTuple):
     """How many tokens the next turn may have,

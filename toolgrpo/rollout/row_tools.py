@@ -22,8 +22,6 @@ from toolgrpo.errors import DataError
 from toolgrpo.nearest import nearest
 from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession, speaks
 
-__all__ = ["check_tool_names", "offered_tools"]
-
 
 def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolProvider | None:
     """Return the tools that an episode of this row has."""

@@ -20,8 +20,6 @@ from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Message, Trajectory, Turn
 
-__all__ = ["Episode", "EpisodeRunner"]
-
 _RETRY_PAUSE_S = 0.5
 
 

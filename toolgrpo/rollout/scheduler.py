@@ -34,17 +34,6 @@ from toolgrpo.rollout.batch import RolloutTimes
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.trajectory import StopReason, Trajectory
 
-__all__ = [
-    "Handle",
-    "RolloutResult",
-    "Scheduler",
-    "check_complete",
-    "run_all",
-    "run_blocking",
-    "run_episodes",
-    "run_rollout",
-]
-
 T = TypeVar("T")
 Handle = asyncio.Task[Trajectory]
 """An episode that was submitted: `cancel()` withdraws it,

@@ -19,7 +19,6 @@ from toolgrpo.engines.base import CountsTokens, Engine, Sample, SampleRequest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SharedEngine"]
 
 _REST_S = 0.05  # without a request, after which an engine has nothing to do
 

@@ -24,8 +24,6 @@ from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import Handle, Scheduler, check_complete, run_blocking
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["Decided", "Group", "GroupDraw", "GroupSource", "Verdict", "draw_groups"]
-
 
 class Verdict(Protocol):
     """What a judge says of a group."""

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from toolgrpo.tools.render import RenderedText, ends_of, joined
 
-__all__ = ["TextTokenizer", "TokenCutter"]
-
 _LONGEST_TOKEN_CHARS = 128  # no vocabulary of the supported families has a longer entry that matters here
 _HALF_A_CHARACTER = "\ufffd"  # what a cut between the tokens of one character leaves on both sides
 

@@ -17,8 +17,6 @@ from toolgrpo.errors import DataError
 from toolgrpo.tools.base import ToolProvider, ToolSession, speaks
 from toolgrpo.trajectory import StopReason
 
-__all__ = ["User", "check_user_turns", "user_of", "users_speak"]
-
 
 class User:
     """The user of one episode. `said` counts what the user said after the prompt."""

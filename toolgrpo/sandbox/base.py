@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["NOBODY", "Limits", "RunStatus", "Rung", "SandboxResult"]
-
 NOBODY = 65534  # the user that runs become where the sandbox is opened by root
 
 

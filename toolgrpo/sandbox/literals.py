@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["MOST_HASHED", "NotPlainError", "decode", "decode_text", "encode", "encode_text"]
-
 MOST_HASHED = 5000  # in the sets and keys of one value: some ten milliseconds where they are chosen to collide
 
 _MAX_DEPTH = 100

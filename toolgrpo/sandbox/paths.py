@@ -8,8 +8,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-__all__ = ["interpreter_paths", "open_to_all", "package_root", "starter"]
-
 
 def interpreter_paths() -> list[str]:
     """Return what confined code may read: the interpreter's libraries, the loader's, time zones."""

@@ -31,8 +31,6 @@ from typing import Any
 from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.sandbox.base import Limits, RunStatus, SandboxResult
 
-__all__ = ["RemoteSandbox"]
-
 logger = logging.getLogger(__name__)
 _GRACE_S = 15.0  # for the way there and back, and for queueing at the service
 _FIRST_PAUSE_S = 0.2

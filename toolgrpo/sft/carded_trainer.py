@@ -11,8 +11,6 @@ from trl import SFTTrainer
 from toolgrpo.storage import saved_into
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
 
-__all__ = ["CardedSFTTrainer"]
-
 
 class CardedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # TRL ships no types
     """Writes `card`, and `tools.json` where there are tools, beside each model that it saves."""

@@ -29,8 +29,6 @@ from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.missing_files import no_conversations
 from toolgrpo.trajectory import Message
 
-__all__ = ["ConversationEncoder", "Example", "read_conversations"]
-
 Schemas = Sequence[Mapping[str, Any]]
 
 

@@ -9,8 +9,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-__all__ = ["StepProgress"]
-
 _LINES = 5  # of a whole run, where there is no terminal
 _SILENT_S = 20.0  # at most, as far as the steps allow
 _TOO_SOON_S = 5.0  # for a line of a fifth, after one that broke a silence

@@ -34,8 +34,6 @@ from toolgrpo.shared_pass.segment_batches import SegmentBatches, attend_in_batch
 from toolgrpo.shared_pass.torch_seam import after_backward_pass, attention_name, set_attention_name
 from toolgrpo.shared_pass.tree_attention import fits, tiles_of, tree_attention
 
-__all__ = ["NAME", "PrefixLayout", "keep_for_backward", "shared_attention"]
-
 NAME = "toolgrpo_prefix_shared"
 
 

@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["keep_groups_together", "order_by_group", "put_live_first"]
-
 MicroBatch = dict[str, Any]
 """What TRL's `split_tensor_dict` gives:
 tensors and lists with a first dimension of samples, scalars, None.

@@ -26,8 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["MIN_SHARED", "Numbers", "Packing", "Row", "Segment", "pack", "pack_in_passes", "rows_of_batch"]
-
 MIN_SHARED = 16
 """Shorter common beginnings are not worth a segment of their own."""
 

@@ -32,8 +32,6 @@ from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.shared_pass.attention import PrefixLayout, keep_for_backward, shared_attention
 from toolgrpo.shared_pass.packing import Packing, Segment, pack_in_passes, rows_of_batch
 
-__all__ = ["MODES", "ScoredTokens", "SharedPass", "forward_packing", "unsupported", "unsupported_model"]
-
 logger = logging.getLogger(__name__)
 
 MODES = ("auto", "on", "off")

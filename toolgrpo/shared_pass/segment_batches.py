@@ -17,8 +17,6 @@ import torch.nn.functional as F
 
 from toolgrpo.shared_pass.packing import Segment
 
-__all__ = ["SegmentBatches", "attend_in_batches", "batches_of"]
-
 _AGAIN = 4  # times its own length that a segment's row may have for its ancestors to be computed again
 
 

@@ -19,14 +19,6 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-__all__ = [
-    "after_backward_pass",
-    "attention_name",
-    "cpu_attention_backward",
-    "cpu_attention_forward",
-    "set_attention_name",
-]
-
 cpu_attention_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 cpu_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 

@@ -22,8 +22,6 @@ import torch
 from toolgrpo.shared_pass.packing import Segment
 from toolgrpo.shared_pass.torch_seam import cpu_attention_backward, cpu_attention_forward
 
-__all__ = ["Tile", "fits", "tiles_of", "tree_attention"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tile:

@@ -17,8 +17,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Admission", "Decision"]
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -19,8 +19,6 @@ from statistics import fmean
 from toolgrpo.errors import RewardError
 from toolgrpo.signal.dead_groups import is_dead
 
-__all__ = ["ESTIMATORS", "Totals", "grouped_advantages"]
-
 Totals = Sequence[float | None]
 
 _TRL_EPSILON = 1e-4

@@ -18,8 +18,6 @@ from typing import Any
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.errors import ConfigError
 
-__all__ = ["METHODS", "Correction", "CorrectionOptions", "EpisodeRule", "cut_by", "settled"]
-
 METHODS = ("auto", "trl", "bypass", "geo_tis", "off")
 _FIELDS_OF_TRL = {  # and their defaults
     "vllm_importance_sampling_mode": "sequence_mask",

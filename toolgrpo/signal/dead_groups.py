@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isnan
 
-__all__ = ["SAME_REWARD", "is_dead"]
-
 SAME_REWARD = 1e-6  # rewards are added up in fp32 in training
 
 

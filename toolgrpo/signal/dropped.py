@@ -14,8 +14,6 @@ from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.rollout.batch import Grade
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["check_dropped_share", "grade_of"]
-
 _REASONS_SHOWN = 3
 _LONGEST_REASON = 200
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from toolgrpo.errors import ConfigError
 from toolgrpo.signal.admission import Admission
 
-__all__ = ["DYNAMIC_SAMPLING", "GroupDrawingOptions"]
-
 DYNAMIC_SAMPLING = ("off", "backfill")
 
 

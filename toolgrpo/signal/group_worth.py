@@ -7,8 +7,6 @@ from math import isnan, sqrt
 
 from toolgrpo.signal.dead_groups import is_dead
 
-__all__ = ["combined_rewards", "weighted_sums"]
-
 _TRL_EPSILON = 1e-4  # what TRL adds to a standard deviation before it divides
 
 

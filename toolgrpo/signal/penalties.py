@@ -17,8 +17,6 @@ from statistics import fmean
 
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["SIZES", "EpisodeSize", "Overlong", "overlong_penalty", "relative_penalties"]
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSize:

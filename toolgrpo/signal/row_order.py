@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RowOrder"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:

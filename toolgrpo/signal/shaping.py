@@ -20,8 +20,6 @@ from toolgrpo.signal.penalties import SIZES, EpisodeSize, Overlong, overlong_pen
 from toolgrpo.trajectory import Trajectory
 from toolgrpo.void_turns import VOID_TURNS, has_void_turn
 
-__all__ = ["Member", "Shaped", "Shaping", "ShapingOptions", "loss_mask", "members_of"]
-
 
 @dataclass
 class ShapingOptions:

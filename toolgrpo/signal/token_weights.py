@@ -17,17 +17,6 @@ import torch
 
 from toolgrpo.signal.correction import EpisodeRule
 
-__all__ = [
-    "EpisodeWeights",
-    "clipped",
-    "difference_metrics",
-    "kept",
-    "log_ratios",
-    "truncated",
-    "weight_metrics",
-    "weights_of_rows",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeWeights:

@@ -12,17 +12,6 @@ from typing import Any
 
 from toolgrpo.errors import ConfigError
 
-__all__ = [
-    "DENOMINATORS",
-    "NEEDS_EVERY_ROW",
-    "ROW_LOSSES",
-    "SKIP_MODES",
-    "TOKEN_LOSSES",
-    "TrainingRowsOptions",
-    "dead_by_rewards_alone",
-    "why_every_row",
-]
-
 SKIP_MODES = ("auto", "off")
 DENOMINATORS = ("all", "live")
 

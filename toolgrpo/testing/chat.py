@@ -19,8 +19,6 @@ from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.trajectory import Message
 
-__all__ = ["ByteChat", "byte_tokenizer"]
-
 
 class ByteChat:
     """A `ChatFormat`; `ByteChat.say` is the other direction, for scripts."""

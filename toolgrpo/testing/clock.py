@@ -15,8 +15,6 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["FakeClock"]
-
 T = TypeVar("T")
 
 

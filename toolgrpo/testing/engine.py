@@ -22,8 +22,6 @@ from toolgrpo.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Script", "ScriptedEngine", "ScriptedReply", "sample_in_turn", "scripted_logprob"]
-
 
 @dataclass(frozen=True, slots=True)
 class ScriptedReply:

@@ -20,8 +20,6 @@ from toolgrpo.testing.engine import ScriptedEngine
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["cut_into_segments", "of_several_turns", "run_episode", "scripted_runner"]
-
 
 def scripted_runner(
     engine: ScriptedEngine,

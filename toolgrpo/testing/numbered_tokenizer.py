@@ -8,8 +8,6 @@ from typing import Any
 
 from toolgrpo.testing.chat import ByteChat
 
-__all__ = ["numbered_tokenizer"]
-
 
 def numbered_tokenizer(size: int = 320) -> Any:
     """Build a fast tokenizer of tokens t0, t1 and so on.

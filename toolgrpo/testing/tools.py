@@ -12,8 +12,6 @@ from typing import Any
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.tools.base import AfterTurn, ToolProvider
 
-__all__ = ["ScriptedTools", "attempt", "call_all"]
-
 Answer = str | ToolResult
 
 

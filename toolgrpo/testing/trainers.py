@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from toolgrpo.chat.base import ChatFormat
     from toolgrpo.trainer.config import ToolGRPOConfig
 
-__all__ = ["tiny_config", "tiny_qwen3", "tiny_trainer"]
 
 _ROWS = tuple({"prompt": f"q{i}", "answer": str(i)} for i in range(8))
 

@@ -27,8 +27,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-__all__ = ["COMPLETIONS", "DROP", "HANG", "Body", "StandInVLLM", "Wire", "honest_completion"]
-
 COMPLETIONS = "/v1/completions"
 DROP, HANG = "drop", "hang"
 _HANG_S = 60.0

@@ -20,8 +20,6 @@ from toolgrpo.tools.complaints import complaint_of, short
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.validation import SchemaValidator
 
-__all__ = ["ArgumentChecker", "Checked", "names_near", "signature_text", "signatures_text"]
-
 _MAX_COMPLAINTS = 3
 _MAX_USAGE_CHARS = 500
 _MAX_SIGNATURES = 24

@@ -16,8 +16,6 @@ from toolgrpo.tools.result_cache import ResultCache
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.pool import WorkerPool
 
-__all__ = ["BackendSession", "FunctionBackend", "StatelessBackend", "ToolBackend"]
-
 
 class BackendSession(Protocol):
     """One backend as one episode sees it. `open` comes first, `close` last and always."""

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from toolgrpo.calls import CallAttempt, ToolResult
 
-__all__ = ["TOOL_TIMEOUT_S", "TOOL_WORKERS", "AfterTurn", "ToolProvider", "ToolSession", "speaks"]
-
 TOOL_TIMEOUT_S = 30.0  # seconds that a call may take where nobody says otherwise
 TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they share what it has imported
 

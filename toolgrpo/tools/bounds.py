@@ -12,8 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MAX_DEPTH", "MAX_DIGITS", "beyond_bounds", "read_json"]
-
 MAX_DEPTH = 64
 MAX_DIGITS = 300  # less than a float can hold, so that no comparison or division of a validator overflows
 _TOO_LARGE = 10**MAX_DIGITS

@@ -8,8 +8,6 @@ from typing import Any
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.tools.bounds import read_json
 
-__all__ = ["parse_call"]
-
 _FORM = '{"name": "...", "arguments": {...}}'
 
 

@@ -16,8 +16,6 @@ from urllib.parse import unquote
 
 from toolgrpo.tools.bounds import MAX_DIGITS, read_json
 
-__all__ = ["Coercer"]
-
 _INTEGER = re.compile(rf"[+-]?\d{{1,{MAX_DIGITS}}}")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from jsonschema import ValidationError
 
-__all__ = ["complaint_of", "short"]
-
 _ARTICLES = {
     "integer": "an integer",
     "number": "a number",

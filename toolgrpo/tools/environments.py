@@ -26,8 +26,6 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.pool import WorkerPool
 
-__all__ = ["EnvironmentBackend"]
-
 _logger = logging.getLogger(__name__)
 _OPEN_ATTEMPTS = 2
 _CLOSE_TIMEOUT_S = 5.0

@@ -25,8 +25,6 @@ from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import UnrenderableResult, describe_exception, render_result
 from toolgrpo.tools.tool_reply import Reply
 
-__all__ = ["InProcessBackend"]
-
 
 class InProcessBackend(StatelessBackend):
     """Functions in this process."""

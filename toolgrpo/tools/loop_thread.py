@@ -20,8 +20,6 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["LoopThread"]
-
 _BEFORE_GOING_ON_S = 0.01  # a loop that was broken for good must not keep a processor busy
 T = TypeVar("T")
 

@@ -27,9 +27,6 @@ from toolgrpo.tools.workers.pool import WorkerPool
 from toolgrpo.tools.workers.pool_records import PoolOptions
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
-__all__ = ["load_tools"]
-
-
 ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
 
 

@@ -13,17 +13,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "Ends",
-    "RenderedText",
-    "UnrenderableResult",
-    "cut",
-    "describe_exception",
-    "ends_of",
-    "joined",
-    "render_result",
-]
-
 
 class UnrenderableResult(Exception):
     """A tool returned something that has no text form; the message says what."""

@@ -17,8 +17,6 @@ from typing import Any
 
 from toolgrpo.tools.tool_reply import Reply
 
-__all__ = ["CacheLookup", "ResultCache"]
-
 _Call = tuple[str, str]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
 
-__all__ = ["Reply"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:

@@ -25,8 +25,6 @@ from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import RenderedText, cut
 
-__all__ = ["Toolbox", "ToolboxSession", "run_tool"]
-
 _MAX_ERROR_CHARS = 1000
 T = TypeVar("T")
 

@@ -31,8 +31,6 @@ from referencing.jsonschema import EMPTY_REGISTRY as NOTHING_RETRIEVED
 from toolgrpo.errors import PluginError
 from toolgrpo.regex_budget import RegexBudget
 
-__all__ = ["SchemaValidator"]
-
 _MAX_DEPTH = 64
 _MAX_CHARS = 200_000
 _MAX_CHAIN = 64  # references and alternatives that are followed for one value

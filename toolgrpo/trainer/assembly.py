@@ -45,20 +45,6 @@ from toolgrpo.trainer.memory import PassShape, free_bytes, most_tokens
 from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
-__all__ = [
-    "Watchers",
-    "demand_of",
-    "fitting_of",
-    "loaded_parts",
-    "markers_line",
-    "model_card",
-    "open_engine",
-    "open_pass",
-    "open_rollouts",
-    "open_turn_rewards",
-    "open_watchers",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from toolgrpo.engines.policy import Backend
 from toolgrpo.errors import ConfigError
 
-__all__ = ["check_backend"]
-
 
 def check_backend(accelerator: Any, environment: Mapping[str, str] = os.environ, *, n_gpus: int = 1) -> Backend:
     """Return the backend that was set up; `ConfigError` if another one was asked for.

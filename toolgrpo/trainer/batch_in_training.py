@@ -40,8 +40,6 @@ from toolgrpo.trainer.overlap import BatchesAhead
 from toolgrpo.trainer.segmented_rows import SegmentedRows
 from toolgrpo.trainer.token_tap import TokenTap
 
-__all__ = ["BatchInTraining"]
-
 Rows = Sequence[Mapping[str, Any]]
 
 

@@ -24,8 +24,6 @@ from toolgrpo.trainer import trl_seam, trl_signal
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["BatchSignal"]
-
 
 class BatchSignal:
     """One trainer's, which is only handed on to TRL's seams.

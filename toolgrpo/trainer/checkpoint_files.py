@@ -33,21 +33,6 @@ from typing import Any
 
 import xxhash
 
-__all__ = [
-    "Checkpoint",
-    "Sealed",
-    "begin",
-    "checkpoint_folder",
-    "checkpoint_in",
-    "complete_checkpoints",
-    "is_foreign",
-    "rotate",
-    "seal",
-    "step_folders",
-    "why_incomplete",
-    "why_unusable",
-]
-
 _OURS = "toolgrpo_"  # so begins the name of every file that is not Transformers' or the backend's
 _SEAL = f"{_OURS}complete.json"
 _UNFINISHED = f"{_OURS}unfinished"

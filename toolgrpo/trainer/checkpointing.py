@@ -37,8 +37,6 @@ from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.random_numbers import RandomNumbers
 
-__all__ = ["Checkpoints", "RunIsComplete"]
-
 # accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto
 # it, and PyTorch knows only `cpu` there: without this a run of several processes on the CPU could
 # be saved but not resumed.

@@ -38,8 +38,6 @@ from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import TRLJobOptions
 
-__all__ = ["ENGINE_NAMES", "LORA_SYNCS", "ToolGRPOConfig"]
-
 ENGINE_NAMES = ("auto", *ENGINES)
 LORA_SYNCS = ("merge", "adapter")
 

@@ -41,8 +41,6 @@ from toolgrpo.signal.shaping import Shaping, members_of
 from toolgrpo.trainer.groups_ahead import GroupsAhead
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["Asked", "DrawnBatch", "DrawnBatches", "RewardRule", "row_order"]
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:

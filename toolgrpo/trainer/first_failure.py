@@ -22,8 +22,6 @@ import torch.distributed as dist
 from toolgrpo.errors import PeerError, ToolGRPOError
 from toolgrpo.storage import write_whole
 
-__all__ = ["report_first_failure"]
-
 _NOTE_S = 5.0  # a note is written before its process goes, so it is there almost at once
 
 

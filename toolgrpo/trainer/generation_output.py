@@ -8,8 +8,6 @@ from typing import Any
 
 from toolgrpo.trajectory import Message, Trajectory
 
-__all__ = ["GenerationOutput"]
-
 
 @dataclass(frozen=True, slots=True)
 class GenerationOutput:

@@ -33,8 +33,6 @@ from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolProvider
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.config import ToolGRPOConfig
 
-__all__ = ["GivenParts", "Tools", "load_tokenizer", "take_parts"]
-
 _MOST_ROWS_PROVEN = 256  # whose system messages the chat format is proven for
 
 Tools = str | Path | ModuleType | Sequence[Callable[..., Any]] | ToolProvider

@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
-__all__ = ["close_when_nobody_has_it", "closed_if_it_fails"]
-
 
 class Closable(Protocol):
     def close(self) -> None: ...

@@ -33,8 +33,6 @@ from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.trainer.overlap import RunAhead
 
-__all__ = ["GroupsAhead", "Lookahead"]
-
 V = TypeVar("V", bound=Verdict)
 
 

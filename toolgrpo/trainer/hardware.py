@@ -12,8 +12,6 @@ import time
 import torch
 from accelerate.utils import parse_flag_from_env
 
-__all__ = ["bf16_factor", "bf16_line", "settled_bf16", "settled_cpu", "trains_on_cpu"]
-
 _PRECISION = "ACCELERATE_MIXED_PRECISION"  # what a launch file said
 _ROWS, _WIDTH = 128, 512  # of a matrix product that takes a millisecond in fp32, and up to ten in an emulated bf16
 _PRODUCTS_S = 0.05

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["RowChoice", "Scores", "is_live"]
-
 Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Log-probabilities and entropies, both (B, T), and a loss of the model's own."""
 

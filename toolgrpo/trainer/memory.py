@@ -17,8 +17,6 @@ from typing import Any, Self
 
 from toolgrpo.errors import ConfigError
 
-__all__ = ["PassShape", "free_bytes", "most_tokens"]
-
 _ALWAYS = 2**26  # tiles of the output head, attention, what libraries load at their first use
 _LARGE = 2**30  # bytes of activations, from which on memory counts more than a few percent of time
 _USABLE = 0.9  # of the free memory: the rest is for rollouts, tools, and what the sum leaves out

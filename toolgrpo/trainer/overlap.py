@@ -30,7 +30,6 @@ from toolgrpo.signal.row_order import RowOrder
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HANDOVERS", "BatchesAhead", "Exchange", "OverlapOptions", "RunAhead", "check_engine"]
 
 HANDOVERS = ("keep", "drain")
 T = TypeVar("T")

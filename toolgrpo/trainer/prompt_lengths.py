@@ -18,8 +18,6 @@ from toolgrpo.rollout.rollouts import as_messages, thinking_of
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
-__all__ = ["LONG_PROMPTS", "PromptOptions", "PromptRoom", "rows_that_fit"]
-
 LONG_PROMPTS = ("refuse", "skip")
 _NAMED = 3  # rows that an error names
 _FOR_A_MESSAGE = 64  # tokens that a template may put around one

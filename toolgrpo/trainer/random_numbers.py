@@ -9,8 +9,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-__all__ = ["RandomNumbers"]
-
 
 @dataclass(frozen=True, slots=True)
 class RandomNumbers:

@@ -44,9 +44,6 @@ from toolgrpo.trainer.trl_seam import has_reward_model, log_metrics, mode_of
 from toolgrpo.trainer.trl_signal import quiet_about_unscored
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["answers_of", "ask_rewards", "epoch_order", "keep_gathers_apart", "log_drawn", "open_drawing"]
-
-
 _apart: contextvars.ContextVar[bool] = contextvars.ContextVar("gathers_kept_apart", default=False)
 _gather = grpo_trainer.gather
 

@@ -23,8 +23,6 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.live_rows import Scores
 from toolgrpo.trajectory import Trajectory
 
-__all__ = ["SegmentedRows"]
-
 
 @dataclass(frozen=True)
 class SegmentedRows:

@@ -26,8 +26,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["GracefulStop", "finish_before_stopping"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

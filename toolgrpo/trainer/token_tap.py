@@ -20,8 +20,6 @@ from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.trainer import trl_batch
 
-__all__ = ["TokenTap", "chosen_episodes"]
-
 
 class TokenTap:
     """What connects the chosen episodes of a rollout with the passes that train on them."""

@@ -56,7 +56,7 @@ from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.first_failure import report_first_failure
-from toolgrpo.trainer.given_parts import Tools, load_tokenizer, take_parts
+from toolgrpo.trainer.given_parts import Tools, take_parts
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.hardware import bf16_line
 from toolgrpo.trainer.model_card import write_beside_model
@@ -64,8 +64,6 @@ from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.overlap import check_engine
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.token_tap import TokenTap
-
-__all__ = ["ToolGRPOTrainer", "load_tokenizer"]
 
 
 class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types

@@ -18,8 +18,6 @@ from toolgrpo.trainer.overlap import BatchesAhead, Exchange, RunAhead
 from toolgrpo.trainer.reward_seam import epoch_order
 from toolgrpo.trainer.trl_seam import log_metrics
 
-__all__ = ["drawn_from", "open_ahead"]
-
 
 def open_ahead(trainer: Any) -> BatchesAhead | GroupsAhead:
     """Return what draws the batches of this trainer while it trains."""

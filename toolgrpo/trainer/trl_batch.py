@@ -33,26 +33,6 @@ from toolgrpo.trainer.live_rows import RowChoice, is_live
 from toolgrpo.trainer.segmented_rows import SegmentedRows
 from toolgrpo.trajectory import Trajectory
 
-__all__ = [
-    "add_numbers",
-    "advantages_of",
-    "choose_rows",
-    "choose_rows_of_old_policy",
-    "clear_dead_groups",
-    "fill_old_logps",
-    "in_dead_groups",
-    "live_flags",
-    "mean_entropy_of_live",
-    "numbers_of",
-    "reads_old_policy",
-    "segments_in",
-    "segments_of",
-    "settle_denominator",
-    "skips_rows",
-    "tokens_of_row",
-    "with_segments",
-]
-
 Batch = dict[str, Any]
 
 

@@ -24,16 +24,6 @@ import torch
 from toolgrpo.signal.correction import Correction, EpisodeRule
 from toolgrpo.signal.token_weights import EpisodeWeights, clipped, kept, log_ratios, truncated, weights_of_rows
 
-__all__ = [
-    "correct_by",
-    "reads_old_policy_anyway",
-    "weights_in_loss",
-    "weights_of_batch",
-    "with_engine_as_old_policy",
-    "with_kept_episodes",
-    "without_masked",
-]
-
 Batch = dict[str, Any]
 _CLIPPED = frozenset(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"))
 

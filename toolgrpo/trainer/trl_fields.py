@@ -14,8 +14,6 @@ from typing import Any
 
 from toolgrpo.errors import ConfigError
 
-__all__ = ["READ_BY_TRL", "READ_HERE", "WITHOUT_EFFECT", "refuse_without_effect"]
-
 READ_HERE = frozenset(
     (
         *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),

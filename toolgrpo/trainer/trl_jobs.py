@@ -25,21 +25,6 @@ from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.rewards import Reward
 from toolgrpo.rewards.environment import environment
 
-__all__ = [
-    "TRLJobOptions",
-    "ToolsElsewhere",
-    "as_conversations",
-    "check_reward_arguments",
-    "placeholder_rows",
-    "point_to_messages",
-    "refuse_images",
-    "refuse_replaced_generate",
-    "refuse_rollout_func",
-    "single_factory",
-    "warn_of_text",
-    "with_environment",
-]
-
 logger = logging.getLogger(__name__)
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

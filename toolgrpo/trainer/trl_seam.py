@@ -51,26 +51,6 @@ from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_firs
 from toolgrpo.shared_pass.scoring import SharedPass
 from toolgrpo.trainer.trl_batch import live_flags
 
-__all__ = [
-    "TESTED_VERSIONS",
-    "add_fused_head",
-    "count_tokens",
-    "has_reward_model",
-    "iter_named_params",
-    "log_dropped",
-    "log_metrics",
-    "mode_of",
-    "no_engine_of_trl",
-    "place_in_batch",
-    "policy_of",
-    "prepare_inputs",
-    "restore_place_in_batch",
-    "shared_logps",
-    "skip_epochs",
-    "tune_fused_head",
-    "warn_if_untested",
-]
-
 TESTED_VERSIONS = ("1.16.0",)
 _TRL_TILE, _CPU_TILE = (4096, 32768), (256, 4096)  # tokens, and words of the vocabulary
 

@@ -28,16 +28,6 @@ from toolgrpo.signal.dropped import grade_of
 from toolgrpo.signal.shaping import Member
 from toolgrpo.trajectory import Trajectory
 
-__all__ = [
-    "own_grades",
-    "own_part",
-    "quiet_about_unscored",
-    "with_advantages",
-    "with_turn_advantages",
-    "without_dropped",
-]
-
-
 T = TypeVar("T")
 
 

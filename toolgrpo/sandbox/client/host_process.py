@@ -20,8 +20,6 @@ from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.paths import interpreter_paths, open_to_all, starter
 
-__all__ = ["VMSTAT", "Host", "UnconfinedWorkers", "Workers"]
-
 VMSTAT = Path("/proc/vmstat")  # where the kernel counts the processes that it has killed for want of memory
 _START_S = 60.0
 _CLOSE_S = 10.0

@@ -31,8 +31,6 @@ from toolgrpo.sandbox.client.host_process import Host, UnconfinedWorkers, Worker
 from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 
-__all__ = ["DEFAULT_PRELOAD", "Sandbox", "Session"]
-
 logger = logging.getLogger(__name__)
 
 DEFAULT_PRELOAD = (

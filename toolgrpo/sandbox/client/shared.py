@@ -18,8 +18,6 @@ from toolgrpo.errors import SandboxError
 from toolgrpo.sandbox.base import SandboxResult
 from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD, Sandbox
 
-__all__ = ["SharedSandbox"]
-
 
 class SharedSandbox:
     """Lends one sandbox, of so many workers."""

@@ -30,8 +30,6 @@ from toolgrpo.sandbox.client.pool import Sandbox, Session
 from toolgrpo.sandbox.grading.split_plan import Plan, Suite, needs_more_than, plan
 from toolgrpo.sandbox.literals import encode_text
 
-__all__ = ["SuiteGrade", "grade"]
-
 _WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
 _LEAST_S = 0.01  # a run needs some time, also where none is left
 _MOST_REMEMBERED = 4096  # suites

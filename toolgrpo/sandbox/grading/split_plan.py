@@ -22,8 +22,6 @@ from functools import lru_cache
 
 from toolgrpo.errors import DataError
 
-__all__ = ["Plan", "Suite", "needs_more_than", "plan"]
-
 _BUILT_IN = frozenset(dir(builtins)) | {"__name__"}
 
 

@@ -17,19 +17,12 @@ from typing import Any
 
 import landlockpy
 
+from toolgrpo.processes.linux import die_with_parent
 from toolgrpo.processes.wire import read_frame
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.inside import cells
-from toolgrpo.sandbox.rungs.confine import (
-    SyscallRules,
-    confine_files,
-    confine_syscalls,
-    die_with_parent,
-    drop_privileges,
-)
+from toolgrpo.sandbox.rungs.confine import SyscallRules, confine_files, confine_syscalls, drop_privileges
 from toolgrpo.sandbox.rungs.syscalls import syscall_filter
-
-__all__ = ["Descriptors", "fork_confined", "warm"]
 
 _MOST_FDS = 1024  # more than a forker ever holds
 # Of the user that runs are, in all runs together, until each is ended for its own (run_watch.py).

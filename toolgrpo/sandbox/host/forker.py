@@ -27,15 +27,14 @@ from typing import Any, NoReturn
 
 import landlockpy
 
+from toolgrpo.processes.linux import die_with_parent
 from toolgrpo.processes.wire import receive, send
 from toolgrpo.sandbox.base import NOBODY, Rung
 from toolgrpo.sandbox.host.confined_process import Descriptors, fork_confined
 from toolgrpo.sandbox.host.kernel_memory import oom_kills
 from toolgrpo.sandbox.host.run_process import Process
 from toolgrpo.sandbox.host.scratch import make
-from toolgrpo.sandbox.rungs.confine import die_with_parent, enter_pid_namespace, file_rules
-
-__all__ = ["ForkLauncher"]
+from toolgrpo.sandbox.rungs.confine import enter_pid_namespace, file_rules
 
 _MESSAGE_BYTES = 4096  # more than a process number in JSON
 

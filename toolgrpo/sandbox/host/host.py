@@ -23,12 +23,11 @@ import sys
 import traceback
 from typing import Any
 
+from toolgrpo.processes.linux import adopt_orphans, die_with_parent
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.host.kernel_memory import collapse_heap, mapped_bytes
-from toolgrpo.sandbox.rungs.confine import adopt_orphans, die_with_parent, leave_network
-
-__all__ = ["main"]
+from toolgrpo.sandbox.rungs.confine import leave_network
 
 _WARM_UPS = (
     50  # the interpreter rewrites code that it runs often: better once here than in a copy of the page each time

@@ -11,8 +11,6 @@ import os
 import resource
 from collections.abc import Iterator
 
-__all__ = ["collapse_heap", "mapped_bytes", "oom_kills"]
-
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
 _libc = ctypes.CDLL(None, use_errno=True)

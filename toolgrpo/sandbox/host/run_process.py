@@ -16,8 +16,6 @@ from typing import Any, Protocol
 
 from toolgrpo.sandbox.host import usage
 
-__all__ = ["Launcher", "Process"]
-
 
 @dataclass(slots=True)
 class Process(ABC):

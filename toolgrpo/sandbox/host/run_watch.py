@@ -18,8 +18,6 @@ from toolgrpo.processes.wire import pack
 from toolgrpo.sandbox.host.run_process import Process
 from toolgrpo.sandbox.host.scratch import holds_more_than
 
-__all__ = ["Outcome", "answer", "watch"]
-
 _FRAME_BYTES = 4 << 20  # of a result
 _FLOOD_BYTES = 4 << 20  # of one output stream; more ends the run
 _JOB = (

@@ -27,8 +27,6 @@ from toolgrpo.sandbox.host import scratch
 from toolgrpo.sandbox.host.run_process import Launcher, Process
 from toolgrpo.sandbox.host.run_watch import answer, watch
 
-__all__ = ["serve"]
-
 _LIMITS_FROM_BIRTH = ("memory_mb", "file_mb", "open_files")
 
 

@@ -23,8 +23,6 @@ import stat
 import tempfile
 import time
 
-__all__ = ["claim", "empty", "holds_more_than", "make", "remove"]
-
 _PREFIX = "toolgrpo-scratch-"
 _ENTRY_BYTES = 4096  # what a file costs at least, so that a million empty ones are not free
 _DEEPEST = 100  # each level costs a descriptor while it is measured

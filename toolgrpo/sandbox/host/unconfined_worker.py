@@ -31,8 +31,6 @@ from toolgrpo.sandbox.host.scratch import make
 from toolgrpo.sandbox.inside.unconfined_main import READY
 from toolgrpo.sandbox.paths import starter
 
-__all__ = ["SpawnLauncher", "main"]
-
 _LOOK_S = 1.0  # between looks at whether the opener lives
 _ENVIRONMENT = {"PATH": "", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 

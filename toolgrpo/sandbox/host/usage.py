@@ -13,8 +13,6 @@ import re
 import stat
 from contextlib import suppress
 
-__all__ = ["threads", "unlinked_bytes"]
-
 _UNLINKED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ (\S+) (\d+) +/(?!dev/zero |SYSV).* \(deleted\)$", re.MULTILINE)
 
 

@@ -23,8 +23,6 @@ from toolgrpo.processes.wire import pack, read_frame
 from toolgrpo.sandbox.inside import judge
 from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode_text
 
-__all__ = ["Pipes", "answer", "fresh_namespace", "prepare_streams", "report", "use_streams", "warm_up"]
-
 _REPR_CHARS = 2000
 _NAME = "<cell>"
 

@@ -21,8 +21,6 @@ from typing import Any
 
 from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode_text
 
-__all__ = ["judge"]
-
 Ask = Callable[[list[str]], dict[str, Any]]
 """A call `[function, arguments]` to what came of it: `{"answer": text}`, `{"error": text}`, `{"lost": text}`."""
 

@@ -23,8 +23,6 @@ from typing import Any
 from toolgrpo.processes.wire import read_frame
 from toolgrpo.sandbox.inside import cells
 
-__all__ = ["READY", "main"]
-
 READY = b"\n"  # on the pipe of the results, once the first request can come
 _LOOK_S = 0.1
 _PEAK_UNIT = 1 if os.uname().sysname == "Darwin" else 1024  # of ru_maxrss, in bytes

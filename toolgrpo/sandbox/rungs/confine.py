@@ -18,20 +18,7 @@ import landlockpy
 import seccompy
 from seccompy.syscalls import syscall_nr
 
-from toolgrpo.processes.linux import adopt_orphans, die_with_parent
 from toolgrpo.sandbox.base import NOBODY
-
-__all__ = [
-    "SyscallRules",
-    "adopt_orphans",
-    "confine_files",
-    "confine_syscalls",
-    "die_with_parent",
-    "drop_privileges",
-    "enter_pid_namespace",
-    "file_rules",
-    "leave_network",
-]
 
 _PR_SET_KEEPCAPS = 8
 _CAP_DAC_READ_SEARCH = 2

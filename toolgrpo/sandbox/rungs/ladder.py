@@ -15,8 +15,6 @@ from toolgrpo.errors import ConfigError, SandboxError
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.paths import starter
 
-__all__ = ["choose_rung", "probe"]
-
 _PROBE_S = 60.0
 _STRONGEST_FIRST = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP)
 _NO_LINUX = f"this is {sys.platform}, and every rung that confines needs Linux"

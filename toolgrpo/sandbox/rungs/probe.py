@@ -20,8 +20,6 @@ from toolgrpo.sandbox.rungs.confine import (
 )
 from toolgrpo.sandbox.rungs.syscalls import syscall_filter
 
-__all__ = ["probe_rung"]
-
 
 def probe_rung() -> None:
     rung = sys.argv[1]

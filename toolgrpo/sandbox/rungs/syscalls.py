@@ -16,8 +16,6 @@ from typing import Any
 import seccompy
 from seccompy.syscalls import syscall_nr
 
-__all__ = ["syscall_filter"]
-
 
 def _names(words: str) -> list[str]:
     return words.split()

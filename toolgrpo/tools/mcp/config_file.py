@@ -20,8 +20,6 @@ from typing import Any
 from toolgrpo.errors import ConfigError
 from toolgrpo.missing_files import no_mcp_config
 
-__all__ = ["McpServerConfig", "read_mcp_config"]
-
 
 @dataclass(frozen=True, slots=True)
 class McpServerConfig:

@@ -34,8 +34,6 @@ from toolgrpo.tools.render import cut, describe_exception
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.output_log import OutputLog
 
-__all__ = ["ConnectionOptions", "McpConnection"]
-
 _PROBE_TIMEOUT_S = 5.0
 _MAX_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 12.0  # longer than a transport takes to kill a server that does not want to end

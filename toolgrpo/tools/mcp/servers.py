@@ -24,8 +24,6 @@ from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.output_log import OutputLog
 
-__all__ = ["McpBackend"]
-
 _CLOSE_TIMEOUT_S = 40.0  # all servers at once; each has limits of its own that are shorter
 _MAX_DESCRIPTION_CHARS = 20_000
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")

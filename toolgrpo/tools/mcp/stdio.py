@@ -31,8 +31,6 @@ from mcp.shared.message import SessionMessage
 from toolgrpo.tools.mcp.config_file import McpServerConfig
 from toolgrpo.tools.workers.output_log import OutputLog
 
-__all__ = ["MAX_MESSAGE_BYTES", "Keepers", "ServerOutput", "stdio_transport"]
-
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _KEEPER = Path(__file__).with_name("keeper.py")
 _CHUNK = 1 << 16

@@ -20,8 +20,6 @@ from toolgrpo.errors import PluginError
 from toolgrpo.nearest import nearest
 from toolgrpo.tools.plugin.schema import type_hints, type_schema
 
-__all__ = ["ArgumentConverter", "BadArguments"]
-
 _PLAIN = (str, bool, Any)  # JSON already gives these
 
 

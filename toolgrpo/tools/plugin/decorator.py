@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from toolgrpo.errors import PluginError
 
-__all__ = ["ToolOptions", "options_of", "tool"]
-
 _ATTRIBUTE = "__toolgrpo_options__"
 F = TypeVar("F", bound=Callable[..., Any])
 

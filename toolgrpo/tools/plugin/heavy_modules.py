@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-__all__ = ["HEAVY", "holds_heavy_modules", "slow_import"]
-
 HEAVY = frozenset(
     {"torch", "transformers", "trl", "vllm", "peft", "datasets", "accelerate", "deepspeed", "tensorflow", "jax"}
 )

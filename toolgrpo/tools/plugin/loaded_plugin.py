@@ -24,8 +24,6 @@ from toolgrpo.tools.plugin.plugin_file import (
 )
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
-__all__ = ["EnvironmentSpec", "LoadedEnvironment", "Plugin", "PluginSpec", "load_plugin"]
-
 _SPEAKS = "next_user_message"
 _BY_STEP = ("step_reward", "episode_over")
 _NOT_TOOLS = ("reset", "reward", "get_reward", *_BY_STEP, "state_key", _SPEAKS, "close")

@@ -26,16 +26,6 @@ from toolgrpo.tools.plugin.decorator import options_of
 from toolgrpo.tools.plugin.schema import function_schema, wrap_explicit_schema
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
-__all__ = [
-    "LoadedTool",
-    "PluginSource",
-    "import_source",
-    "load_functions",
-    "search_beside_the_command",
-    "tools_of",
-    "unpickle_callables",
-]
-
 _EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
 
 

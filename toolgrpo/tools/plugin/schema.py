@@ -33,16 +33,6 @@ import typing_extensions
 from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import missing_import
 
-__all__ = [
-    "DocText",
-    "function_schema",
-    "modern_hint",
-    "parse_docstring",
-    "type_hints",
-    "type_schema",
-    "wrap_explicit_schema",
-]
-
 _BASIC: dict[Any, dict[str, Any]] = {
     int: {"type": "integer"},
     float: {"type": "number"},

@@ -19,8 +19,6 @@ from typing import Any
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.plugin.plugin_file import PluginSource, search_beside_the_command
 
-__all__ = ["asked_for", "is_secret", "names_beside", "withheld_hint"]
-
 _VARIABLE = "TOOL_SECRETS"
 _PARTS = ("SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY")
 _WORDS = {"TOKEN", "TOKENS", "KEY", "KEYS"}  # as words only: TOKENIZERS_PARALLELISM is none, and a MONKEY has no key

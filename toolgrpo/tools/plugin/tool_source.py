@@ -23,8 +23,6 @@ from toolgrpo.tools.plugin.heavy_modules import holds_heavy_modules
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import names_beside
 
-__all__ = ["callables_source", "environment_source", "source_of"]
-
 _MAX_BY_VALUE = 10 << 20
 
 

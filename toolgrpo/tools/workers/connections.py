@@ -23,9 +23,6 @@ from toolgrpo.tools.plugin.secret_variables import is_secret, withheld_hint
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.supervisor import BOOTSTRAP
 
-__all__ = ["SupervisorLink", "WorkerLink"]
-
-
 # what keeps many processes and threads small, where the user says nothing else
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4", "PYTHONUNBUFFERED": "1"}
 _TIDY_UP_S = 3.0

@@ -43,8 +43,6 @@ from toolgrpo.tools.workers.pool_records import (
 )
 from toolgrpo.tools.workers.supervision import Supervision, SupervisionEvents
 
-__all__ = ["Dispatcher"]
-
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 _EXIT_STATUS_S = 1.0  # how long the exit status may come after the end of the connection

@@ -22,8 +22,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Health", "what_is_loaded"]
-
 _SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
 _STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
 _STRAY_THREADS = 128  # beyond those that run calls

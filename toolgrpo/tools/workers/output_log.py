@@ -15,8 +15,6 @@ from pathlib import Path
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import open_own
 
-__all__ = ["OutputLog"]
-
 _logger = logging.getLogger("toolgrpo.tools.output")
 _CHUNK = 1 << 18
 _TAIL = 4000

@@ -15,15 +15,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = [
-    "forkable",
-    "kill_group",
-    "limit_memory",
-    "offer_to_oom_killer",
-    "open_descriptors",
-    "own_directory_per_thread",
-]
-
 _CLONE_FS = 0x200
 _LEAVING_S = 0.2
 _LINUX = sys.platform == "linux"

@@ -21,8 +21,6 @@ from toolgrpo.tools.workers.dispatcher import Dispatcher
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool_records import Job, PoolOptions, WorkerKind
 
-__all__ = ["WorkerPool"]
-
 _CLOSE_TIMEOUT_S = 60.0
 
 

@@ -14,8 +14,6 @@ from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
-__all__ = ["Job", "PoolOptions", "WorkerKind", "WorkerRecord", "choose_worker", "describe_ending"]
-
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:

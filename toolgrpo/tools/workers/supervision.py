@@ -19,8 +19,6 @@ from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
 from toolgrpo.tools.workers.connections import SupervisorLink
 from toolgrpo.tools.workers.output_log import OutputLog
 
-__all__ = ["Supervision", "SupervisionEvents"]
-
 _logger = logging.getLogger(__name__)
 _MAX_LOSSES = 10  # in a row: none served for long, or came to a worker that takes calls
 _STABLE_S = 60.0

@@ -49,8 +49,6 @@ from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import what_is_loaded
 from toolgrpo.tools.workers.tool_worker import Worker, WorkerLimits
 
-__all__ = ["BOOTSTRAP", "main"]
-
 _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _MAIN = "from toolgrpo.tools.workers.supervisor import main; main(sys.argv)"
 # the reaper first, while the process is small: it keeps what is imported before the fork

@@ -46,9 +46,6 @@ from toolgrpo.tools.render import UnrenderableResult, cut, describe_exception, r
 from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import Health
 
-__all__ = ["Worker", "WorkerLimits"]
-
-
 Render = Callable[[object], dict[str, Any]]  # a return value, as a reply
 
 
