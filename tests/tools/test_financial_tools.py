@@ -29,14 +29,6 @@ def number(text: str, label: str) -> float:
     return float(found.group(1))
 
 
-def test_there_are_eight_with_described_arguments() -> None:
-    assert len(TOOLS) == 8
-    for tool in TOOLS.values():
-        properties = tool.spec.parameters["properties"]
-        assert len(properties) >= 2 and all(sub["description"] for sub in properties.values())
-        assert tool.spec.cache is True
-
-
 @pytest.mark.parametrize(
     ("principal", "rate", "years", "per_year"), [(250_000, 6, 30, 12), (9_999, 3.3, 4.5, 2), (500, 0, 2, 4)]
 )
@@ -47,13 +39,6 @@ def test_loan_against_numpy_financial(principal: float, rate: float, years: floa
     text = call("loan_amortization", principal=principal, annual_rate=rate, years=years, payments_per_year=per_year)
     assert number(text, "payment") == pytest.approx(payment, abs=0.006)
     assert number(text, "total interest") == pytest.approx(payment * count - principal, abs=0.02)
-
-
-def test_extra_payments_against_nper() -> None:
-    npf = pytest.importorskip("numpy_financial")
-    payment = -npf.pmt(0.005, 360, 200_000)
-    text = call("loan_amortization", principal=200_000, annual_rate=6, years=30, extra_payment=300)
-    assert number(text, "payments") == np.ceil(npf.nper(0.005, -(payment + 300), 200_000))
 
 
 FLOWS = [("2020-01-15", -10_000.0), ("2020-09-01", 2_750.0), ("2021-07-31", 4_250.0), ("2022-02-28", 5_000.0)]
@@ -69,28 +54,6 @@ def test_irregular_cash_flows_against_a_root_finder() -> None:
     text = call("npv_irr", cash_flows=shuffled, discount_rate=8)
     assert number(text, "NPV") == pytest.approx(value(0.08), abs=0.006)
     assert number(text, "IRR") / 100 == pytest.approx(optimize.brentq(value, -0.5, 5), abs=1e-6)
-
-
-def test_yearly_cash_flows_against_numpy_financial() -> None:
-    npf = pytest.importorskip("numpy_financial")
-    amounts = [-1000.0, 300.0, 420.0, 680.0]
-    flows = [{"on": f"{2021 + i}-01-01", "amount": a} for i, a in enumerate(amounts)]  # no leap day in between
-    text = call("npv_irr", cash_flows=flows, discount_rate=10)
-    assert number(text, "NPV") == pytest.approx(npf.npv(0.10, amounts), abs=0.006)
-    assert number(text, "IRR") == pytest.approx(npf.irr(amounts) * 100, abs=1e-4)
-
-
-def test_flows_over_centuries_against_the_compound_rate() -> None:
-    flows = [{"on": "1800-01-01", "amount": -1.0}, {"on": "2100-01-01", "amount": 1000.0}]
-    years = (datetime.date(2100, 1, 1) - datetime.date(1800, 1, 1)).days / 365
-    text = call("npv_irr", cash_flows=flows, discount_rate=0)
-    assert number(text, "IRR") == pytest.approx((1000 ** (1 / years) - 1) * 100, abs=1e-4)
-
-
-def test_of_several_internal_rates_the_lowest_is_given() -> None:
-    amounts = [-100.0, 230.0, -132.0]  # zero at 10 % and at 20 %
-    flows = [{"on": f"{2021 + i}-01-01", "amount": a} for i, a in enumerate(amounts)]
-    assert number(call("npv_irr", cash_flows=flows, discount_rate=0), "IRR") == pytest.approx(10, abs=1e-3)
 
 
 def test_flows_in_one_direction_have_no_irr() -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import all_end
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.testing.tools import attempt
@@ -38,44 +38,19 @@ async def call(session: ToolboxSession, name: str) -> ToolResult:
     return result
 
 
-def ends(pid: int, timeout_s: float = 120.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("python_loop", TIMEOUT),
         ("regex_loop", TIMEOUT),
-        ("sleep_forever", TIMEOUT),
-        ("async_sleep_forever", TIMEOUT),
         ("async_block", TIMEOUT),
         ("segfault", DIED),
-        ("exit_hard", DIED),
         ("exit_softly", RAISED),
-        ("raise_base", RAISED),
-        ("raise_unreadable", RAISED),
-        ("recurse", RAISED),
         ("allocate", RAISED),
-        ("print_gigabyte", None),
         ("print_forever", TIMEOUT),
-        ("return_too_much", None),
-        ("fork_and_return", None),
         ("unserialisable", ToolErrorKind.BAD_RESULT),
-        ("circular", ToolErrorKind.BAD_RESULT),
         ("change_directory", None),
         ("patch_builtins", None),
         ("close_descriptors", DIED),
-        ("lone_surrogate", None),
     ],
 )
 def test_costs_its_own_call_or_episode(toolbox: Toolbox, name: str, error: ToolErrorKind | None) -> None:
@@ -115,7 +90,7 @@ def test_a_child_that_a_method_started_ends_with_its_episode(toolbox: Toolbox) -
             os.kill(pid, 0)  # it may stay while the episode runs
             return pid
 
-    assert ends(asyncio.run(run()))
+    assert all_end(asyncio.run(run()))
 
 
 def test_a_reward_and_a_close_that_hang_are_given_up() -> None:
@@ -132,5 +107,5 @@ def test_a_reward_and_a_close_that_hang_are_given_up() -> None:
             return int((await call(session, "process_id")).content)
 
     with load_tools(environment=f"{HOSTILE}:Stuck", tool_timeout_s=3, workers=1) as box:
-        assert ends(asyncio.run(run()))
-        assert ends(asyncio.run(closing()))
+        assert all_end(asyncio.run(run()))
+        assert all_end(asyncio.run(closing()))

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import all_end, has_ended
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool
@@ -33,21 +33,6 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toolbox(log_path: Path) -> Iterator[Toolbox]:
     with load_tools(HOSTILE, tool_timeout_s=TIMEOUT_S, workers=1, max_result_chars=1000, log_path=log_path) as box:
         yield box
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_until_dead(pid: int, timeout_s: float = 120.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pid)
 
 
 @pytest.mark.parametrize(
@@ -101,33 +86,23 @@ def test_nonsense_on_the_wire_is_the_death_of_its_worker_only(toolbox: Toolbox) 
 def test_a_child_that_was_not_waited_for_ends_with_its_call(toolbox: Toolbox) -> None:
     result = run_tool(toolbox, {"name": "leave_child"})
     assert result.ok
-    assert wait_until_dead(int(result.content))
+    assert all_end(int(result.content))
 
 
 def test_a_helper_that_may_stay_ends_with_its_worker() -> None:
     with load_tools(HOSTILE, tool_timeout_s=TIMEOUT_S, workers=1) as box:
         pid = int(run_tool(box, {"name": "start_helper"}).content)
         assert run_tool(box, {"name": "polite", "arguments": {"text": "x"}}).ok
-        assert alive(pid)
+        assert not has_ended(pid)
         assert run_tool(box, {"name": "exit_hard"}).error is ToolErrorKind.DIED
-        assert wait_until_dead(pid)
+        assert all_end(pid)
 
 
 def test_a_daemon_that_left_everything_ends_too(toolbox: Toolbox, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     result = run_tool(toolbox, {"name": "leave_daemon", "arguments": {"path": str(path)}})
     assert result.content == "gone"
-    assert wait_until_dead(int(path.read_text()))
-
-
-def test_a_worker_that_hangs_does_not_keep_others_waiting() -> None:
-    """While one call hangs, later ones are answered, by the same worker and after it by its replacement."""
-    with load_tools(HOSTILE, tool_timeout_s=10, workers=1) as box:
-        naps = [attempt("nap", seconds=0.1 * (i % 5)) for i in range(20)]
-        results = call_all(box, attempt("sleep_forever"), *naps)
-    assert results[0].error is ToolErrorKind.TIMEOUT
-    assert all(result.ok for result in results[1:])
-    assert max(result.duration_s for result in results[1:]) < results[0].duration_s
+    assert all_end(int(path.read_text()))
 
 
 def test_a_call_that_freezes_its_worker_has_its_deadline_and_those_behind_it_do_not_wait(toolbox: Toolbox) -> None:
@@ -161,11 +136,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_workers_end_when_the_trainer_is_killed() -> None:
     done = subprocess.run([sys.executable, "-c", _TRAINER, str(HOSTILE)], capture_output=True, text=True, timeout=240)
     assert done.returncode == -9
-    assert wait_until_dead(int(done.stdout))
+    assert all_end(int(done.stdout))
 
 
 def test_nothing_is_left_running_after_close() -> None:
     with load_tools(HOSTILE, tool_timeout_s=TIMEOUT_S, workers=2) as box:
         pid = int(run_tool(box, {"name": "process_id"}).content)
         call_all(box, attempt("sleep_forever"), attempt("leave_child"))
-    assert wait_until_dead(pid)
+    assert all_end(pid)

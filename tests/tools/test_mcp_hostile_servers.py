@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 from tests.support.ports import free_port
+from tests.support.processes import all_end
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
-from toolgrpo.testing.tools import attempt, call_all
+from toolgrpo.testing.tools import attempt
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(300)]
@@ -52,14 +53,9 @@ def one_tool(schema: object, name: object = "t", **more: object) -> str:
     ("tools", "says"),
     [
         (one_tool({"properties": {"a": {"$ref": "#/$defs/none"}}}), "which is not in the schema"),
-        (one_tool({"type": "object", "$ref": "#"}), "refers to itself"),
-        (one_tool({"properties": {"a": {"pattern": "("}}}), "the pattern '(' of its schema cannot be read"),
-        (one_tool({"properties": {"a": {"type": "foo"}}}), "is not valid at '/properties/a/type'"),
         (one_tool({"type": "string"}), "its tools cannot be listed (tools.0.inputSchema.type: "),
         (one_tool({}, name="a tool"), "A model must be able to write a name"),
         (one_tool({}, name="<|im_end|>"), "A model must be able to write a name"),
-        (one_tool({}, name="x\n"), "A model must be able to write a name"),
-        (one_tool({}, name=""), "A model must be able to write a name"),
         (one_tool({}, name="x" * 200), "A model must be able to write a name"),
         (one_tool({}, name=5), "its tools cannot be listed"),
         (one_tool("object"), "its tools cannot be listed"),
@@ -101,16 +97,6 @@ def test_a_schema_makes_nobody_fetch_anything() -> None:
         thread.join()
         bait.server_close()
     assert asked == []
-
-
-def test_a_pattern_that_never_ends_costs_one_complaint() -> None:
-    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": r"^(\w|\w\w)*$"}}}
-    with load_tools(mcp_config=hostile("tools", one_tool(schema, "echo"))) as box:
-        began = time.thread_time()
-        slow, quick = call_all(box, attempt("echo", x="a" * 60 + "!"), attempt("echo", x="honest"))
-        assert time.thread_time() - began < 20
-    assert slow.error is ToolErrorKind.BAD_ARGUMENTS and "too long to check" in slow.content
-    assert quick.content == '{"x": "honest"}'
 
 
 def test_the_schema_of_a_result_is_not_looked_at() -> None:
@@ -197,22 +183,8 @@ def opened(config: dict[str, Any]) -> Toolbox:
             time.sleep(0.05)
 
 
-def alive(pids: str) -> list[int]:
-    """Which of these processes live still; a moment is given to those that were just killed."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        left = [int(pid) for pid in pids.split() if Path(f"/proc/{pid}").exists() and not is_zombie(int(pid))]
-        if not left:
-            return []
-        time.sleep(0.01)
-    return left
-
-
-def is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+def written(pids: Path) -> list[int]:
+    return [int(pid) for pid in pids.read_text().split()]
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes that left their group are found on Linux only")
@@ -224,14 +196,14 @@ def test_no_process_stays_behind_after_close(tmp_path: Path, case: str) -> None:
     pids = tmp_path / "pids"
     with load_tools(mcp_config=hostile(case, str(pids))) as box:
         assert run_tool(box, CALL).ok
-    assert len(pids.read_text().split()) == 4 and alive(pids.read_text()) == []
+    assert len(written(pids)) == 4 and all_end(*written(pids))
 
 
 @linux
 def test_no_process_stays_behind_after_a_load_that_failed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     assert "has no tool 'other'; it has echo" in refusal("stubborn", str(pids), tools=["other"])
-    assert len(pids.read_text().split()) == 4 and alive(pids.read_text()) == []
+    assert len(written(pids)) == 4 and all_end(*written(pids))
 
 
 @linux
@@ -241,7 +213,7 @@ def test_no_process_stays_behind_when_another_server_cannot_be_reached(tmp_path:
     config["mcpServers"]["gone"] = {"command": "/no/such/command"}
     with pytest.raises(PluginError, match=r"the server 'gone' cannot be reached: .*cannot start '/no/such/command'"):
         load_tools(mcp_config=config)
-    assert not pids.exists() or alive(pids.read_text()) == []
+    assert not pids.exists() or all_end(*written(pids))
 
 
 @linux
@@ -254,16 +226,16 @@ def test_no_process_of_an_episode_that_is_under_way_stays_behind(tmp_path: Path)
             box.close()
 
     asyncio.run(close_too_early(load_tools(mcp_config=hostile("stubborn", str(pids), session="trajectory"))))
-    assert len(pids.read_text().split()) == 4 and alive(pids.read_text()) == []
+    assert len(written(pids)) == 4 and all_end(*written(pids))
 
 
 @linux
 def test_no_process_stays_behind_when_the_server_dies(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with load_tools(mcp_config=hostile("children", str(pids))):
-        server = pids.read_text()
-        os.kill(int(server.split()[0]), signal.SIGKILL)
-        assert alive(server) == []
+        server = written(pids)
+        os.kill(server[0], signal.SIGKILL)
+        assert all_end(*server)
 
 
 @linux
@@ -280,10 +252,10 @@ time.sleep(1000)
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert trainer.stdout is not None and trainer.stdout.readline() == "ready\n"
-        assert len(pids.read_text().split()) == 4
+        assert len(written(pids)) == 4
     finally:
         trainer.send_signal(number)
         trainer.wait()
         assert trainer.stdout is not None
         trainer.stdout.close()
-    assert alive(pids.read_text()) == []
+    assert all_end(*written(pids))

@@ -16,8 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.calls import ToolErrorKind
-from toolgrpo.tools import load_tools, run_tool
 from toolgrpo.tools.plugin.plugin_file import PluginSource, load_functions
 
 FOLDER = Path(__file__).parents[2] / "tools_funcs"
@@ -217,14 +215,6 @@ def test_pages_and_apis_of_listed_hosts(site: str) -> None:
     assert (
         run(WEB["web_search"]("tea", max_results=2)) == "1. tea 0\n   http://r/0\n   c\n2. tea 1\n   http://r/1\n   c"
     )
-
-
-def test_in_a_worker_they_answer_the_same_and_their_refusals_are_for_the_model(site: str) -> None:
-    with load_tools(FOLDER / "http_tools.py", workers=1) as box:
-        page = run_tool(box, {"name": "fetch_url", "arguments": {"url": f"{site}/page"}})
-        assert (page.content, page.ok) == ("Hällo\n\na & b", True)
-        refused = run_tool(box, {"name": "call_api", "arguments": {"url": "http://forbidden.example/"}})
-        assert refused.error is ToolErrorKind.RAISED and "forbidden.example may not be asked" in refused.content
 
 
 @pytest.mark.parametrize(

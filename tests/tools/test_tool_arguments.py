@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.arguments import ArgumentChecker, names_near, signature_text, signatures_text
-from toolgrpo.tools.bounds import MAX_DEPTH, read_json
+from toolgrpo.tools.arguments import ArgumentChecker, signature_text, signatures_text
+from toolgrpo.tools.bounds import MAX_DEPTH
 from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.plugin.schema import function_schema
 
@@ -122,16 +122,6 @@ def test_many_complaints_are_counted_not_listed() -> None:
     assert complaint is not None and "and 48 more" in complaint and len(complaint) < 800
 
 
-def test_a_huge_value_is_not_repeated() -> None:
-    complaint = CHECKER.check({"number": "x" * 100_000}).complaint
-    assert complaint is not None and len(complaint) < 600
-
-
-def test_nearest_names() -> None:
-    assert names_near("Search", ["search_web", "search", "add"]).startswith("'search'")
-    assert names_near("zzz", ["search", "add"]) == ""
-
-
 def test_a_schema_without_declared_parameters_that_allows_more_is_open() -> None:
     checker = ArgumentChecker("f", {"type": "object", "properties": {}, "additionalProperties": True})
     assert checker.check({"anything": [1]}).arguments == {"anything": [1]}
@@ -193,16 +183,6 @@ def test_degenerate_arguments_are_a_complaint(schema: Any, value: Any, says: str
     assert len(checked.complaint) < 900
 
 
-def test_text_that_becomes_a_list_counts_as_deep_as_it_is_then() -> None:
-    schema: Any = LIST
-    for _ in range(20):
-        schema = {"type": "array", "items": schema}
-    value: Any = "[" * 60 + "]" * 60
-    for _ in range(20):
-        value = [value]
-    assert "nested too deeply" in (checker({"x": schema}).check({"x": value}).complaint or "")
-
-
 def test_values_at_the_bounds_pass() -> None:
     open_checker = checker({"x": {}})
     for value in (nested(MAX_DEPTH - 1), 10**299, -(10**299), "é" * 50_000):
@@ -236,13 +216,6 @@ def test_wide_arguments_cost_one_step_a_value(schema: Any, wide: Any) -> None:
     check = checker({"x": schema})
     assert cpu_seconds(check, {"x": wide}) < 5  # some hundredths; a minute or more if it grew with the square
     assert "too long" not in (check.check({"x": wide}).complaint or "")
-
-
-def test_unknown_parameters_by_the_thousand_are_counted_quickly() -> None:
-    properties = {f"a_rather_long_parameter_name_{i}": {"type": "integer"} for i in range(50)}
-    wrong = {f"a_rather_long_parameter_nome_{i}": 1 for i in range(5000)}
-    assert cpu_seconds(checker(properties), wrong) < 5
-    assert "and 4997 more" in (checker(properties).check(wrong).complaint or "")
 
 
 def test_a_pattern_that_never_ends_is_stopped() -> None:
@@ -427,7 +400,3 @@ def test_an_object_that_cannot_be_shown_is_a_call_like_any_other() -> None:
     attempt = parse_call({"name": "f", "arguments": {"x": nested(5000)}})
     assert attempt.status is AttemptStatus.OK
     assert "nested too deeply" in (checker({"x": {}}).check(attempt.arguments or {}).complaint or "")
-
-
-def test_json_within_the_bounds_is_read_as_ever() -> None:
-    assert read_json('{"a": [1, -2.5, "x", null, true]}') == {"a": [1, -2.5, "x", None, True]}

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolgrpo.processes.wire import FrameReader, pack
 from toolgrpo.tools import Toolbox, load_tools, run_tool
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.render import cut, render_result
@@ -99,13 +98,3 @@ def test_every_json_value_has_a_text(value: Any) -> None:
     text = render_result(value, 10**6).text
     if not isinstance(value, str):
         json.loads(text)
-
-
-@given(messages=st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=4), cuts=st.lists(st.integers(1, 20)))
-def test_frames_survive_any_cutting(messages: list[dict[str, Any]], cuts: list[int]) -> None:
-    stream = b"".join(pack(message) for message in messages)
-    reader, read, position = FrameReader(), [], 0
-    for size in [*cuts, len(stream)]:
-        read += list(reader.feed(stream[position : position + size]))
-        position += size
-    assert json.dumps(read) == json.dumps([json.loads(json.dumps(message)) for message in messages])

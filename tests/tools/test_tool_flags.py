@@ -8,8 +8,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.parts import RunParts
@@ -47,18 +45,6 @@ def test_a_script_with_a_timeout_and_a_cache(tmp_path: Path) -> None:
             ("slept 0.7", False),
             ("slept 0.7", True),
         ]
-
-
-def test_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    with toolbox(tmp_path, "--tool_functions_module", "tools_funcs.arithmetic_tools") as box:
-        assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 2}}).content == "3"
-
-
-def test_an_environment(tmp_path: Path) -> None:
-    with toolbox(tmp_path, "--environment", f"{FIXTURES / 'counter_environment.py'}:Counter") as box:
-        results = in_episode(box, {"goal": 4}, "bump", "bump", "look")
-        assert [result.content for result in results] == ["1", "2", "2 of 4"]
 
 
 def test_servers_beside_functions_and_an_environment(tmp_path: Path) -> None:

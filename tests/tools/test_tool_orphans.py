@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import all_end, has_ended, wait_for
 
 TOOLS = Path(__file__).parents[1] / "fixtures" / "tools" / "process_tools.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing holds it")
@@ -30,22 +31,6 @@ found = {"child": child, "worker": worker, "supervisor": supervisor, "reaper": r
 print(json.dumps({**found, "fork": fork}), flush=True)
 time.sleep(600)
 """
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def all_end(pids: list[int], timeout_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not all(has_ended(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.mark.parametrize(
@@ -70,9 +55,9 @@ def test_a_child_of_a_tool_ends_with_those_above(killed: list[str], detached: bo
         try:
             for name in killed:
                 os.kill(found[name], signal.SIGKILL)
-            assert all_end([found["child"], found["worker"]])
+            assert all_end(found["child"], found["worker"])
             if "trainer" in killed:
-                assert all_end([found["supervisor"], found["reaper"]])
+                assert all_end(found["supervisor"], found["reaper"])
         finally:
             for name in ("trainer", "fork", "child"):
                 if found[name] and not has_ended(found[name]):
@@ -87,10 +72,7 @@ def test_a_supervisor_whose_import_never_ends_goes_with_its_trainer(tmp_path: Pa
     )
     code = f"from toolgrpo.tools import load_tools; load_tools({str(path)!r}, workers=1)"
     trainer = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
-    while not ids.exists() or len(ids.read_text().split()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: ids.exists() and len(ids.read_text().split()) == 2)
     trainer.kill()
     trainer.wait()
-    assert all_end([int(pid) for pid in ids.read_text().split()])
+    assert all_end(*(int(pid) for pid in ids.read_text().split()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolgrpo.errors import PluginError
-from toolgrpo.tools import load_tools, run_tool, tool
+from toolgrpo.tools import load_tools, run_tool
 from toolgrpo.tools.plugin.secret_variables import is_secret
 
 _FILE = """
@@ -107,22 +107,6 @@ def look(name: str) -> str:
 def test_functions_ask_by_the_module_that_holds_them() -> None:
     assert seen([look], "TEST_TOKEN") == "of TEST_TOKEN"
     assert seen([look], "TEST_API_KEY") == "nothing"
-
-
-def test_a_tool_in_the_trainers_process_sees_what_the_trainer_sees() -> None:
-    assert seen([tool(in_process=True)(_copy_of_look())], "TEST_API_KEY") == "of TEST_API_KEY"
-
-
-def _copy_of_look():  # type: ignore[no-untyped-def]
-    def look(name: str) -> str:
-        """Look for a variable.
-
-        Args:
-            name: Its name.
-        """
-        return os.environ.get(name, "nothing")
-
-    return look
 
 
 @pytest.mark.parametrize("value", ["NAMES", '"TEST_API_KEY"', "[1]", "[name for name in ()]"])

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
+from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.observe.metrics import tool_metrics
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
-from toolgrpo.tools.call_input import parse_call
 
 MATH = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
 
@@ -123,31 +122,6 @@ def toolbox() -> Iterator[Toolbox]:
     tools: list[Callable[..., Any]] = [add, nap, nap_async, count_runs, here, stop, worker_id, meet, long_text]
     with load_tools(tools, workers=2, tool_timeout_s=120, max_result_chars=100) as box:
         yield box
-
-
-def test_names_stand_in_the_order_given(toolbox: Toolbox) -> None:
-    assert toolbox.names == ["add", "nap", "nap_async", "count_runs", "here", "stop", "worker_id", "meet", "long_text"]
-    assert [schema["function"]["name"] for schema in toolbox.schemas] == toolbox.names
-
-
-def test_answers_stand_in_call_order_whatever_ends_first(toolbox: Toolbox) -> None:
-    results = call_all(
-        toolbox,
-        attempt("nap", seconds=0.3, answer="slow"),
-        CallAttempt(AttemptStatus.UNCLOSED, "<tool_call>{", detail="the call was not closed"),
-        attempt("nap_async", seconds=0.1, answer="middle"),
-        attempt("nope"),
-        attempt("add", a=1, b=2),
-        attempt("here"),
-    )
-    assert [result.content for result in results[:1] + results[2:3] + results[4:]] == [
-        "slow",
-        "middle",
-        "3",
-        str(os.getpid()),
-    ]
-    assert (results[1].error, results[1].content) == (ToolErrorKind.UNCLOSED, "Error: the call was not closed")
-    assert results[3].error is ToolErrorKind.UNKNOWN_TOOL
 
 
 def test_calls_of_one_turn_run_at_the_same_time(toolbox: Toolbox, tmp_path: Path) -> None:
@@ -253,13 +227,6 @@ def test_a_pure_tool_is_asked_once(toolbox: Toolbox, tmp_path: Path) -> None:
     assert tool_metrics(results, n_episodes=2)["tools/cached"].value == 5.0
     (run,) = (result for result in results if not result.cached)
     assert results[-1].duration_s != run.duration_s  # the time of this answer, not of the call it repeats
-
-
-def test_errors_are_not_cached(toolbox: Toolbox, tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "runs"
-    assert run_tool(toolbox, {"name": "count_runs", "arguments": {"path": str(path)}}).error is ToolErrorKind.RAISED
-    path.parent.mkdir()
-    assert run_tool(toolbox, {"name": "count_runs", "arguments": {"path": str(path)}}).content == "1"
 
 
 def test_cache_tools_makes_every_function_pure_unless_it_says_otherwise() -> None:
@@ -370,13 +337,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), asyncio.run(box.session(
     assert done.stdout.split() == ["7", "2"], done.stderr
 
 
-def test_a_module_beside_the_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beside_the_command.py").write_text(MATH.with_name("math_tools.py").read_text())
-    monkeypatch.chdir(tmp_path)
-    with load_tools("beside_the_command", workers=1) as box:
-        assert run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 2}}).content == "3"
-
-
 def test_many_environments_leave_room_for_isolated_calls(tmp_path: Path) -> None:
     path = tmp_path / "both.py"
     path.write_text(
@@ -399,13 +359,6 @@ def test_values_that_cannot_be_are_refused() -> None:
     for options in ({"tool_timeout_s": 0}, {"workers": 0}, {"memory_mb": -1}, {"max_result_chars": 0}):
         with pytest.raises(ConfigError, match="must be"):
             load_tools([add], **options)  # type: ignore[arg-type]  # mypy cannot see which keyword is which
-
-
-def test_parse_call_keeps_what_was_written() -> None:
-    assert parse_call('{"name": "f"}').raw == '{"name": "f"}'
-    assert parse_call({"name": "f", "arguments": None}).arguments == {}
-    kept = CallAttempt(AttemptStatus.UNCLOSED, "raw")
-    assert parse_call(kept) is kept
 
 
 def test_unchecked_arguments_reach_the_tool_as_they_were_written(tmp_path: Path) -> None:
