@@ -1,30 +1,38 @@
-"""What a benchmark does around its measurement: read `--quick`, show the table, write the JSON with where it comes from."""
+"""What a benchmark does around its measurement: read its flags, write the JSON with where it comes from, show the rows."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from _machine import stamp_of
-
-__all__ = ["STAMP", "progress", "result_file", "run", "save"]
+from _machine import ROOT, stamp_of
+from _rows import Row, table
 
 STAMP = "stamp"  # the key of a result that says where it comes from
-FOLDER = "BENCHMARK_RESULTS"  # where results go instead: quick ones must not replace the long ones of this folder
+FOLDER = "BENCHMARK_RESULTS"  # where results go instead; `run_all.py`, which shows the rows itself, sets it
+RESULTS = ROOT / "benchmarks" / "results"
+QUICK_RESULTS = ROOT / "build" / "benchmarks"  # quick forms do not replace the long ones
 
 
-def result_file(name: str) -> Path:
+def result_file(name: str, quick: bool) -> Path:
     """Where a benchmark's results lie."""
-    return Path(os.environ.get(FOLDER) or Path(__file__).parent / "results") / f"{name}.json"
+    return Path(os.environ.get(FOLDER) or (QUICK_RESULTS if quick else RESULTS)) / f"{name}.json"
+
+
+def kept(name: str, quick: bool) -> dict[str, Any]:
+    """Results of before; none: an empty dictionary."""
+    path = result_file(name, quick)
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
 def save(name: str, results: dict[str, Any], *, quick: bool, number_type: str = "") -> None:
     """Write results, also those of a part; a reader never sees half of a file."""
-    target = result_file(name)
+    target = result_file(name, quick)
     target.parent.mkdir(parents=True, exist_ok=True)
     stamped = {**results, STAMP: stamp_of(quick=quick, number_type=number_type).as_json()}
     beside = target.with_suffix(".part")
@@ -37,21 +45,24 @@ def progress(text: str) -> None:
     print(f"... {text}", flush=True)
 
 
-def run(
+def parser_of(doc: str | None, quick_means: str) -> argparse.ArgumentParser:
+    """A benchmark's command line."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick_means)
+    return parser
+
+
+def benchmark(
     name: str,
-    doc: str | None,
-    quick_means: str,
-    measure: Callable[[bool], dict[str, Any]],
-    show: Callable[[dict[str, Any]], None],
-    more_flags: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    rows: Callable[[dict[str, Any]], Iterable[Row]],
     *,
     number_type: str = "",
 ) -> None:
-    """The benchmark's command: results go to the terminal and to results/NAME.json, with where they come from."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=quick_means)
-    more_flags(parser)
-    quick = parser.parse_args().quick
-    results = measure(quick)
-    show(results)
-    save(name, results, quick=quick, number_type=number_type)
+    """The benchmark's command: results go to results/NAME.json, with where they come from, and their rows to the terminal."""
+    options = parser.parse_args()
+    results = measure(options)
+    save(name, results, quick=options.quick, number_type=number_type)
+    if FOLDER not in os.environ:
+        print("\n".join(table(list(rows(results)))))

@@ -196,11 +196,10 @@ class ScriptedDecisions:
 
 class OurLoop:
     def __init__(self, native: NativeLoop) -> None:
-        from _counted_steps import CountedSteps
-
         from toolgrpo.chat import resolve_format
         from toolgrpo.engines.base import SamplingOptions
         from toolgrpo.engines.vllm_colocate import VLLMColocateEngine
+        from toolgrpo.engines.vllm_seam import StepEngine
         from toolgrpo.rollout import EpisodeLimits, EpisodeRunner
         from toolgrpo.tools import load_tools
 
@@ -210,9 +209,8 @@ class OurLoop:
         folder = Path(tempfile.mkdtemp())
         (folder / "wait_tool.py").write_text(TOOLS)
         self.tools = load_tools(folder / "wait_tool.py", tool_timeout_s=30.0)
-        self.steps = CountedSteps(native.llm.llm_engine)
         self.runner = EpisodeRunner(
-            engine=VLLMColocateEngine(self.steps),
+            engine=VLLMColocateEngine(StepEngine(native.llm.llm_engine)),
             chat=ScriptedDecisions(
                 resolve_format(tokenizer), lambda: self.latency_s, lambda uid, turn: self.decide(uid, turn)
             ),

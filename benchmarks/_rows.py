@@ -1,18 +1,18 @@
 """A row of what was measured: ours, what stands beside it, the ratio, the bound; and rows as a table.
 
-Each benchmark has a function `rows(results)` that makes its rows from its own JSON, of today or of an earlier version; what
+Each benchmark has a function `rows(results)` that makes its rows from its own JSON, of today or of an earlier version. What
 a JSON has not kept stays empty, and is never made up.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-__all__ = ["Figure", "Row", "table"]
+from statistics import fmean, median, stdev
 
 COLUMNS = ("what", "ours", "beside it", "times better", "bound", "target")
+T_975 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262), 2))  # Student's, by the count
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +26,48 @@ class Figure:
 
     @classmethod
     def of(cls, repetitions: Sequence[float]) -> Figure:
-        return cls(statistics.median(repetitions), min(repetitions), max(repetitions), len(repetitions))
+        return cls(median(repetitions), min(repetitions), max(repetitions), len(repetitions))
 
     @classmethod
     def of_steps(cls, repetitions: Sequence[float]) -> Figure:
-        """Steps of trainings of which several batches are in flight: short and long ones take turns, so that their mean
-        counts, and a median would be one or the other.
-        """
-        return cls(statistics.fmean(repetitions), min(repetitions), max(repetitions), len(repetitions))
+        """Return the mean of steps: with several batches in flight short and long ones take turns."""
+        return cls(fmean(repetitions), min(repetitions), max(repetitions), len(repetitions))
+
+    @classmethod
+    def of_seeds(cls, values: Sequence[float]) -> Figure:
+        """Return the mean with its interval at 95 % (Student's t), which takes two values or more."""
+        mean, n = fmean(values), len(values)
+        if n not in T_975:
+            return cls(mean, n=n)
+        half = T_975[n] * stdev(values) / math.sqrt(n)
+        return cls(mean, mean - half, mean + half, n)
+
+    @classmethod
+    def of_ratios(cls, pairs: Iterable[tuple[float, float]]) -> Figure:
+        """Return the geometric mean of the ratios with its interval at 95 %."""
+        log = cls.of_seeds([math.log(one / other) for one, other in pairs])
+        least, most = (None if end is None else math.exp(end) for end in (log.least, log.most))
+        return cls(math.exp(log.value), least, most, log.n)
 
     @classmethod
     def kept(cls, value: float, repetitions: Sequence[float] | None, n: int | None = None) -> Figure:
-        """The number with its repetitions if the JSON has kept them, else alone."""
+        """Return the number with its repetitions if the JSON has kept them, else alone."""
         return cls.of(repetitions) if repetitions else cls(value, n=n)
 
+    @property
+    def signed(self) -> str:
+        """The number as a difference, with its interval."""
+        interval = "" if self.least is None else f" [{self.least:+.3f}, {self.most:+.3f}]"
+        return f"{self.value:+.3f}{interval}"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One comparison, or one number that has nothing beside it."""
 
-    benchmark: str
     what: str
-    unit: str = "s"
     ours: Figure | None = None
+    unit: str = "s"
     other: Figure | None = None
     other_name: str = ""
     ratio: Figure | None = None  # only where it was measured as one; else it is made from the two

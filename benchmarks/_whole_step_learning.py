@@ -1,4 +1,4 @@
-"""Does training on older weights learn as well, and sooner: nano to 0.9 held-out success (two parts of `whole_step.py`).
+"""Does training on older weights learn as well, and sooner: nano to 0.9 held-out success (three parts of `whole_step.py`).
 
 Every seed and way is a run of the shipped recipe in a process of its own, shortened to STEPS steps: ours with a staleness,
 or TRL's own trainer with the recipe's settings, the same rows, rewards and tools, which nano calls by itself. Its weights
@@ -9,7 +9,6 @@ measurement; TRL's by our trainer. Seconds are those of training alone.
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -18,40 +17,46 @@ import time
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
+if __name__ == "__main__":
+    from _rollout_loops import prepare_vllm
+
+    prepare_vllm()
+
+from _machine import ROOT
 from _rows import Figure, Row
-from _signal_sampling import T_975, interval_of
 from _whole_step_parts import Asked, Part, Run, label
 
-if __name__ == "__main__":
-    from toolgrpo.startup import prepare
+Point = dict[str, Any]  # of a curve: step, episodes, seconds of training, success
+Kept = list[tuple[Point, dict[str, Any]]]  # points that were not asked yet, with the weights of then
 
-    prepare()  # before anything imports PyTorch, as in recipes/train.py
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
-ROOT = Path(__file__).resolve().parents[1]
 TIME_LIMIT_S = 1800
 WAYS = ("0", "1", "2", "TRL")  # ours by its staleness
 TARGET = 0.9
 STEPS, EVERY = 40, 5
-OF_THE_RECIPE = (
-    *("output_dir", "max_completion_length", "temperature", "max_steps", "per_device_train_batch_size"),
-    *("num_generations", "learning_rate", "lr_scheduler_type", "warmup_steps", "adam_beta2", "beta", "bf16", "use_cpu"),
-    *(
-        "gradient_checkpointing",
-        "logging_steps",
-        "save_strategy",
-        "report_to",
-        "seed",
-        "reward_weights",
-        "disable_tqdm",
-    ),
-)
+OF_THE_RECIPE = [
+    "output_dir",
+    "max_completion_length",
+    "temperature",
+    "max_steps",
+    "per_device_train_batch_size",
+    "num_generations",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "adam_beta2",
+    "beta",
+    "bf16",
+    "use_cpu",
+    "gradient_checkpointing",
+    "logging_steps",
+    "save_strategy",
+    "report_to",
+    "seed",
+    "reward_weights",
+    "disable_tqdm",
+]
 TENTH_S, SLOW_S = 0.1, 0.5
 TOOLS = '''
 """The tools of the embedded job; a call takes as long as a file says."""
@@ -101,103 +106,43 @@ def measure(of: dict[str, Any]) -> dict[str, Any]:
             command = [sys.executable, __file__, mode, str(of["latency_s"]), *arguments]
             subprocess.run(command, check=True, cwd=ROOT, timeout=TIME_LIMIT_S, stdout=subprocess.DEVNULL)
         found: dict[str, Any] = json.loads((Path(folder) / "curve.json").read_text())
-    return found
+    return {**found, "reached": next((point for point in found["curve"] if point["success"] >= TARGET), None)}
 
 
-def summary(runs: list[Run]) -> dict[str, Any]:
-    """How much sooner than staleness 0 each got to the target, and how much better it was at the end, by seed."""
-    by_seed: dict[int, dict[str, Run]] = {}
-    for run in runs:
-        by_seed.setdefault(run["of"]["seed"], {})[run["of"]["way"]] = run
-    found: dict[str, Any] = {}
-    for way in WAYS:
-        own = [of[way] for of in by_seed.values() if way in of]
-        both = [(of["0"], of[way]) for of in by_seed.values() if "0" in of and way in of]
-        arrived = [(a["reached"], b["reached"]) for a, b in both if a["reached"] and b["reached"]]
-        found[way] = {
-            "final": [run["curve"][-1]["success"] for run in own],
-            "seconds": [run["reached"]["seconds"] for run in own if run["reached"]],
-            "episodes": [run["reached"]["episodes"] for run in own if run["reached"]],
-            "step_s": [run["curve"][-1]["seconds"] / run["curve"][-1]["step"] for run in own],
-            "better_at_the_end": difference([b["curve"][-1]["success"] - a["curve"][-1]["success"] for a, b in both]),
-            "times_sooner": {
-                what: interval_of([math.log(a[what] / b[what]) for a, b in arrived]) for what in ("seconds", "episodes")
-            },
-        }
-    return {"target": TARGET, "checked_every_steps": EVERY, "steps": STEPS, "ways": found}
-
-
-def difference(values: list[float]) -> dict[str, Any] | None:
-    """The mean with its 95 % interval (Student's t) from two seeds on."""
-    if not values:
-        return None
-    half = T_975[len(values)] * stdev(values) / math.sqrt(len(values)) if len(values) in T_975 else None
-    mean = fmean(values)
-    return {"mean": mean, "interval": None if half is None else [mean - half, mean + half], "seeds": len(values)}
-
-
-def rows(latency_s: float, result: dict[str, Any]) -> list[Row]:
-    found, said = result["summary"]["ways"], label(result)
-    tools = "tools that take no time" if latency_s == 0 else f"a tool call takes {latency_s} s"
+def rows(latency_s: float, runs: list[Run]) -> list[Row]:
+    """How soon each way got to the target and how good it was at the end, beside staleness 0, by seed."""
+    tools, said = "tools that take no time" if latency_s == 0 else f"a tool call takes {latency_s} s", label(runs)
+    plain = {run["of"]["seed"]: run for run in runs if run["of"]["way"] == "0"}
     made = []
     for way in WAYS:
-        of, plain, beside = found[way], found["0"], way != "0"
-        if not of["final"]:
+        own = [run for run in runs if run["of"]["way"] == way]
+        if not own:
             continue
         job = f"nano, {tools}, " + ("TRL's trainer" if way == "TRL" else f"max_staleness {way}")
+        name = "" if way == "0" else "max_staleness 0"
+        beside = [(plain[run["of"]["seed"]], run) for run in own if name and run["of"]["seed"] in plain]
         for what, unit in (("seconds", "s"), ("episodes", "")):
-            if not of[what]:
+            arrived = [run["reached"][what] for run in own if run["reached"]]
+            if not arrived:
                 continue
-            sooner = of["times_sooner"][what]
-            least, most = (sooner or {}).get("interval") or (None, None)
-            shown = beside and sooner is not None
-            made.append(
-                Row(
-                    benchmark="whole_step",
-                    what=f"{job}: {what} to {TARGET} held-out success, {len(of[what])} of {len(of['final'])} seeds{said}",
-                    unit=unit,
-                    ours=Figure.of(of[what]),
-                    other=Figure.of(plain[what]) if shown else None,
-                    other_name="max_staleness 0" if shown else "",
-                    ratio=Figure(sooner["times_fewer"], least, most, sooner["seeds"]) if shown else None,
-                )
-            )
-        better = of["better_at_the_end"] if beside else None
-        least, most = (better or {}).get("interval") or (None, None)
-        told = "" if least is None else f" ({least:+.3f} to {most:+.3f} beside max_staleness 0)"
-        made.append(
-            Row(
-                benchmark="whole_step",
-                what=f"{job}: held-out success after {result['runs'][0]['curve'][-1]['step']} steps{told}{said}",
-                unit="",
-                ours=Figure.of(of["final"]),
-                other=Figure.of(plain["final"]) if better is not None else None,
-                other_name="max_staleness 0" if better is not None else "",
-                more_is_better=True,
-            )
-        )
+            both = [
+                (one["reached"][what], run["reached"][what]) for one, run in beside if one["reached"] and run["reached"]
+            ]
+            ratio, other = (Figure.of_ratios(both), Figure.of([one for one, _ in both])) if both else (None, None)
+            to = f"{job}: {what} to {TARGET} held-out success, {len(arrived)} of {len(own)} seeds{said}"
+            made.append(Row(to, Figure.of(arrived), unit, other, name if both else "", ratio))
+        ends = [run["curve"][-1]["success"] for run in own]
+        of_0 = [one["curve"][-1]["success"] for one, _ in beside]
+        more = [run["curve"][-1]["success"] - end for end, (_, run) in zip(of_0, beside, strict=True)]
+        difference = f" ({Figure.of_seeds(more).signed} beside max_staleness 0)" if more else ""
+        end = f"{job}: held-out success after {own[0]['curve'][-1]['step']} steps{difference}{said}"
+        other = Figure.of(of_0) if of_0 else None
+        made.append(Row(end, Figure.of(ends), "", other, name if of_0 else "", more_is_better=True))
     return made
 
 
-def show(latency_s: float, result: dict[str, Any]) -> None:
-    print(f"\nnano to {TARGET} held-out success (greedy), a tool call takes {latency_s} s{label(result)}")
-    print(f"{'seed':>5} {'way':>9} {'steps':>6} {'episodes':>9} {'seconds':>8} {'at the end':>11} {'s a step':>9}")
-    for run in result["runs"]:
-        of, last = run["of"], run["curve"][-1]
-        at = run["reached"] or {"step": "-", "episodes": "-", "seconds": math.nan}
-        print(
-            f"{of['seed']:>5} {of['way']:>9} {at['step']:>6} {at['episodes']:>9} {at['seconds']:>8.1f} "
-            f"{last['success']:>11.3f} {last['seconds'] / last['step']:>9.2f}"
-        )
-    for way, of in result["summary"]["ways"].items():
-        better = of["better_at_the_end"]
-        if way != "0" and better is not None:
-            interval = "" if better["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*better["interval"])
-            print(f"{way} beside 0: {better['mean']:+.3f}{interval} at the end ({better['seeds']} seeds)")
-
-
 def part(latency_s: float) -> Part:
-    return Part(partial(plan, latency_s), measure, summary, partial(show, latency_s), partial(rows, latency_s))
+    return Part(partial(plan, latency_s), measure, partial(rows, latency_s))
 
 
 LEARNING, TENTH_LEARNING, SLOW_LEARNING = part(0.0), part(TENTH_S), part(SLOW_S)
@@ -205,27 +150,76 @@ LEARNING, TENTH_LEARNING, SLOW_LEARNING = part(0.0), part(TENTH_S), part(SLOW_S)
 # --- in the process of one run ---------------------------------------------------------------------------------------
 
 
-def plan_of(before_asking: Callable[[], object] = lambda: None) -> Any:
-    from _heldout_runs import Plan
-
-    return Plan(
-        done=lambda point: bool(point["success"] >= TARGET),
-        due=lambda step, episodes: step % EVERY == 0,
-        afterwards=True,
-        before_asking=before_asking,
-    )
-
-
 def train(latency_s: float, argv: list[str], folder: Path) -> dict[str, Any]:
-    from _heldout_runs import run
-
-    if not latency_s:
-        return run(argv, plan_of())
+    """The recipe in our own trainer, which is asked when it has ended; tools take no time then."""
     folder.mkdir(parents=True, exist_ok=True)
     delay, tools = folder / "delay", folder / "slow_tools.py"
     delay.write_text(str(latency_s))
     tools.write_text(TOOLS.format(delay=str(delay), root=str(ROOT)))
-    return run([*argv, "--tools_script", str(tools)], plan_of(partial(delay.write_text, "0")))
+    opened = Opened([*argv, *(("--tools_script", str(tools)) if latency_s else ())])
+    kept: Kept = []
+    opened.trainer.add_callback(keeping(lambda: int(opened.trainer.n_episodes), kept))
+    try:
+        opened.trainer.train()
+        delay.write_text("0")
+        return opened.asked_with(kept)
+    finally:
+        opened.trainer.close()
+
+
+def keeping(n_episodes: Callable[[], int], kept: Kept) -> Any:
+    """A callback that keeps the weights at the beginning, every few steps and at the end."""
+    from transformers import TrainerCallback
+
+    class Keeping(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
+        def keep(self, point: Point, model: Any) -> None:
+            kept.append((point, {name: of.clone() for name, of in model.state_dict().items()}))
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.keeping_s, self.started = 0.0, time.monotonic()
+            self.keep({"step": 0, "episodes": 0, "seconds": 0.0}, kwargs["model"])
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % EVERY and state.global_step < state.max_steps:
+                return
+            now = time.monotonic()
+            seconds = now - self.started - self.keeping_s
+            self.keep({"step": state.global_step, "episodes": n_episodes(), "seconds": seconds}, kwargs["model"])
+            self.keeping_s += time.monotonic() - now
+
+    return Keeping()
+
+
+class Opened:
+    """The trainer of a command line, and the held-out questions."""
+
+    def __init__(self, argv: list[str]) -> None:
+        from toolgrpo import ToolGRPOTrainer
+        from toolgrpo.commands.arguments import parse_arguments
+        from toolgrpo.commands.parts import RunParts
+        from toolgrpo.commands.terminal import Terminal
+
+        script, config, model = parse_arguments(argv)
+        parts = RunParts(script, config, model, Terminal.open(Path(config.output_dir) / "train.log", main_process=True))
+        self._heldout = list(parts.heldout_rows() or ())
+        self.trainer = ToolGRPOTrainer(
+            parts.model_path(str(model.model_name_or_path)),
+            parts.rewards(),
+            config.changed(disable_tqdm=True),
+            train_dataset=parts.training_rows(),
+            tools=parts.toolbox(),
+        )
+        self._greedy = config.changed(temperature=0.0).sampling_options()
+
+    def asked_with(self, kept: Kept) -> dict[str, Any]:
+        """The success of all that was kept; the first are the weights of before."""
+        points = []
+        for point, weights in kept:
+            self.trainer.model.load_state_dict(weights)
+            self.trainer.state.global_step = point["step"]  # weights of another step are given to the engine
+            right = self.trainer.measure(self._heldout, self._greedy, label="held out").successes
+            points.append({**point, "success": sum(right) / len(right)})
+        return {"before": points[0]["success"], "curve": points[1:]}
 
 
 def slowed(function: Callable[..., Any], latency_s: float) -> Callable[..., Any]:
@@ -242,7 +236,6 @@ def slowed(function: Callable[..., Any], latency_s: float) -> Callable[..., Any]
 def train_trl(latency_s: float, argv: list[str], folder: Path) -> None:
     """The recipe in TRL's own trainer; what it keeps is asked in another process, by `ask`."""
     import torch
-    from _heldout_runs import Kept, following
     from _whole_step_runs import as_ours_renders, trl_on_this_machine
     from trl import GRPOConfig, GRPOTrainer
 
@@ -269,9 +262,8 @@ def train_trl(latency_s: float, argv: list[str], folder: Path) -> None:
     with trl_on_this_machine():
         tools = [slowed(as_ours_renders(one), latency_s) for one in TOOL_FUNCTIONS]
         trainer = GRPOTrainer(place, parts.rewards(), args, parts.training_rows(), tools=tools)
-    trainer.add_callback(
-        following(plan_of(), lambda: trainer.state.global_step * args.per_device_train_batch_size, kept=kept)
-    )
+    batch = args.per_device_train_batch_size
+    trainer.add_callback(keeping(lambda: trainer.state.global_step * batch, kept))
     trainer.train()
     calls = [log["tools/call_frequency"] for log in trainer.state.log_history if "tools/call_frequency" in log]
     assert calls and all(calls), f"TRL's trainer called no tools: {calls}"
@@ -279,11 +271,14 @@ def train_trl(latency_s: float, argv: list[str], folder: Path) -> None:
 
 
 def ask(argv: list[str], folder: Path) -> dict[str, Any]:
+    """Ask the weights that TRL's trainer has kept, as `train` asks its own."""
     import torch
-    from _heldout_runs import ask as ask_kept
 
-    found = torch.load(folder / "kept.pt")
-    return {**ask_kept(argv, plan_of(), found["kept"]), "calls_an_episode": found["calls"]}
+    found, opened = torch.load(folder / "kept.pt"), Opened(argv)
+    try:
+        return {**opened.asked_with(found["kept"]), "calls_an_episode": found["calls"]}
+    finally:
+        opened.trainer.close()
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from _machine import ROOT
 from _rollout_loops import (
     MAX_TURNS,
     TOOLS,
@@ -31,12 +32,12 @@ from _rollout_loops import (
     _turn,
     _uid,
     decision,
+    prepare_vllm,
     question,
     uid_of,
     wait,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
 FINANCIAL = ROOT / "tools_funcs" / "financial_tools_complex.py"
 GROUP = 8
 TIME_LIMIT_S = 1800
@@ -361,11 +362,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from toolgrpo.startup import prepare
-
-    prepare()
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    prepare_vllm()
     main()

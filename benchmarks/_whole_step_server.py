@@ -14,10 +14,9 @@ from typing import Any
 
 from _rows import Figure, Row
 from _whole_step_parts import Asked, Part, Run, label
-from _whole_step_runs import GROUP, Job, Phase, measured, model_folder
+from _whole_step_runs import Job, Phase, measured, model_folder
 
 STALENESS = (0, 1)
-MOST = 1.2  # times the longer half
 
 
 def plan(asked: Asked) -> list[dict[str, Any]]:
@@ -67,49 +66,19 @@ def inherited(core: int) -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = threads
 
 
-def summary(runs: list[Run]) -> dict[str, Any]:
-    plain, ahead = ([run[str(k)] for run in runs] for k in STALENESS)
-    steps = [step for one in plain for step in one["seconds"]["0.0"]]
-    rollouts = [step for one in plain for step in one["rollout_s"]["0.0"]]
-    rest = [step - rollout for step, rollout in zip(steps, rollouts, strict=True)]
-    overlapped = [step for one in ahead for step in one["seconds"]["0.0"]]
-    longer_s = max(statistics.fmean(rollouts), statistics.fmean(rest))
-    return {
-        "episodes_a_step": runs[0]["of"]["episodes"],
-        "group_size": GROUP,
-        "steps": {"0": steps, "1": overlapped},
-        "rollouts": rollouts,
-        "rest": rest,
-        "longer_half_s": longer_s,
-        "times_the_longer_half": statistics.fmean(overlapped) / longer_s,
-    }
+def rows(runs: list[Run]) -> list[Row]:
+    def steps(staleness: int, what: str = "seconds") -> list[float]:
+        return [step for run in runs for step in run[str(staleness)][what]["0.0"]]
 
-
-def rows(result: dict[str, Any]) -> list[Row]:
-    found = result["summary"]
-    job = f"a step of {found['episodes_a_step']} episodes, vllm_server on one core, the trainer on another"
-    halves = f"rollouts {statistics.fmean(found['rollouts']):.3g} s, the rest {statistics.fmean(found['rest']):.3g} s"
-    return [
-        Row(
-            benchmark="whole_step",
-            what=f"{job}, max_staleness 1 (one after the other: {halves}){label(result)}",
-            ours=Figure.of_steps(found["steps"]["1"]),
-            other=Figure.of_steps(found["steps"]["0"]),
-            other_name="max_staleness 0",
-            bound=found["longer_half_s"],
-            target=f"at most {MOST * found['longer_half_s']:.3g} s ({MOST} times the longer half)",
-        )
-    ]
-
-
-def show(result: dict[str, Any]) -> None:
-    found = result["summary"]
-    rollouts, rest = (statistics.fmean(found[half]) for half in ("rollouts", "rest"))
-    print(
-        f"\nserver on one core, trainer on the other{label(result)}: rollouts {rollouts:.2f} s, the rest {rest:.2f} s; a "
-        f"step {statistics.fmean(found['steps']['0']):.2f} s, with max_staleness 1 "
-        f"{statistics.fmean(found['steps']['1']):.2f} s: {found['times_the_longer_half']:.2f} times the longer half"
+    rollouts_s = statistics.fmean(steps(0, "rollout_s"))
+    rest_s = statistics.fmean(steps(0)) - rollouts_s
+    halves = f"one after the other: rollouts {rollouts_s:.3g} s, the rest {rest_s:.3g} s"
+    job = f"a step of {runs[0]['of']['episodes']} episodes, vllm_server on one core, the trainer on another"
+    what, (other, ours) = (
+        f"{job}, max_staleness 1 ({halves}){label(runs)}",
+        (Figure.of_steps(steps(k)) for k in STALENESS),
     )
+    return [Row(what, ours, "s", other, "max_staleness 0", bound=max(rollouts_s, rest_s))]
 
 
-SERVER = Part(plan, measure, summary, show, rows)
+SERVER = Part(plan, measure, rows)

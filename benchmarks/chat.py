@@ -13,6 +13,7 @@ Linear is 2.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _reporting import progress, run, save
+from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
-from rich.console import Console
-from rich.table import Table
 
 from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
@@ -157,61 +156,22 @@ def growth(quick: bool) -> Iterator[dict[str, Any]]:
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
     made = []
-    for name, turns in results["one_turn"].items():
+    target, name = f"under {results['target_ms']:g} ms", "tokenizing it all again (TRL, asynchronous)"
+    for family, turns in results["one_turn"].items():
         for turn in turns:
-            spread = turn.get("spread")
-            if spread is None:
-                ours, again = Figure(turn["parse_ms"] + turn["bridge_ms"]), Figure(turn["again_ms"])
-            else:
+            ours, again = Figure(turn["parse_ms"] + turn["bridge_ms"]), Figure(turn["again_ms"])
+            if spread := turn.get("spread"):
                 ours, again = Figure(**spread["ours"]), Figure(**spread["again"])
-            what = f"read a turn and bridge one result, {name}, after {turn['turns_before']} turns"
-            made.append(
-                Row(
-                    benchmark="chat",
-                    what=what,
-                    unit="ms",
-                    ours=ours,
-                    other=again,
-                    other_name="tokenizing it all again (TRL, asynchronous)",
-                    target=f"under {results['target_ms']:g} ms",
-                )
-            )
+            what = f"read a turn and bridge one result, {family}, after {turn['turns_before']} turns"
+            made.append(Row(what, ours, "ms", again, name, target=target))
     for hard in results["growth"]:
         what = f"twice the input, {hard['input']}, the worst format ({hard['format']})"
-        made.append(
-            Row(benchmark="chat", what=what, unit="times the time", ours=Figure(hard["ratio"]), target="2: linear")
-        )
+        made.append(Row(what, Figure(hard["ratio"]), "times the time", target="2: linear"))
     return made
 
 
-def show(results: dict[str, Any]) -> None:
-    table = Table(title=f"One turn: read it and bridge one result (goal: under {TARGET_MS:g} ms, whatever came before)")
-    for column in (
-        "format",
-        "turns before",
-        "tokens before",
-        "parse ms",
-        "bridge ms",
-        "together ms",
-        "tokenize again ms",
-    ):
-        table.add_column(column, justify="left" if column == "format" else "right")
-    for name, rows in results["one_turn"].items():
-        for row in rows:
-            together = row["parse_ms"] + row["bridge_ms"]
-            cells = [f"{row[key]:.3f}" for key in ("parse_ms", "bridge_ms")]
-            counts = [str(row["turns_before"]), str(row["history_tokens"])]
-            table.add_row(name, *counts, *cells, f"{together:.3f}", f"{row['again_ms']:.2f}")
-    Console().print(table)
-    hard = Table(title="Twice the input: how many times the time (linear: 2), the worst format of each")
-    for column in ("input", "format", "ratio", "ms for the larger"):
-        hard.add_column(column)
-    for row in results["growth"]:
-        hard.add_row(row["input"], row["format"], f"{row['ratio']:.2f}", f"{row['ms']:.1f}")
-    Console().print(hard)
-
-
-def measure(quick: bool) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    quick = options.quick
     repetitions = 50 if quick else 400
     turns: dict[str, Any] = {}
     results: dict[str, Any] = {"target_ms": TARGET_MS, "one_turn": turns, "growth": []}
@@ -226,4 +186,4 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run("chat", __doc__, "fewer repetitions, fewer formats", measure, show)
+    benchmark("chat", parser_of(__doc__, "fewer repetitions, fewer formats"), measure, rows)

@@ -1,7 +1,7 @@
 """Turn-level credit: episodes until a policy that is a table learns chains of four calls. No language model, 20 seconds.
 
     python benchmarks/credit.py
-    python benchmarks/credit.py --quick      # one seed, a few steps; keeps nothing
+    python benchmarks/credit.py --quick      # one seed, a few steps
 
 A state is how many calls of the chain are right so far, and whether the last one was wrong. In each state the policy draws
 one of ten actions by a softmax over a row of its table: the right call, eight wrong ones, or the answer. A wrong call can be
@@ -15,24 +15,19 @@ Success is that of a drawn episode, from the last 128 of them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from _reporting import benchmark, parser_of
 from _rows import Figure, Row
 
 from toolgrpo.credit.turns import EpisodeTurns, turn_advantages
 from toolgrpo.signal.advantages import grouped_advantages
-
-RESULT = Path(__file__).with_name("results") / "credit.json"
 
 CALLS, MOST_TURNS, WRONG = 4, 8, 8
 ANSWER = 1 + WRONG  # action 0 is the right call
@@ -43,7 +38,6 @@ RATES = (64.0, 256.0, 1024.0)
 TARGETS = (0.5, 0.9)
 WINDOW = 128
 SEEDS = 10
-T_975 = {10: 2.262}  # by the number of seeds
 
 WAYS = ("episode", "gold_call")
 
@@ -122,77 +116,33 @@ def _advantages(way: str, walks: Sequence[Walk]) -> list[tuple[float, ...]]:
     return [(value,) * len(one.actions) for value, one in zip(of_episodes, walks, strict=True)]
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Every way with every learning rate on every seed."""
-    n_seeds = 1 if quick else SEEDS
-    steps = 20 if quick else MOST_STEPS
+    n_seeds, steps = (1, 20) if options.quick else (SEEDS, MOST_STEPS)
     ways: dict[str, Any] = {}
     for way in WAYS:
         by_rate: dict[float, dict[str, Any]] = {}
-        for rate in RATES[:1] if quick else RATES:
+        for rate in RATES[:1] if options.quick else RATES:
             runs = [_learn(way, rate, seed, steps) for seed in range(n_seeds)]
             by_rate[rate] = {str(target): [run[target] or steps * GROUP * GROUPS for run in runs] for target in TARGETS}
             by_rate[rate]["reached"] = {str(target): sum(run[target] is not None for run in runs) for target in TARGETS}
         means = {rate: fmean(of[str(TARGETS[-1])]) for rate, of in by_rate.items()}
         best = min(means, key=lambda rate, means=means: means[rate])  # type: ignore[misc]  # mypy cannot infer it
         ways[way] = {"rate": best, **by_rate[best], "of_rates": {str(rate): mean for rate, mean in means.items()}}
-    return {"seeds": n_seeds, "most_episodes": steps * GROUP * GROUPS, "ways": ways, "compared": _compared(ways)}
-
-
-def _compared(ways: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for way, own in ways.items():
-        found[way] = {}
-        for target in map(str, TARGETS):
-            logs = [math.log(a / b) for a, b in zip(ways["episode"][target], own[target], strict=True)]
-            half = T_975[len(logs)] * stdev(logs) / math.sqrt(len(logs)) if len(logs) in T_975 else None
-            ends = None if half is None else [math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)]
-            found[way][target] = {"times_fewer": math.exp(fmean(logs)), "interval": ends}
-    return found
-
-
-def show(results: dict[str, Any]) -> None:
-    print(
-        f"a table learns chains of {CALLS} calls: mean episodes over {results['seeds']} seeds, each way at its best rate"
-    )
-    for way, own in results["ways"].items():
-        texts = []
-        for target in map(str, TARGETS):
-            ratio = results["compared"][way][target]
-            ends = "" if ratio["interval"] is None else " [{:.2f}, {:.2f}]".format(*ratio["interval"])
-            texts.append(
-                f"{fmean(own[target]):>7.0f} to {target} ({own['reached'][target]} seeds; {ratio['times_fewer']:.2f}{ends} times fewer)"
-            )
-        print(f"{way:>10} rate {own['rate']:>4.0f}: " + ";".join(texts))
+    return {"table": {"seeds": n_seeds, "most_episodes": steps * GROUP * GROUPS, "ways": ways}}
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
-    """Return the rows of the table of all measurements."""
-    table = results["table"]["compared"]["gold_call"]
-    found = [(target, of["times_fewer"], *(of["interval"] or (None, None))) for target, of in table.items()]
-    return [
-        Row(
-            benchmark="credit",
-            what=f"a table in place of the model, episodes to {target}, gold_call",
-            unit="",
-            ratio=Figure(ratio, least, most, results["table"]["seeds"]),
-            other_name="credit by episode",
-        )
-        for target, ratio, least, most in found
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed and a few steps, of which nothing is kept")
-    quick = parser.parse_args().quick
-    measured = measure(quick)
-    show(measured)
-    if not quick:
-        RESULT.parent.mkdir(exist_ok=True)
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        RESULT.write_text(json.dumps({"table": measured, "machine": machine}, indent=2) + "\n")
+    """For the page of all measurements."""
+    of = results["table"]["ways"]
+    made = []
+    for target in map(str, TARGETS):
+        other, ours = of["episode"][target], of["gold_call"][target]
+        ratio = Figure.of_ratios(zip(other, ours, strict=True))
+        what = f"a table in place of the model, mean episodes to {target}, gold_call"
+        made.append(Row(what, Figure(fmean(ours)), "", Figure(fmean(other)), "credit by episode", ratio))
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    benchmark("credit", parser_of(__doc__, "one seed, a few steps"), measure, rows)

@@ -12,8 +12,9 @@ at_once   64 episodes by agents in processes of their own, and the same by our o
           fixed time for each token and, like an accelerator, none of the processor.
 drift     tokens that the engine was asked to go on from and that are others in what is trained on, of an agent that
           only ever adds to its messages. What is sampled is random ids, which no tokenizer would write.
-learning  nano's arithmetic by recipes/agents/arithmetic.py and by our own loop, with the same rewards and seeds. Each training
-          is written down when it ends; if this is interrupted, the next time goes on with those that are missing.
+learning  nano's arithmetic by recipes/agents/arithmetic.py and by our own loop, with the same rewards, questions, steps,
+          seeds and settings, those of recipes/configs/nano.yaml but for fewer steps. Each training is kept when it
+          ends; if this is interrupted, the next time goes on with those that are missing.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ import http.client
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import _agent_learning
-from _reporting import result_file, run, save
+from _machine import ROOT
+from _reporting import benchmark, kept, parser_of, progress, save
 from _rows import Figure, Row
-from rich.console import Console
-from rich.table import Table
 
 from toolgrpo.testing import ScriptedEngine
 
-PARTS = ("request", "at_once", "drift", "learning")
+SEEDS, STEPS, TIME_LIMIT_S = (1, 2, 3), 30, 4 * 3600.0  # of the trainings
+WAYS = {"own loop": "nano.yaml", "agent": "agent.yaml"}
+REWARDS = ("--reward", "accuracy", "exact_match", "--reward_weights", "0.5", "0.5")
 AGENTS, TURNS, TURN_TOKENS, TOKEN_S = 64, 3, 40, 0.02
 RESULT = {"role": "tool", "content": "42"}
 TOOLS = json.loads(
@@ -204,93 +207,74 @@ def measure_drift(quick: bool) -> dict[str, Any]:
 
 
 def measure_learning(quick: bool) -> dict[str, Any]:
-    def kept(runs: list[dict[str, Any]], *, complete: bool = False) -> dict[str, Any]:
-        return {"runs": runs, "compared": _agent_learning.compared(runs), "complete": complete}
+    """Train what is not among the runs of an interrupted measurement; each training is kept as it ends."""
+    before = kept("gateway", quick).get("learning", {})
+    runs = before.get("runs", []) if not before.get("complete") else []
+    for seed in SEEDS:
+        for way in WAYS:
+            if any((run["seed"], run["way"]) == (seed, way) for run in runs):
+                continue
+            progress(f"learning: {way}, seed {seed}")
+            runs.append({"seed": seed, "way": way, **trained(way, seed)})
+            save("gateway", {**kept("gateway", quick), "learning": {"runs": runs, "quick": quick}}, quick=quick)
+    return {"runs": runs, "complete": True}
 
-    def hand_on(runs: list[dict[str, Any]]) -> None:
-        save("gateway", {**kept_results(), "learning": {**kept(runs), "quick": quick}}, quick=quick)
 
-    earlier = kept_results().get("learning", {})
-    begun = earlier.get("runs", []) if not earlier.get("complete") else []
-    return kept(_agent_learning.measure(begun, hand_on), complete=True)
+def trained(way: str, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        what = ["--config", f"recipes/configs/{WAYS[way]}", "--output_dir", folder, "--quiet"]
+        size = ["--seed", str(seed), "--max_steps", str(STEPS)]
+        command = [sys.executable, "-m", "toolgrpo", "train", *what, *size, *REWARDS]
+        subprocess.run(command, cwd=ROOT, check=True, timeout=TIME_LIMIT_S)
+        summary = json.loads((Path(folder) / "summary.json").read_text())
+    return {name: summary[name] for name in ("before", "after", "steps", "seconds_per_step")}
 
 
-MEASURES: dict[str, Callable[[bool], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "request": measure_request,
     "at_once": measure_at_once,
     "drift": measure_drift,
     "learning": measure_learning,
 }
-only: list[str] = []
 
 
-def kept_results() -> dict[str, Any]:
-    kept = result_file("gateway")
-    results: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
-    return results
-
-
-def measure(quick: bool) -> dict[str, Any]:
-    for part in only or [part for part in PARTS if not (quick and part == "learning")]:
-        found = {**MEASURES[part](quick), "quick": quick}
-        save("gateway", {**kept_results(), part: found}, quick=quick)
-    return kept_results()
-
-
-def show(results: dict[str, Any]) -> None:
-    table = Table(title="the gateway", title_justify="left")
-    for column in ("", "measured", "aim"):
-        table.add_column(column)
-    if request := results.get("request"):
-        shown = f"{request['p50_ms']:.2f} ms at p50, {request['p95_ms']:.2f} at p95; {request['cpu_ms']:.2f} ms of a processor"
-        table.add_row("a request beside the engine", shown, "3 ms at p50")
-    if at_once := results.get("at_once"):
-        own, agents = at_once["seconds"]["own loop"], at_once["seconds"]["agents"]
-        shown = f"{agents:.2f} s, our loop {own:.2f} s: {at_once['ratio']:.2f} times ({at_once['ms_per_agent']:.0f} ms an agent)"
-        table.add_row(f"{at_once['agents']} agents at once", shown, "1.15 times")
-    if drift := results.get("drift"):
-        table.add_row("drift of an append-only agent", f"{drift['others']} of {drift['tokens']} tokens", "0 of 100000")
-    learning = results.get("learning", {})
-    for one in learning.get("runs", ()):
-        shown = ", ".join(f"{name} {rate['rate']:.3f} {rate['interval']}" for name, rate in one["after"].items())
-        table.add_row(f"nano by {one['way']}, seed {one['seed']}", shown, "")
-    for name, more in learning.get("compared", {}).items():
-        low, high = more["interval"]
-        table.add_row(f"agent beside own loop, {name}", f"{more['mean']:+.3f} [{low:+.3f}, {high:+.3f}]", "holds 0")
-    Console(width=140).print(table)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    quick = options.quick
+    for part in options.only or [part for part in PARTS if not (quick and part == "learning")]:
+        found = {**PARTS[part](quick), "quick": quick}
+        save("gateway", {**kept("gateway", quick), part: found}, quick=quick)
+    return kept("gateway", quick)
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
     made = []
     if request := results.get("request"):
-        p50, p95 = Figure(request["p50_ms"], n=request["n"]), Figure(request["p95_ms"], n=request["n"])
         what = "a request over HTTP beside the engine, client included"
-        made.append(Row(benchmark="gateway", what=f"{what}: median", unit="ms", ours=p50, target="under 3 ms"))
-        made.append(Row(benchmark="gateway", what=f"{what}: 95 of 100 take less than", unit="ms", ours=p95))
+        for name, said, target in (("p50_ms", "median", "under 3 ms"), ("p95_ms", "95 of 100 take less than", "")):
+            made.append(Row(f"{what}: {said}", Figure(request[name], n=request["n"]), "ms", target=target))
     if at_once := results.get("at_once"):
         own, agents = (Figure(at_once["seconds"][name]) for name in ("own loop", "agents"))
         what = f"{at_once['agents']} agents at once on an engine of a fixed pace"
-        row = Row(
-            benchmark="gateway", what=what, ours=agents, other=own, other_name="our own loop", target="at most 1.15"
-        )
-        made.append(row)
+        made.append(Row(what, agents, other=own, other_name="our own loop", target="at most 1.15 times as long"))
     if drift := results.get("drift"):
         what = f"drifted tokens of an append-only agent, of {drift['tokens']:,}"
-        made.append(Row(benchmark="gateway", what=what, unit="", ours=Figure(drift["others"]), target="0"))
-    return made + _agent_learning.rows(results.get("learning", {}).get("runs", ()))
+        made.append(Row(what, Figure(drift["others"]), "", target="0"))
+    runs = results.get("learning", {}).get("runs", ())
+    rates = {(run["seed"], run["way"]): run["after"]["sampled"]["rate"] for run in runs}
+    both = [(seed, rates[seed, "agent"], rates[seed, "own loop"]) for seed in SEEDS if (seed, "agent") in rates]
+    more = f" ({Figure.of_seeds([agent - own for _, agent, own in both]).signed})" if both else ""
+    for seed, agent, own in both:
+        what = f"nano's arithmetic by an agent, seed {seed}: sampled success after training{more}"
+        made.append(Row(what, Figure(agent), "", Figure(own), "our own loop", more_is_better=True))
+    return made
 
 
-def _more_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[], action=_Only, help="parts to measure")
-
-
-class _Only(argparse.Action):
-    def __call__(
-        self, parser: Any, namespace: Any, values: Sequence[Any] | str | None, option: str | None = None
-    ) -> None:
-        only.extend(values or ())
+def main() -> None:
+    parser = parser_of(__doc__, "fewer repetitions, and no training")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to measure")
+    benchmark("gateway", parser, measure, rows)
 
 
 if __name__ == "__main__":
-    run("gateway", __doc__, "fewer repetitions, and no training", measure, show, _more_flags)
+    main()

@@ -1,6 +1,6 @@
 """Learning: nano trained with the recipe of `make train` on three seeds.
 
-    python benchmarks/learning.py            # table, benchmarks/results/learning.json and learning.png
+    python benchmarks/learning.py            # benchmarks/results/learning.json
     python benchmarks/learning.py --quick    # one seed
 
 Every training runs in a process of its own, as a user starts it.
@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _reporting import progress, result_file, save
+from _machine import ROOT
+from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
 
-ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_S = 1200
 
 
@@ -40,68 +40,33 @@ def train(seed: int, folder: Path) -> dict[str, Any]:
     return {"seed": seed, "wall_s": seconds, "curve": curve, **summary}
 
 
-def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for run in runs:
-        steps = [point["step"] for point in run["curve"]]
-        axes.plot(steps, [point["success"] for point in run["curve"]], label=f"seed {run['seed']}", linewidth=1.2)
-    axes.axhline(0.88, color="grey", linestyle=":", linewidth=1)
-    axes.set(
-        xlabel="step", ylabel="success in training (temperature 1)", ylim=(0, 1), title="nano learns to use its tools"
-    )
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    runs: list[dict[str, Any]] = []
+    seeds = options.seeds[:1] if options.quick else options.seeds
+    for seed in seeds:
+        progress(f"training, seed {seed} ({len(runs) + 1} of {len(seeds)})")
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(train(seed, Path(folder)))
+        save("learning", {"runs": runs}, quick=options.quick, number_type="float32")
+    return {"runs": runs}
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-    made = []
-    runs = results["runs"]
+    made, runs = [], results["runs"]
+    seeds = ", ".join(str(run["seed"]) for run in runs)
     for way in ("greedy", "sampled"):
-        after, before = ([run[when][way]["rate"] for run in runs] for when in ("after", "before"))
-        told = ", ".join(f"{rate:.3f}" for rate in before)
-        what = f"held-out success, {way}, of seeds {', '.join(str(run['seed']) for run in runs)} (untrained: {told})"
-        made.append(Row(benchmark="learning", what=what, unit="", ours=Figure.of(after), more_is_better=True))
-    for what, of in (
-        ("a training, imports and both measurements included", [run["wall_s"] for run in runs]),
-        ("a step", [run["seconds_per_step"]["all"] for run in runs]),
-    ):
-        made.append(Row(benchmark="learning", what=what, ours=Figure.of(of)))
-    return made
-
-
-def show(runs: list[dict[str, Any]]) -> None:
-    print(
-        f"{'seed':>5} {'greedy before':>14} {'after':>6} {'sampled before':>15} {'after':>6} {'wall s':>7} {'s/step':>7}"
-    )
-    for run in runs:
-        print(
-            f"{run['seed']:>5} {run['before']['greedy']['rate']:>14.3f} {run['after']['greedy']['rate']:>6.3f} "
-            f"{run['before']['sampled']['rate']:>15.3f} {run['after']['sampled']['rate']:>6.3f} "
-            f"{run['wall_s']:>7.0f} {run['seconds_per_step']['all']:>7.2f}"
-        )
+        after, before = (Figure.of([run[when][way]["rate"] for run in runs]) for when in ("after", "before"))
+        what = f"nano, held-out success, {way}, seeds {seeds}"
+        made.append(Row(what, after, "", before, "untrained", more_is_better=True))
+    made.append(Row("a training, imports and both measurements included", Figure.of([run["wall_s"] for run in runs])))
+    return [*made, Row("a step", Figure.of([run["seconds_per_step"]["all"] for run in runs]))]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed")
+    parser = parser_of(__doc__, "one seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
-    options = parser.parse_args()
-    seeds = options.seeds[:1] if options.quick else options.seeds
-    with tempfile.TemporaryDirectory() as folder:
-        runs: list[dict[str, Any]] = []
-        for seed in seeds:
-            progress(f"training, seed {seed} ({len(runs) + 1} of {len(seeds)})")
-            runs.append(train(seed, Path(folder) / f"seed{seed}"))
-            save("learning", {"runs": runs}, quick=options.quick, number_type="float32")
-    show(runs)
-    plot(runs, result_file("learning").with_suffix(".png"))
+    benchmark("learning", parser, measure, rows, number_type="float32")
 
 
 if __name__ == "__main__":

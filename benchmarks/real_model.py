@@ -24,18 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from _reporting import progress, result_file, save
+from _machine import ROOT
+from _reporting import benchmark, kept, parser_of, progress, result_file, save
 from _rows import Figure, Row
-from _whole_step_learning import difference
 
 NAME = "real_model"
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG, SHOWN_BY = "recipes/configs/smollm2_135m.yaml", "recipes/configs/sft/smollm2_135m.yaml"
 EXAMPLES = "recipes/data/arithmetic_examples.jsonl"
 OF_THE_RECIPE = (CONFIG, SHOWN_BY, EXAMPLES)
-WORK = ROOT / "outputs" / NAME
 TIME_LIMIT_S = 4 * 3600
-SEEDS = (42, 1, 2)
 TWO_STEPS = ("--max_steps", "2", "--per_device_train_batch_size", "16")
 QUICK = (*TWO_STEPS, "--eval_questions", "16")
 WAYS = ("greedy", "sampled")
@@ -83,32 +80,21 @@ def recipe() -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
 
 
-def kept(quick: bool) -> list[dict[str, Any]]:
-    """Runs of this recipe that were measured before, here or on another machine."""
-    path = result_file(NAME)
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() and not quick else {}
-    return found["runs"] if found.get("recipe") == recipe() else []
-
-
-def kept_in(quick: bool, work: Path = WORK) -> Path:
-    """Where the models of this recipe are."""
-    return work / (recipe() + ("-quick" if quick else ""))
-
-
-def measure(seeds: list[int], work: Path, quick: bool) -> dict[str, Any]:
-    folder = kept_in(quick, work)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    quick, made_by = options.quick, recipe()
+    folder: Path = options.work / (made_by + ("-quick" if quick else ""))  # the models of this recipe
     progress("the model as it comes")
-    results: dict[str, Any] = {"recipe": recipe(), "untrained": untrained(folder / "untrained", quick)}
+    results: dict[str, Any] = {"recipe": made_by, "untrained": untrained(folder / "untrained", quick)}
     progress("showing it the form")
     model = shown(folder / "shown")
-    runs = kept(quick)
-    for number, seed in enumerate(seeds, 1):
-        progress(f"GRPO, seed {seed} ({number} of {len(seeds)})")
+    before = {} if quick else kept(NAME, quick)  # here or on another machine
+    results["runs"] = before["runs"] if before.get("recipe") == made_by else []
+    for seed in options.seeds[: 1 if quick else None]:
+        progress(f"GRPO, seed {seed}")
         run = trained(model, seed, folder / f"seed{seed}", quick)
-        runs = [one for one in runs if one["seed"] != seed] + [run]
-        results["runs"] = runs
+        results["runs"] = [one for one in results["runs"] if one["seed"] != seed] + [run]
         save(NAME, results, quick=quick, number_type="bfloat16")
-        plot(runs, result_file(NAME).with_suffix(".png"))
+        plot(results["runs"], result_file(NAME, quick).with_suffix(".png"))
     return results
 
 
@@ -139,67 +125,26 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def gains(runs: list[dict[str, Any]], way: str) -> list[float]:
-    """By how much GRPO improves on what was shown the form, by seed."""
-    return [run["after"][way]["rate"] - run["before"][way]["rate"] for run in runs]
-
-
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-    runs = results["runs"]
+    runs, made = results["runs"], []
     seeds = ", ".join(str(run["seed"]) for run in runs)
-    found = []
     for way in WAYS:
-        gain = difference(gains(runs, way))
-        interval = "" if gain is None or gain["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*gain["interval"])
-        told = "" if gain is None else f": {gain['mean']:+.3f}{interval}"
-        found.append(
-            Row(
-                benchmark=NAME,
-                what=f"SmolLM2-135M, held-out success after GRPO, {way}, seeds {seeds}{told}",
-                unit="",
-                ours=Figure.of([run["after"][way]["rate"] for run in runs]),
-                other=Figure.of([run["before"][way]["rate"] for run in runs]),
-                other_name="shown the form, no GRPO",
-                more_is_better=True,
-                target="+0.30",
-            )
-        )
-    for what, of in (
-        ("SmolLM2-135M, GRPO, both measurements included", [run["seconds_in_all"] for run in runs]),
-        ("SmolLM2-135M, a step of GRPO", [run["seconds_per_step"]["all"] for run in runs]),
-    ):
-        found.append(Row(benchmark=NAME, what=what, ours=Figure.of(of)))
-    return found
-
-
-def show(results: dict[str, Any]) -> None:
-    print(f"\nas it comes, greedy: {results['untrained']['pass@1']['value']:.3f}")
-    print(f"{'seed':>5} {'':>8} {'shown':>22} {'after GRPO':>22} {'minutes':>8} {'s/step':>7}")
-    for run in results["runs"]:
-        for way in WAYS:
-            told = [
-                "{:.3f} [{:.3f}, {:.3f}]".format(run[when][way]["rate"], *run[when][way]["interval"])
-                for when in ("before", "after")
-            ]
-            print(
-                f"{run['seed']:>5} {way:>8} {told[0]:>22} {told[1]:>22} {run['seconds_in_all'] / 60:>8.1f} "
-                f"{run['seconds_per_step']['all']:>7.2f}"
-            )
-    for way in WAYS:
-        gain = difference(gains(results["runs"], way))
-        if gain is not None:
-            interval = "" if gain["interval"] is None else " [{:+.3f}, {:+.3f}]".format(*gain["interval"])
-            print(f"{way}: {gain['mean']:+.3f}{interval} over what was shown the form ({gain['seeds']} seeds)")
+        after, before = ([run[when][way]["rate"] for run in runs] for when in ("after", "before"))
+        gain = Figure.of_seeds([one - other for one, other in zip(after, before, strict=True)]).signed
+        what = f"SmolLM2-135M, held-out success after GRPO, {way}, seeds {seeds}: {gain}"
+        shown, target = "shown the form, no GRPO", "+0.30"
+        made.append(Row(what, Figure.of(after), "", Figure.of(before), shown, more_is_better=True, target=target))
+    seconds = Figure.of([run["seconds_in_all"] for run in runs])
+    made.append(Row("SmolLM2-135M, GRPO, both measurements included", seconds))
+    return [*made, Row("a step of it", Figure.of([run["seconds_per_step"]["all"] for run in runs]))]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two steps, 16 questions, one seed")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--work", type=Path, default=WORK, help="where the models are kept")
-    options = parser.parse_args()
-    show(measure(options.seeds[:1] if options.quick else options.seeds, options.work, options.quick))
+    parser = parser_of(__doc__, "two steps, 16 questions, one seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
+    parser.add_argument("--work", type=Path, default=ROOT / "outputs" / NAME, help="where the models are kept")
+    benchmark(NAME, parser, measure, rows, number_type="bfloat16")
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _reporting import run
+from _machine import ROOT
+from _reporting import benchmark, parser_of
 from _rows import Figure, Row
 
 from toolgrpo.startup import prepare
 
 prepare()  # before anything imports PyTorch, as in recipes/train.py
 
-ROOT = Path(__file__).parents[1]
 BUILD = r"""
 import json, re, sys, time
 from pathlib import Path
@@ -186,15 +186,9 @@ def in_browser(page: Path) -> dict[str, float] | None:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def run_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", type=Path, metavar="OUTPUT_DIR", help="a recorded run of the embedded job")
-
-
-def measure(quick: bool) -> dict[str, Any]:
-    steps, n = (6, 1000) if quick else (16, 10_000)
-    given = argparse.ArgumentParser()
-    run_flag(given)
-    source: Path | None = given.parse_known_args()[0].run
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    steps, n = (6, 1000) if options.quick else (16, 10_000)
+    source: Path | None = options.run
     results: dict[str, Any] = {"episodes": n}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
@@ -213,57 +207,32 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-
-    def row(what: str, value: float, unit: str, target: str = "") -> Row:
-        return Row(benchmark="report", what=what, unit=unit, ours=Figure(value), target=target)
-
     made = []
     for name, goal in (("without_tokens", 1), ("with_tokens", 3)):
         one = results["recording"][name]
-        of_step = f"recording {name.replace('_', ' ')}, share of a step of {one['step_s']:.2f} s"
-        made.append(row(of_step, 100 * one["share"], "%", f"under {goal} %"))
+        what = f"recording {name.replace('_', ' ')}, share of a step of {one['step_s']:.2f} s"
+        made.append(Row(what, Figure(100 * one["share"]), "%", target=f"under {goal} %"))
     for name, n in (("quarter", 1 / 4), ("whole", 1), ("four_times", 4)):
         if name in results:
-            report = f"report of {n * results['episodes']:,.0f} episodes"
-            made.append(row(report, results[name]["s"], "s", "under 20 s" if n == 1 else ""))
-            made.append(row(f"{report}: memory", results[name]["mib"], "MiB"))
-            made.append(row(f"{report}: size", results[name]["mb"], "MB", "under 30 MB" if n == 1 else ""))
+            report, of = f"report of {n * results['episodes']:,.0f} episodes", results[name]
+            made.append(Row(report, Figure(of["s"]), target="under 20 s" if n == 1 else ""))
+            made.append(Row(f"{report}: memory", Figure(of["mib"]), "MiB"))
+            made.append(Row(f"{report}: size", Figure(of["mb"]), "MB", target="under 30 MB" if n == 1 else ""))
     browser = results.get("browser") or {}
     for name, target in (("open_s", "under 2 s"), ("first_search_s", ""), ("search_s", "under 0.5 s")):
         if name in browser:
-            made.append(row(f"in Chromium: {name.removesuffix('_s').replace('_', ' ')}", browser[name], "s", target))
+            what = f"in Chromium: {name.removesuffix('_s').replace('_', ' ')}"
+            made.append(Row(what, Figure(browser[name]), target=target))
+    if "own" in results:
+        made.append(Row("report of the run itself: size", Figure(results["own"]["mb"]), "MB", target="under 5 MB"))
     return made
 
 
-def show(results: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("what", "measured", "goal", title="recording and report", title_justify="left")
-    for name, goal in (("without_tokens", "1 %"), ("with_tokens", "3 %")):
-        one = results["recording"][name]
-        said = f"{100 * one['share']:.2f} % ({one['record_ms']:.1f} ms of a step of {one['step_s']:.2f} s)"
-        table.add_row(f"recording, {name.replace('_', ' ')}", said, f"under {goal}")
-    whole, quarter, four_times = results["whole"], results["quarter"], results["four_times"]
-    table.add_row(
-        f"report of {results['episodes']} episodes",
-        f"{whole['s']:.1f} s ({whole['processor_s']:.1f} s of a processor)",
-        "under 20 s",
-    )
-    said = f"{whole['mib']:.0f} MiB ({quarter['mib']:.0f} of a quarter, {four_times['mib']:.0f} of four times as many)"
-    table.add_row("its memory", said, "does not grow")
-    table.add_row("its size", f"{whole['mb']:.1f} MB", "under 30 MB")
-    browser = results["browser"]
-    if browser is None:
-        table.add_row("in Chromium", "not measured: none is installed", "")
-    else:
-        table.add_row("opens in Chromium", f"{browser['open_s']:.2f} s", "under 2 s")
-        table.add_row("first search, at once", f"{browser['first_search_s']:.2f} s", "")
-        table.add_row("search", f"{browser['search_s']:.2f} s", "under 0.5 s")
-    if "own" in results:
-        table.add_row("report of the run itself", f"{results['own']['mb']:.1f} MB", "under 5 MB")
-    Console().print(table)
+def main() -> None:
+    parser = parser_of(__doc__, "fewer steps, 1,000 episodes")
+    parser.add_argument("--run", type=Path, metavar="OUTPUT_DIR", help="a recorded run of the embedded job")
+    benchmark("report", parser, measure, rows)
 
 
 if __name__ == "__main__":
-    run("report", __doc__, "fewer steps, 1,000 episodes", measure, show, run_flag)
+    main()

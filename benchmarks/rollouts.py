@@ -10,8 +10,6 @@ block size that toolgrpo asks for (both loops gain from it), and on a CPU in fp3
 own choice for TRL is bf16, which most CPUs emulate; `--number_type bfloat16` measures that). TRL calls the tool in its own thread; ours calls it in worker
 processes. `bound` is the larger of the engine alone on the same tokens in one batch (prompts and tool results read, as
 many tokens sampled, no turns), and the slowest trajectory run on its own. TRL's loop is repeated 3 times, the rest 9.
-`simulated` is what the schedule should take with the costs of this engine's steps, `foresight` what one could that knows
-all decisions beforehand (`_schedule.py`).
 
 Two models, each in a process of its own: nano, where a step of the engine is so short (2 ms) that every loop's own Python
 shows, and a Qwen3 of 20 million random weights, where the engine has something to do.
@@ -24,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,10 +31,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from _reporting import progress, save
-from _rollout_loops import MAX_TURNS, NUMBER_TYPES, N, NativeLoop, OurLoop, decision, prepare_vllm, turns_of
+from _reporting import benchmark, parser_of, progress, save
+from _rollout_loops import NUMBER_TYPES, N, NativeLoop, OurLoop, decision, prepare_vllm, turns_of
 from _rows import Figure, Row
-from _schedule import Costs, fitted, simulated
 
 if __name__ == "__main__":
     prepare_vllm()
@@ -64,18 +60,7 @@ def engine_alone(native: NativeLoop, trajectories: Sequence[Any]) -> float:
     return time.perf_counter() - started
 
 
-def step_costs(native: NativeLoop, ours: OurLoop) -> Costs:
-    """What steps of this engine cost, and our loop beside them, from rollouts whose tools take no time."""
-    ours.latency_s, seconds = 0.0, 0.0
-    ours.steps.log.clear()
-    for _ in range(OURS_PER_TRL):
-        native.llm.reset_prefix_cache()
-        seconds += ours.run()[0]
-    outside_s = seconds - sum(seconds for *_, seconds in ours.steps.log)
-    return fitted(ours.steps.log, outside_s / OURS_PER_TRL)
-
-
-def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int, costs: Costs) -> dict[str, Any]:
+def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int) -> dict[str, Any]:
     native.latency_s = ours.latency_s = latency_s
     slowest = max(range(N), key=lambda uid: sum(decision(uid, turn) or 0.0 for turn in range(turns_of(uid))))
     times: dict[str, list[float]] = {"TRL": [], "ours": [], "engine": [], "path": []}
@@ -94,25 +79,8 @@ def compare(native: NativeLoop, ours: OurLoop, latency_s: float, repeats: int, c
             whole = ours.trajectories
             measure("path", lambda: ours.run([slowest]))
             times["engine"].append(engine_alone(native, whole))
-    median = {name: statistics.median(values) for name, values in times.items()}
-    bound = max(median["engine"], median["path"])
-    everybody, foresight = simulated(costs, latency_s)
     assert tokens["TRL"] == tokens["ours"], f"both must sample the same number of tokens: {tokens}"
-    return {
-        "latency_s": latency_s,
-        "trl_s": median["TRL"],
-        "ours_s": median["ours"],
-        "times_faster": median["TRL"] / median["ours"],
-        "engine_alone_s": median["engine"],
-        "slowest_path_s": median["path"],
-        "bound_s": bound,
-        "ours_over_bound": median["ours"] / bound,
-        "simulated_s": everybody,
-        "simulated_with_foresight_s": foresight,
-        "sampled_tokens": tokens["ours"],
-        "repetitions": {name: len(values) for name, values in times.items()},
-        "all_s": times,
-    }
+    return {"latency_s": latency_s, "sampled_tokens": tokens["ours"], "all_s": times}
 
 
 def scheduler_cost(n: int) -> dict[str, float]:
@@ -190,16 +158,8 @@ def model_folder(name: str) -> Path:
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config.from_pretrained(NANO)
-    config.update(
-        {
-            "hidden_size": 512,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 64,
-        }
-    )
+    shape = {"hidden_size": 512, "intermediate_size": 1536, "head_dim": 64, "num_hidden_layers": 6}
+    config.update({**shape, "num_attention_heads": 8, "num_key_value_heads": 4})
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     torch.manual_seed(0)
     folder = Path(tempfile.mkdtemp())
@@ -216,10 +176,9 @@ def compare_loops(
     ours = OurLoop(native)
     for run in (native.run, *[ours.run] * OURS_PER_TRL):
         run()  # warm up
-    costs = step_costs(native, ours)
     computed = str(native.llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
     for latency in latencies:
-        row = compare(native, ours, latency, repeats, costs)
+        row = compare(native, ours, latency, repeats)
         yield {"model": model, "number_type": computed, **row}
     ours.tools.close()
 
@@ -251,80 +210,53 @@ def rows(results: dict[str, Any]) -> list[Row]:
     made = []
     for row in results["rollouts"]:
         said = "no time" if row["latency_s"] == 0 else f"{row['latency_s']} s"
-        times, n = row.get("all_s", {}), row["repetitions"]
-        made.append(
-            Row(
-                benchmark="rollouts",
-                what=f"{N} rollouts, {row['model']}, a tool call takes {said}",
-                ours=Figure.kept(row["ours_s"], times.get("ours"), n["ours"]),
-                other=Figure.kept(row["trl_s"], times.get("TRL"), n["TRL"]),
-                other_name="TRL's loop",
-                bound=row["bound_s"],
-            )
-        )
+        what = f"{N} rollouts, {row['model']} in {row['number_type']}, a tool call takes {said}"
+        trl, ours, engine, path = (Figure.of(row["all_s"][name]) for name in ("TRL", "ours", "engine", "path"))
+        made.append(Row(what, ours, "s", trl, "TRL's loop", bound=max(engine.value, path.value)))
     for row in results.get("scheduler", ()):
         what = f"the scheduler alone, {row['episodes']} episodes, a turn"
-        made.append(Row(benchmark="rollouts", what=what, unit="us", ours=Figure(row["us_per_turn"], n=1)))
+        made.append(Row(what, Figure(row["us_per_turn"], n=1), "us"))
     if (logprobs := results.get("logprobs")) is not None:
         what = f"largest log-probability difference of engine and trainer, {logprobs['tokens']} tokens"
-        made.append(Row(benchmark="rollouts", what=what, unit="", ours=Figure(logprobs["largest_difference"], n=1)))
+        made.append(Row(what, Figure(logprobs["largest_difference"], n=1), ""))
     return made
 
 
-def show(row: dict[str, Any]) -> None:
-    print(
-        f"{row['model']:>6} {row['latency_s']:>10.1f} {row['trl_s']:>10.2f} {row['ours_s']:>10.2f} "
-        f"{row['times_faster']:>9.1f}x {row['bound_s']:>10.2f} {row['ours_over_bound']:>10.2f} "
-        f"{row['simulated_s']:>10.2f} {row['simulated_with_foresight_s']:>10.2f}  {row['number_type']}",
-        flush=True,
-    )
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    quick, results = options.quick, dict[str, Any](rollouts=[])
+
+    def keep() -> None:
+        save("rollouts", results, quick=quick, number_type=options.number_type)
+
+    for model in options.models:
+        progress(f"{model}: starting the engine, and a first run of both loops")
+        for row in compare_in_process(model, options.number_type, quick=quick):
+            results["rollouts"].append(row)
+            keep()
+    progress("the scheduler's own cost")
+    results["scheduler"] = [scheduler_cost(n) for n in ((64, 1024) if quick else (256, 1024, 4096))]
+    keep()
+    progress("log-probabilities of engine and trainer")
+    results["logprobs"] = logprob_difference(str(model_folder("nano")), 2_000 if quick else 10_000)
+    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one repetition, latencies 0 and 0.1 s")
+    parser = parser_of(__doc__, "one repetition, latencies 0 and 0.1 s")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--number_type", choices=NUMBER_TYPES, default="float32", help="of the engine, for both loops")
     parser.add_argument("--latencies", nargs="+", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--rows-of", choices=MODELS, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rows_of:
-        with options.json.open("a") as answer:
-            latencies = options.latencies or ((0.0, 0.1) if options.quick else (0.0, 0.1, 0.5))
-            repeats = 1 if options.quick else 3
-            for row in compare_loops(options.rows_of, options.number_type, latencies, repeats=repeats):
-                answer.write(json.dumps(row) + "\n")
-                answer.flush()
+    if not options.rows_of:
+        benchmark("rollouts", parser, measure, rows, number_type=options.number_type)
         return
-    results: dict[str, Any] = {"rollouts": []}
-
-    def keep() -> None:
-        save("rollouts", results, quick=options.quick, number_type=options.number_type)
-
-    for model in options.models:
-        progress(f"{model}: starting the engine, and a first run of both loops")
-        for row in compare_in_process(model, options.number_type, quick=options.quick):
-            if not results["rollouts"]:
-                print(f"\n{N} rollouts of up to {MAX_TURNS} turns, seconds (median)")
-                columns = ("latency", "TRL", "ours", "faster", "bound", "ours/bound", "simulated", "foresight")
-                print(f"{'model':>6} " + " ".join(f"{column:>10}" for column in columns))
-            show(row)
-            results["rollouts"].append(row)
-            keep()
-    progress("the scheduler's own cost")
-    results["scheduler"] = [scheduler_cost(n) for n in ((64, 1024) if options.quick else (256, 1024, 4096))]
-    for row in results["scheduler"]:
-        print(
-            f"scheduler, {row['episodes']} episodes: {row['us_per_turn']:.0f} us per turn, "
-            f"{row['bytes_per_episode'] / 1024:.1f} KiB per finished episode"
-        )
-    keep()
-    progress("log-probabilities of engine and trainer")
-    results["logprobs"] = logprob_difference(str(model_folder("nano")), 2_000 if options.quick else 10_000)
-    logprobs = results["logprobs"]
-    print(f"engine and trainer, {logprobs['tokens']} tokens: largest difference {logprobs['largest_difference']:.1e}")
-    keep()
+    with options.json.open("a") as answer:
+        latencies = options.latencies or ((0.0, 0.1) if options.quick else (0.0, 0.1, 0.5))
+        for row in compare_loops(options.rows_of, options.number_type, latencies, repeats=1 if options.quick else 3):
+            answer.write(json.dumps(row) + "\n")
+            answer.flush()
 
 
 if __name__ == "__main__":

@@ -27,12 +27,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from _machine import this_machine
-from _reporting import FOLDER
+from _reporting import FOLDER, QUICK_RESULTS, RESULTS
 from _rows import Row, table
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results"
-FAST_RESULTS = HERE.parent / "build" / "benchmarks"  # so that quick forms do not replace the long ones
 FAST_S = 290.0  # for all quick forms together
 NOT_REACHED = "not reached"  # in the status of a benchmark whose time was over
 HEARTBEAT_S = 30.0
@@ -70,18 +68,16 @@ TABLE = {
         about="Rollouts, beside TRL's tool loop", minutes=20, fast=("--quick", "--models", "nano"), fast_s=80
     ),
     "whole_step": Benchmark(about="Whole training steps, beside TRL's trainer", minutes=80),
-    "carry_over": Benchmark(about="Groups carried over to the next step", minutes=24),
     "chat": Benchmark(about="Reading a turn and going on", minutes=4, fast=("--quick",), fast_s=20),
     "tools": Benchmark(about="Tool calls", minutes=1, fast=("--quick",), fast_s=8),
     "sandbox": Benchmark(about="The sandbox, beside a plain subprocess", minutes=4, fast=("--quick",), fast_s=15),
     "server_client": Benchmark(about="What a vLLM server costs its client", minutes=1, fast=("--quick",), fast_s=10),
-    "scale": Benchmark(about="Several processes, weights, recording", minutes=5),
     "report": Benchmark(about="The recording and the report", minutes=8),
     "learning": Benchmark(about="The embedded job, on three seeds", minutes=15),
     "real_model": Benchmark(about="SmolLM2-135M, from worked examples to GRPO, on three seeds", minutes=150),
     "segments": Benchmark(about="Episodes of several segments", minutes=90),
     "gateway": Benchmark(about="The gateway, beside our own loop", minutes=40),
-    "learning_signal": Benchmark(about="What steps teach", minutes=240),
+    "dead_rows": Benchmark(about="The training pass without its dead rows", minutes=8),
     "credit": Benchmark(about="Turn-level credit", minutes=2),
 }
 
@@ -95,7 +91,7 @@ def measured(name: str, form: Form, limit: float) -> Entry:
     """Run a benchmark and read what it has written, however it ended."""
     benchmark = TABLE[name]
     calls = [benchmark.fast or ()] if form == "fast" else benchmark.whole
-    folder = FAST_RESULTS if form == "fast" else RESULTS
+    folder = QUICK_RESULTS if form == "fast" else RESULTS
     started, began, status = time.monotonic(), time.time(), "done"
     for arguments in calls:
         left = limit - (time.monotonic() - started)

@@ -10,14 +10,13 @@ correct program against three asserts, from its text to its score: a process for
 program, one for the judge, three calls between them; `call` is what one more call
 of a test adds, `grades/s` what two threads get, `open` a session with its first run.
 The rung `unsafe` and the plain subprocess
-confine nothing. Bubblewrap and sandlock, as a prefix of a new interpreter, are
-measured where `bwrap` and `sandlock` are installed.
+confine nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,10 +25,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _reporting import progress, run, save
+from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
-from rich.console import Console
-from rich.table import Table
 
 from toolgrpo.sandbox import Rung, Sandbox
 from toolgrpo.sandbox.grading import grade
@@ -37,10 +34,6 @@ from toolgrpo.sandbox.grading.split_plan import Suite
 from toolgrpo.sandbox.rungs.ladder import probe
 
 CODE = "print(1 + 1)"
-COMMANDS = {  # other sandboxes, as a prefix of a new interpreter
-    "bwrap": ("--ro-bind", "/", "/", "--unshare-all", "--die-with-parent"),
-    "sandlock": ("run", "-r", "/", "--"),
-}
 IMPORTS = "import numpy, sympy\nprint(numpy.arange(3).sum())"
 
 
@@ -127,9 +120,9 @@ def measure_rung(rung: Rung, repetitions: int) -> dict[str, Any]:
     return found
 
 
-def measure_command(prefix: list[str], repetitions: int) -> dict[str, Any]:
+def measure_subprocess(repetitions: int) -> dict[str, Any]:
     def run(code: str) -> None:
-        subprocess.run([*prefix, sys.executable, "-I", "-c", code], check=True, capture_output=True, env={})
+        subprocess.run([sys.executable, "-I", "-c", code], check=True, capture_output=True, env={})
 
     return {
         "run_ms": times_ms(lambda: run(CODE), repetitions),
@@ -137,58 +130,40 @@ def measure_command(prefix: list[str], repetitions: int) -> dict[str, Any]:
     }
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    repetitions = 100 if quick else 1000
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    repetitions = 100 if options.quick else 1000
     ways: dict[str, Any] = {}
 
     def keep(name: str, way: dict[str, Any]) -> None:
         ways[name] = way
-        save("sandbox", {"ways": ways}, quick=quick)
+        save("sandbox", {"ways": ways}, quick=options.quick)
 
     for rung in (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP):
         progress(f"rung {rung.value}")
         reason = probe(rung)
         keep(f"rung {rung.value}", measure_rung(rung, repetitions) if reason is None else {"absent": reason})
     keep("rung unsafe", measure_rung(Rung.UNSAFE, repetitions // 10))
-    keep("subprocess", measure_command([], repetitions // 10))
-    for name, options in COMMANDS.items():
-        program = shutil.which(name)
-        if program is None:
-            keep(name, {"absent": f"{name} is not installed"})
-            continue
-        try:
-            keep(name, measure_command([program, *options], repetitions // 10))
-        except subprocess.CalledProcessError as error:
-            keep(name, {"absent": error.stderr.decode(errors="replace").strip()[-200:]})
+    keep("subprocess", measure_subprocess(repetitions // 10))
     return {"ways": ways}
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
-    """For the page of all measurements."""
+    """For the page of all measurements; a rung that this machine does not have is in the JSON with its reason."""
     made = []
     ways = {name: way for name, way in results["ways"].items() if "absent" not in way}
-    others = {name: way for name, way in ways.items() if not name.startswith("rung ")}
+    plain, label = ways["subprocess"], "a plain subprocess, which confines nothing"
     for name, way in ways.items():
-        if name in others:
+        if not name.startswith("rung "):
             continue
-        for measure, what in (("run_ms", "a run"), ("numpy_ms", "a run that imports numpy and sympy")):
-            for other, its in others.items():
-                label = "a plain subprocess, which confines nothing" if other == "subprocess" else f"a new {other}"
-                made.append(
-                    Row(
-                        benchmark="sandbox",
-                        what=f"{what}, {name}",
-                        unit="ms",
-                        ours=_figure(way[measure]),
-                        other=_figure(its[measure]),
-                        other_name=label,
-                    )
-                )
-        for measure, what, target in (("grading_ms", "a grading", "under 20 ms"), ("new_session_ms", "a session", "")):
-            ours = _figure(way[measure])
-            made.append(Row(benchmark="sandbox", what=f"{what}, {name}", unit="ms", ours=ours, target=target))
-        rate = Figure(way["runs_per_s"], n=1)
-        made.append(Row(benchmark="sandbox", what=f"runs, {name}", unit="a second", ours=rate, more_is_better=True))
+        for part, what in (("run_ms", "a run"), ("numpy_ms", "a run that imports numpy and sympy")):
+            made.append(Row(f"{what}, {name}", _figure(way[part]), "ms", _figure(plain[part]), label))
+        for part, what, target in (
+            ("rested_ms", "a run after a rest", "under 5 ms"),
+            ("grading_ms", "a grading", "under 20 ms"),
+            ("new_session_ms", "a session", ""),
+        ):
+            made.append(Row(f"{what}, {name}", _figure(way[part]), "ms", target=target))
+        made.append(Row(f"runs, {name}", Figure(way["runs_per_s"], n=1), "a second", target="250"))
     return made
 
 
@@ -196,34 +171,5 @@ def _figure(times: dict[str, Any]) -> Figure:
     return Figure(times["p50"], times.get("least"), times.get("most"), times.get("n"))
 
 
-def show(results: dict[str, Any]) -> None:
-    """Two tables that fit into 80 columns, and a line for each way that this machine does not have."""
-    console = Console()
-    present = {name: way for name, way in results["ways"].items() if "absent" not in way}
-    runs = Table("way", "run", "rested", "numpy", "grade", title="Times in ms, p50 / p95; goals: run 5 / 10, grade 20")
-    for name, way in present.items():
-        measures = ("run_ms", "rested_ms", "numpy_ms", "grading_ms")
-        runs.add_row(name, *(_both(way[measure]) if measure in way else "" for measure in measures))
-    console.print(runs)
-    columns = ("runs/s", "grades/s", "call", "open", "session run", "start")
-    ours = Table("way", *columns, title="Rates; times in ms; the start in s. Goals: 250 runs/s, start 2 s")
-    for name, way in present.items():
-        if "start_s" in way:
-            rates = (f"{way[measure]:.0f}" for measure in ("runs_per_s", "grades_per_s"))
-            parts = (f"{way[part]['p50']:.2f}" for part in ("graded_call_ms", "new_session_ms", "session_run_ms"))
-            ours.add_row(name, *rates, *parts, f"{way['start_s']:.2f}")
-    console.print(ours)
-    for name, way in results["ways"].items():
-        if "absent" in way:
-            console.print(f"{name} is not here: {way['absent']}", markup=False)
-
-
-def _both(times: dict[str, float]) -> str:
-    """Three digits of each, so that a row stays narrow."""
-    return " / ".join(
-        f"{t:.2f}" if t < 10 else f"{t:.1f}" if t < 100 else f"{t:.0f}" for t in (times["p50"], times["p95"])
-    )
-
-
 if __name__ == "__main__":
-    run("sandbox", __doc__, "fewer repetitions", measure, show)
+    benchmark("sandbox", parser_of(__doc__, "fewer repetitions"), measure, rows)

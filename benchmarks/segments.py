@@ -1,7 +1,7 @@
 """Episodes of several segments: what dropping old results does to a long chain of calls.
 
     python benchmarks/segments.py                       # --seeds 42 43
-    python benchmarks/segments.py --quick               # a few small steps, one seed; keeps nothing
+    python benchmarks/segments.py --quick               # a few small steps, one seed
 
 20 pages of 300 tokens: whole in a large window, and in a third of it with `context`. The runs are kept as they are made, in
 `outputs/segments`, and one that is there is not made again. Writes benchmarks/results/segments.json.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,10 +25,10 @@ if __name__ == "__main__":
     prepare()  # before anything imports PyTorch, as in recipes/train.py
 
 import _book
+from _machine import ROOT
+from _reporting import benchmark, parser_of
 from _rows import Figure, Row
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = Path(__file__).parent / "results" / "segments.json"
 KEPT = ROOT / "outputs" / "segments"
 TIME_LIMIT_S = 4 * 3600
 
@@ -51,14 +50,15 @@ TRAINING = (
 )
 
 
-def measure(quick: bool, seeds: list[int]) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Held-out success before and after training, of each arm, from one model that was shown the form."""
+    quick = options.quick
     folder = KEPT / ("quick" if quick else "full")
     model = _shown_model(folder, quick)
     data = _book.write(folder / "train.jsonl", _book.rows(8 if quick else 400, "train"))
     heldout = _book.write(folder / "heldout.jsonl", _book.rows(2 if quick else 40, "heldout"))
     runs = []
-    for seed in seeds[: 1 if quick else None]:
+    for seed in options.seeds[: 1 if quick else None]:
         for name, flags in ARMS.items():
             out = folder / f"{name.replace(' ', '_').replace(',', '')}_{seed}"
             kept = out / "result.json"
@@ -66,31 +66,16 @@ def measure(quick: bool, seeds: list[int]) -> dict[str, Any]:
                 size = ("1", "8", "1") if quick else ("12", "4", "4")  # 16 episodes of 6,700 tokens at once take 17 GB
                 asked = "2" if quick else "40"
                 _run(
-                    *(
-                        "train",
-                        "--model_name_or_path",
-                        str(model),
-                        "--dataset_id_or_path",
-                        str(data),
-                        *TRAINING,
-                        *flags,
-                    ),
-                    *(
-                        "--eval_dataset_id_or_path",
-                        str(heldout),
-                        "--eval_questions",
-                        asked,
-                        "--seed",
-                        str(seed),
-                        "--output_dir",
-                        str(out),
-                    ),
+                    *("train", "--model_name_or_path", str(model), "--dataset_id_or_path", str(data)),
+                    *("--eval_dataset_id_or_path", str(heldout), "--eval_questions", asked),
+                    *(*TRAINING, *flags, "--seed", str(seed), "--output_dir", str(out)),
                     *("--max_steps", size[0], "--per_device_train_batch_size", size[1]),
                     *("--gradient_accumulation_steps", size[2]),
                 )
                 kept.write_text(json.dumps(_result(out)))
             runs.append({"arm": name, "seed": seed, **json.loads(kept.read_text())})
-    return {"pages": _book.PAGES, "page_tokens": _page_tokens(model), "window": WINDOW, "runs": runs}
+    found = {"pages": _book.PAGES, "page_tokens": _page_tokens(model), "window": WINDOW, "runs": runs}
+    return {"chain": found}
 
 
 def _shown_model(folder: Path, quick: bool) -> Path:
@@ -146,33 +131,20 @@ def _page_tokens(model: Path) -> int:
     return len(AutoTokenizer.from_pretrained(model).encode(book.open_page(0), add_special_tokens=False))
 
 
-def show(results: dict[str, Any]) -> None:
-    print(f"{results['pages']} pages of {results['page_tokens']} tokens, a window of {results['window']}")
-    for run in results["runs"]:
-        heldout = ", ".join(f"{label} {value:.2f}" for label, value in run["heldout"].items())
-        print(f"{run['arm']:>20} seed {run['seed']:>3}: {heldout}; {run['segments']:.1f} segments an episode")
-
-
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-    made = []
-    for run in results.get("chain", {}).get("runs", ()):
-        for label, value in run["heldout"].items():
-            what = f"a chain of {results['chain']['pages']} pages, {run['arm']}, seed {run['seed']}: success {label}"
-            made.append(Row(benchmark="segments", what=what, unit="", ours=Figure(value), more_is_better=True))
-    return made
+    what = f"a chain of {results['chain']['pages']} pages"
+    return [
+        Row(f"{what}, {run['arm']}, seed {run['seed']}: success {label}", Figure(value), "")
+        for run in results["chain"]["runs"]
+        for label, value in run["heldout"].items()
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few small steps, one seed")
+    parser = parser_of(__doc__, "a few small steps, one seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43])
-    options = parser.parse_args()
-    measured = measure(options.quick, options.seeds)
-    show(measured)
-    if not options.quick:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        RESULT.write_text(json.dumps({"chain": {**measured, "machine": machine}}, indent=2) + "\n")
+    benchmark("segments", parser, measure, rows, number_type="float32")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ Prints a table and writes benchmarks/results/server_client.json.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import subprocess
@@ -21,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from _reporting import run, save
+from _reporting import benchmark, parser_of, save
 from _rows import Figure, Row
 
 AT_ONCE = (16, 64, 256)
@@ -39,7 +40,8 @@ with StandInVLLM(draw=lambda body: [7] * (int(sys.argv[1]) - 1) + body["stop_tok
 Send = Callable[[dict[str, Any]], Awaitable[bytes]]
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    quick = options.quick
     rounds, requests = (2, 256) if quick else (5, 1024)
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, str(TURN)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -95,27 +97,15 @@ async def _milliseconds(send: Send, at_once: int, requests: int) -> float:
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
+    what = "processor time of the sender for a turn of a vLLM server"
     return [
-        Row(
-            benchmark="server_client",
-            what=f"processor time of the sender for a turn of a vLLM server, {at_once} at once",
-            unit="ms",
-            ours=Figure.of(found["ours"]),
-            other=Figure.of(found["httpx"]),
-            other_name="an httpx client",
-        )
-        for at_once, found in results.items()
-        if at_once.isdigit()
+        Row(f"{what}, {n} at once", Figure.of(found["ours"]), "ms", Figure.of(found["httpx"]), "an httpx client")
+        for n, found in results.items()
+        if n.isdigit()
     ]
 
 
-def show(results: dict[str, Any]) -> None:
-    for row in rows(results):
-        assert row.ours is not None and row.other is not None
-        print(
-            f"{row.what}: {row.ours.value:.2f} ms, {row.other_name} {row.other.value:.2f}: {row.times_better:.1f} times"
-        )
-
-
 if __name__ == "__main__":
-    run("server_client", __doc__, "two rounds of a quarter of the requests, up to 64 at once", measure, show)
+    benchmark(
+        "server_client", parser_of(__doc__, "two rounds of a quarter of the requests, up to 64 at once"), measure, rows
+    )

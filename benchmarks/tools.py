@@ -8,6 +8,7 @@ The plain way stands beside ours where it has one: calls in this thread, one aft
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import statistics
@@ -15,10 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from _reporting import progress, run, save
+from _reporting import benchmark, parser_of, progress, save
 from _rows import Figure, Row
-from rich.console import Console
-from rich.table import Table
 
 from toolgrpo.calls import ToolResult
 from toolgrpo.testing.tools import attempt
@@ -149,7 +148,8 @@ def replacement_s(load: Callable[[], Toolbox]) -> dict[str, float]:
         return found
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    quick = options.quick
     calls = 300 if quick else 3000
     tools: list[Callable[..., Any]] = [add, add_async, add_isolated, nap, hang, process_id]
     started = time.perf_counter()
@@ -181,54 +181,26 @@ def measure(quick: bool) -> dict[str, Any]:
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
 
-    def row(what: str, ours: Figure, unit: str = "s", **more: Any) -> Row:
-        return Row(benchmark="tools", what=what, unit=unit, ours=ours, **more)
-
     def call(name: str) -> Figure:
         one = results[name]
         return Figure(one["p50"], one.get("least"), one.get("most"), one.get("n"))
 
     made = []
-    if "naps_256_one_by_one_s" in results:
-        made.append(
-            row(
-                "256 simultaneous sleeps of 1 s",
-                Figure.kept(results["naps_256_s"], results.get("all_naps_256_s")),
-                other=Figure(results["naps_256_one_by_one_s"], n=3),
-                other_name="one after the other, as TRL's loop calls (from three of them)",
-                bound=1.0,
-                target="under 2 s",
-            )
-        )
+    if one_by_one := results.get("naps_256_one_by_one_s"):
+        ours, other = Figure.kept(results["naps_256_s"], results.get("all_naps_256_s")), Figure(one_by_one, n=3)
+        name = "one after the other, as TRL's loop calls (from three of them)"
+        made.append(Row("256 simultaneous sleeps of 1 s", ours, "s", other, name, bound=1.0, target="under 2 s"))
     made += [
-        row("a call of an instant tool through a worker", call("call_ms"), "ms", target="under 1 ms"),
-        row("the same, an async function", call("async_call_ms"), "ms"),
-        row("the same, isolate=True", call("isolated_call_ms"), "ms"),
-        row("instant calls, 64 in flight", Figure(results["calls_per_s"], n=1), "a second", more_is_better=True),
+        Row("a call of an instant tool through a worker", call("call_ms"), "ms", target="under 1 ms"),
+        Row("the same, an async function", call("async_call_ms"), "ms"),
+        Row("the same, isolate=True", call("isolated_call_ms"), "ms"),
+        Row("instant calls, 64 in flight", Figure(results["calls_per_s"], n=1), "a second"),
     ]
     if lost := results.get("replacement"):
-        made.append(row("a worker lost to a hang is replaced", Figure(lost["replaced_after_s"], n=1)))
-        made.append(row("the longest wait of another call meanwhile", Figure(lost["longest_gap_s"], n=1)))
-    return [*made, row("loading tools until the first answer", Figure(results["first_answer_s"], n=1))]
-
-
-def show(results: dict[str, Any]) -> None:
-    table = Table(title="Tool calls")
-    for column in ("what", "measured", "goal"):
-        table.add_column(column)
-    call, isolated, lost = results["call_ms"], results["isolated_call_ms"], results["replacement"]
-    table.add_row("call through a worker, p50 / p95", f"{call['p50']:.2f} / {call['p95']:.2f} ms", "p50 < 1 ms")
-    asynchronous = results["async_call_ms"]
-    table.add_row("the same, an async function", f"{asynchronous['p50']:.2f} / {asynchronous['p95']:.2f} ms", "")
-    table.add_row("the same, isolate=True", f"{isolated['p50']:.2f} / {isolated['p95']:.2f} ms", "")
-    table.add_row("calls per second, 64 in flight", f"{results['calls_per_s']:.0f}", "")
-    table.add_row("256 simultaneous sleeps of 1 s", f"{results['naps_256_s']:.2f} s", "< 2 s")
-    table.add_row("the same one by one in this thread", f"{results['naps_256_one_by_one_s']:.0f} s", "(extrapolated)")
-    table.add_row("worker lost to a hang, replaced after", f"{lost['replaced_after_s'] * 1000:.0f} ms", "< 1 s")
-    table.add_row("longest wait of another call meanwhile", f"{lost['longest_gap_s'] * 1000:.0f} ms", "")
-    table.add_row("load_tools / first answer", f"{results['load_s']:.2f} / {results['first_answer_s']:.2f} s", "")
-    Console().print(table)
+        made.append(Row("a worker lost to a hang is replaced", Figure(lost["replaced_after_s"], n=1)))
+        made.append(Row("the longest wait of another call meanwhile", Figure(lost["longest_gap_s"], n=1)))
+    return [*made, Row("loading tools until the first answer", Figure(results["first_answer_s"], n=1))]
 
 
 if __name__ == "__main__":
-    run("tools", __doc__, "fewer repetitions", measure, show)
+    benchmark("tools", parser_of(__doc__, "fewer repetitions"), measure, rows)

@@ -11,8 +11,6 @@ Three ways, each in a process of its own, which take turns, so that a busy machi
               tuned output head; what is left is the sharing alone
     shared    ours, as a training run has it
 
-and `products`: the matrix products of that shared pass alone, which is what it cannot be quicker than (`_pass_products.py`).
-
 One row per size: seconds of forward + backward as TRL's loss needs them (fused LM head, entropies), of the whole optimizer step
 (with clipping and AdamW), and the most memory the first pass adds (high-water mark of resident memory). Medians of
 the rounds. Completion lengths are either all the longest ("full") or spread evenly from a quarter of it to all of it
@@ -40,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _machine import stamp_of
-from _reporting import STAMP, result_file, save
+from _reporting import STAMP, benchmark, kept, parser_of, progress, save
 from _rows import Figure, Row
 
 if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
@@ -53,14 +51,12 @@ if __name__ == "__main__" and "--serve" in sys.argv and "trl" not in sys.argv:
 
 if TYPE_CHECKING:
     import torch
-    from _pass_products import Products
 
 SIZES = [(1200, 200, 8), (400, 400, 8), (200, 1000, 8), (20, 300, 8), (400, 100, 1)]
 QUICK_SIZES = [SIZES[0], SIZES[2], SIZES[3]]
+NAME = "training_pass"
 WAYS = ("trl", "padded", "shared")
 REAL_WAYS = ("trl", "heap", "shared")
-PRODUCTS = "products"
-TARGET = 1.3  # times its own products
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +126,6 @@ def _serve_case(way: str, case: Case) -> None:
     small = replace(case, prompt=40, completion=20, group=2, lengths="full")
     score(way, small, model, ids[:2, :60], mask[:2, :60]).backward()  # type: ignore[no-untyped-call]  # loads what is loaded on first use
     model.zero_grad()
-    if way == PRODUCTS:
-        _serve_products(case, model, ids, mask)
-        return
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before, start = _status_mib("VmRSS"), time.perf_counter()
     score(way, case, model, ids, mask).backward()  # type: ignore[no-untyped-call]
@@ -150,26 +143,6 @@ def _serve_case(way: str, case: Case) -> None:
         optimizer.step()
         _say([passed - start, time.perf_counter() - start])
     _say("over")  # answered, so that no process reads what is meant for the next one
-
-
-def _serve_products(case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
-    products = products_of(case, model, ids, mask)
-    products.compute()  # its memory is made here
-    _say(0.0)
-    while sys.stdin.readline() == "step\n":
-        start = time.perf_counter()
-        products.compute()
-        _say(2 * [time.perf_counter() - start])
-    _say("over")
-
-
-def products_of(case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Products:
-    """What the shared pass of this case multiplies."""
-    from _pass_products import recorded
-
-    with recorded() as products:
-        score("shared", case, model, ids, mask).backward()  # type: ignore[no-untyped-call]
-    return products
 
 
 def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
@@ -209,7 +182,7 @@ def build(case: Case) -> tuple[Any, torch.Tensor, torch.Tensor]:
 def score(way: str, case: Case, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The forward pass; a sum to go backward from."""
     scored = None
-    if way in ("shared", "heap", PRODUCTS):
+    if way in ("shared", "heap"):
         scored = _shared_pass().score_completions(
             model, ids, mask, case.completion, unwrapped=model, compute_entropy=True
         )
@@ -262,7 +235,7 @@ class Server:
 
 
 @contextmanager
-def servers(threads: int, ways: Sequence[str] = (*WAYS, PRODUCTS)) -> Iterator[dict[str, Server]]:
+def servers(threads: int, ways: Sequence[str] = WAYS) -> Iterator[dict[str, Server]]:
     opened = {way: Server(way, threads) for way in ways}
     try:
         yield opened
@@ -272,7 +245,7 @@ def servers(threads: int, ways: Sequence[str] = (*WAYS, PRODUCTS)) -> Iterator[d
             server.process.wait()
 
 
-def measure(by_way: dict[str, Server], case: Case, rounds: int) -> dict[str, Measured]:
+def measure_case(by_way: dict[str, Server], case: Case, rounds: int) -> dict[str, Measured]:
     peaks = {way: server.ask(json.dumps(asdict(case))) for way, server in by_way.items()}  # also the warm-up
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in by_way}
     for _ in range(rounds):
@@ -299,129 +272,57 @@ def measure_real(threads: int) -> dict[str, Any]:
     return {**asdict(REAL), **{way: {"pass_s": s, "peak_mib": mib} for way, (s, mib) in answers.items()}}
 
 
-def rows_of_real(one: dict[str, Any]) -> Iterator[Row]:
-    size = f"vocabulary {one['vocabulary']:,}, LoRA, checkpointing, prompt {one['prompt']}, {one['group']} x {one['completion']}"
-    for way, name in (("trl", "TRL"), ("heap", "ours, all from the heap")):
-        for what, unit in (("pass_s", "s"), ("peak_mib", "MiB")):
-            yield Row(
-                benchmark="training_pass",
-                what=f"{size}: {'forward and backward' if unit == 's' else 'memory'}",
-                unit=unit,
-                ours=Figure(one["shared"][what], n=1),
-                other=Figure(one[way][what], n=1),
-                other_name=name,
-            )
+def measure_sizes(options: argparse.Namespace) -> dict[str, Any]:
+    quick = options.quick
+    hidden, layers, rounds = (128, 2, min(options.rounds, 2)) if quick else (384, 6, options.rounds)
+    found: dict[str, Any] = {"threads": options.threads, "rounds": rounds, "results": []}
+    with servers(options.threads) as by_way:
+        for prompt, completion, group in QUICK_SIZES if quick else SIZES:
+            for lengths in ("full", "spread") if group > 1 else ("full",):
+                case = Case(prompt, completion, group, lengths, hidden, layers)
+                progress(f"prompt {prompt}, {group} x {completion} ({lengths})")
+                ways = measure_case(by_way, case, rounds)
+                found["results"].append({**asdict(case), **{way: asdict(of) for way, of in ways.items()}})
+                save(NAME, found, quick=quick, number_type="float32")
+    return found
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The sizes, or the real shape beside the sizes that were measured on this machine."""
+    if not options.real:
+        return measure_sizes(options)
+    before = kept(NAME, options.quick)
+    same = before.get(STAMP, {}).get("machine") == stamp_of(quick=False).as_json()["machine"]
+    return {"results": [], **(before if same else {}), "real": measure_real(options.threads)}
 
 
 def rows(results: dict[str, Any]) -> list[Row]:
     """For the page of all measurements."""
-    made = list(rows_of_real(results["real"])) if "real" in results else []
-    for one in results["results"]:
+    made = []
+    for one in filter(None, [results.get("real"), *results["results"]]):
         size = f"prompt {one['prompt']}, {one['group']} x {one['completion']} ({one['lengths']}), width {one['hidden']}"
-
-        def figure(way: str, what: str, one: dict[str, Any] = one) -> Figure:
-            return Figure.kept(one[way][what], one[way].get(f"all_{what}"), results["rounds"])
-
-        for what, way, name in (
-            ("pass_s", "trl", "TRL"),
-            ("pass_s", "padded", "ours, not sharing"),
-            ("step_s", "trl", "TRL"),
-        ):
-            said = "forward and backward" if what == "pass_s" else "the whole step"
-            bound = one[PRODUCTS]["pass_s"] if what == "pass_s" and PRODUCTS in one else None
-            made.append(
-                Row(
-                    benchmark="training_pass",
-                    what=f"{size}: {said}",
-                    ours=figure("shared", what),
-                    other=figure(way, what),
-                    other_name=name,
-                    bound=bound,
-                )
-            )
-        if PRODUCTS in one:
-            made.append(
-                Row(
-                    benchmark="training_pass",
-                    what=f"{size}: times its own matrix products",
-                    unit="",
-                    ours=Figure(one["shared"]["pass_s"] / one[PRODUCTS]["pass_s"]),
-                    target=f"at most {TARGET}",
-                )
-            )
-        made.append(
-            Row(
-                benchmark="training_pass",
-                what=f"{size}: memory",
-                unit="MiB",
-                ours=Figure(one["shared"]["peak_mib"], n=1),
-                other=Figure(one["trl"]["peak_mib"], n=1),
-                other_name="TRL",
-            )
-        )
+        size += f", vocabulary {one['vocabulary']:,}, LoRA, checkpointing" if one.get("adapter") else ""
+        compared = [("pass_s", "trl", "TRL"), ("peak_mib", "trl", "TRL")]
+        compared += [("pass_s", "padded", "ours, not sharing"), ("step_s", "trl", "TRL")] if "padded" in one else []
+        compared += [(of, "heap", "ours, all from the heap") for of in ("pass_s", "peak_mib") if "heap" in one]
+        for what, way, name in compared:
+            ours, other = (Figure.kept(one[of][what], one[of].get(f"all_{what}"), 1) for of in ("shared", way))
+            said = {"pass_s": "forward and backward", "step_s": "the whole step", "peak_mib": "memory"}[what]
+            made.append(Row(f"{size}: {said}", ours, "MiB" if what == "peak_mib" else "s", other, name))
     return made
 
 
-def _kept_results() -> dict[str, Any]:
-    """What was measured of the other sizes on this machine."""
-    path = result_file("training_pass")
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    same = found.get(STAMP, {}).get("machine") == stamp_of(quick=False).as_json()["machine"]
-    return found if same else {}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, three of the sizes")
+    parser = parser_of(__doc__, "a tiny model, three of the sizes")
     parser.add_argument("--real", action="store_true", help="the first pass alone at the shape of a real model")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    parser.add_argument("--hidden", type=int, default=384)
-    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--serve", choices=(*WAYS, "heap", PRODUCTS), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.serve:
-        serve(args.serve, args.threads)
-        return
-    if args.real:
-        real = measure_real(args.threads)
-        print(f"{'':8}{'forward + backward, s':>24}{'memory, MiB':>16}")
-        for way in REAL_WAYS:
-            print(f"{way:8}{real[way]['pass_s']:24.1f}{real[way]['peak_mib']:16.0f}")
-        kept = _kept_results() if not args.quick else {}
-        save("training_pass", {"results": [], **kept, "real": real}, quick=args.quick, number_type="float32")
-        return
-    hidden, layers, rounds = (128, 2, min(args.rounds, 2)) if args.quick else (args.hidden, args.layers, args.rounds)
-    machine = {"threads": args.threads, "device": "cpu", "hidden": hidden, "layers": layers, "rounds": rounds}
-    results: list[dict[str, Any]] = []
-    print(
-        f"{'':20} {'forward + backward, s':^22} {'products, s':^17} {'faster than':^16} {'step':^16} {'peak memory, MiB':^24}"
-    )
-    print(f"{'prompt compl. lengths':21}" + "".join(f"{way:>7}" for way in WAYS) + f"{'alone':>9}{'times':>7}", end=" ")
-    print(2 * f"{'trl':>8}{'padded':>7} " + "".join(f"{way:>8}" for way in WAYS))
-    with servers(args.threads) as by_way:
-        for prompt, completion, group in QUICK_SIZES if args.quick else SIZES:
-            for lengths in ("full", "spread") if group > 1 else ("full",):
-                case = Case(prompt, completion, group, lengths, hidden, layers)
-                ways = measure(by_way, case, rounds)
-                trl, padded, shared = (ways[way] for way in WAYS)
-                alone = ways[PRODUCTS].pass_s
-                faster = {
-                    "than_trl": trl.pass_s / shared.pass_s,
-                    "than_padded": padded.pass_s / shared.pass_s,
-                    "step_than_trl": trl.step_s / shared.step_s,
-                    "step_than_padded": padded.step_s / shared.step_s,
-                }
-                results.append({**asdict(case), **{way: asdict(m) for way, m in ways.items()}, "faster": faster})
-                print(
-                    f"{prompt:6} {completion:6} {lengths:>7}{trl.pass_s:7.2f}{padded.pass_s:7.2f}{shared.pass_s:7.2f} "
-                    f"{alone:8.2f}{shared.pass_s / alone:7.2f} "
-                    f"{faster['than_trl']:7.2f}x{faster['than_padded']:6.2f}x "
-                    f"{faster['step_than_trl']:7.2f}x{faster['step_than_padded']:6.2f}x"
-                    + "".join(f"{way.peak_mib:8.0f}" for way in (trl, padded, shared)),
-                    flush=True,
-                )
-                save("training_pass", {**machine, "results": results}, quick=args.quick, number_type="float32")
+    parser.add_argument("--serve", choices=(*WAYS, "heap"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.threads)
+    else:
+        benchmark(NAME, parser, measure, rows, number_type="float32")
 
 
 if __name__ == "__main__":

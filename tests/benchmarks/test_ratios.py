@@ -55,4 +55,4 @@ def test_rollouts_with_tools_of_a_tenth_of_a_second(tmp_path: Path) -> None:
     subprocess.run([*command, "--json", str(answer)], check=True, timeout=600)
     row = json.loads(answer.read_text())
     assert row["number_type"] == "float32", "TRL's vLLM computes in what training uses on a CPU"
-    assert row["trl_s"] >= 2 * row["ours_s"], row
+    assert statistics.median(row["all_s"]["TRL"]) >= 2 * statistics.median(row["all_s"]["ours"]), row

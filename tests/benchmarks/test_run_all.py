@@ -15,7 +15,7 @@ from _reporting import save
 from _rows import Figure, Row
 
 def rows(results):
-    return [Row(benchmark="{name}", what=f"row {{i}}", ours=Figure(value)) for i, value in enumerate(results["values"])]
+    return [Row(f"row {{i}}", Figure(value)) for i, value in enumerate(results["values"])]
 
 if __name__ == "__main__":
     {body}
@@ -36,7 +36,7 @@ def test_how_a_run_ends(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / f"{name}.py").write_text(SCRIPT.format(name=name, body=body.format(name=name)))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(run_all.__file__).parent))
-    for constant, folder in (("HERE", tmp_path), ("RESULTS", tmp_path), ("FAST_RESULTS", tmp_path / "fast")):
+    for constant, folder in (("HERE", tmp_path), ("RESULTS", tmp_path), ("QUICK_RESULTS", tmp_path / "fast")):
         monkeypatch.setattr(run_all, constant, folder)
     for limit_s in (3, 30, 240) if name == "hanging_one" else (240,):  # until it has time to keep its row
         one = run_all.Benchmark(about="One", minutes=1, fast=(), fast_s=limit_s / 3)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import _reporting
 import _whole_step_speed
 import pytest
 import whole_step
+from _machine import ROOT
+from _rows import Figure, Row
 from _whole_step_learning import LEARNING
-from _whole_step_parts import Asked, Part, Run, label
-from _whole_step_runs import ROOT, Clock, Job, Phase, as_ours_renders
+from _whole_step_parts import Asked, Part, Run, label, other_work
+from _whole_step_runs import Clock, Job, Phase, as_ours_renders
 from _whole_step_server import SERVER
-from _whole_step_speed import SPEED, check_same_job, simulated
+from _whole_step_speed import SPEED, check_same_job
 
 ASKED = Asked(quick=False, seeds=(42, 1), rounds=2)
 
@@ -54,9 +58,7 @@ class Measured:
         self.part = Part(
             plan=lambda asked: [{"number": number, "quick": asked.quick} for number in range(asked.rounds)],
             measure=self.measure,
-            summary=lambda runs: {"sum": sum(run["found"] for run in runs)},
-            show=lambda result: None,
-            rows=lambda result: [],
+            rows=lambda runs: [Row("sum", Figure(sum(run["found"] for run in runs)))],
         )
 
     def measure(self, of: dict[str, Any]) -> dict[str, Any]:
@@ -74,44 +76,47 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
     return made
 
 
-def test_a_part_goes_on_where_it_was_stopped(measured: Measured, tmp_path: Path) -> None:
+def kept() -> dict[str, Any]:
+    return _reporting.kept(whole_step.NAME, False)
+
+
+def test_a_part_goes_on_where_it_was_stopped(measured: Measured) -> None:
     with pytest.raises(SystemExit, match="interrupted"):
-        whole_step.measure("speed", ASKED)
-    whole_step.measure("speed", Asked(True, (42,), 1))
-    kept = json.loads((tmp_path / "whole_step.json").read_text())
-    assert kept["speed"]["summary"] is None and whole_step.rows(kept) == [], "half of a part is no answer"
+        whole_step.measure_part("speed", ASKED)
+    assert whole_step.rows(kept()) == [], "half of a part is no answer"
     measured.fails = False
-    assert whole_step.measure("speed", ASKED)["summary"] == {"sum": 21}
-    assert measured.asked == [0, 1, 0, 1]
-    kept = json.loads((tmp_path / "whole_step.json").read_text())
-    assert kept["speed (quick)"]["summary"] == {"sum": 10}, "a quick form stands beside the long one"
-    whole_step.measure("speed", ASKED)
-    assert measured.asked == [0, 1, 0, 1, 0, 1], "with nothing missing, all is measured again"
+    whole_step.measure_part("speed", ASKED)
+    assert whole_step.rows(kept()) == [Row("sum", Figure(21))]
+    assert measured.asked == [0, 1, 1], "what was measured is kept"
+    whole_step.measure_part("speed", ASKED)
+    assert measured.asked == [0, 1, 1, 0, 1], "with nothing missing, all is measured again"
 
 
 def test_runs_of_another_commit_are_not_mixed_in(measured: Measured, tmp_path: Path) -> None:
     measured.fails = False
-    whole_step.measure("speed", ASKED)
-    path = tmp_path / "whole_step.json"
-    kept = json.loads(path.read_text())
-    kept["speed"]["runs"][0]["commit"] = "another"
-    path.write_text(json.dumps(kept))
-    whole_step.measure("speed", ASKED)
+    whole_step.measure_part("speed", ASKED)
+    before = kept()
+    before["speed"]["runs"][0]["commit"] = "another"
+    (tmp_path / "whole_step.json").write_text(json.dumps(before))
+    whole_step.measure_part("speed", ASKED)
     assert measured.asked == [0, 1, 0]
 
 
-def test_rows_of_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_is_a_share_of_the_machine() -> None:
+    with other_work() as share:
+        time.sleep(0.05)
+    assert len(share) <= 1 and all(0 <= one <= 1 for one in share)
+
+
+def test_rows_of_the_speed() -> None:
     seconds = {"TRL": 4.0, "0": 2.0, "1": 1.0, "2": 0.5}
     runs = [speed_run(kind, number, seconds[kind]) for number in range(2) for kind in seconds]
-    result = {"runs": runs, "summary": SPEED.summary(runs)}
-    rows = SPEED.rows(json.loads(json.dumps(result)))
+    rows = SPEED.rows(json.loads(json.dumps(runs)))
     beside_trl = {row.what: row for row in rows if row.other_name == "TRL"}
     at_once = beside_trl["a step of 64 episodes, a tool call takes 0.0 s, max_staleness 0"]
-    assert at_once.times_better == 2.0 and at_once.target == "1.5 times better"
-    assert at_once.ours is not None and at_once.ours.n == 4
+    assert at_once.times_better == 2.0 and at_once.ours is not None and at_once.ours.n == 4
     slow = next(row for row in rows if "0.5 s, max_staleness 2" in row.what and row.other_name == "max_staleness 0")
-    assert slow.bound is not None and 0 < slow.bound < 2.25 and slow.target.endswith("times better")
-    SPEED.show(result)
+    assert slow.times_better == 3.0, "2 and 2.5 beside 0.5 and 1"
 
 
 def test_another_job_is_no_comparison() -> None:
@@ -119,13 +124,6 @@ def test_another_job_is_no_comparison() -> None:
     check_same_job(same)
     with pytest.raises(AssertionError, match="sampled_tokens of the first 2 steps differ"):
         check_same_job([*same, speed_run("1", 0, 2.0, sampled_tokens=[6144, 5999])])
-
-
-def test_what_overlap_could_give() -> None:
-    assert simulated(0.0, 8, 2.0, 1.0, 0) == pytest.approx(3.0, rel=0.02)
-    assert simulated(0.0, 8, 2.0, 1.0, 1) == pytest.approx(2.0, rel=0.02), "the longer half"
-    slow = [simulated(1.0, 64, 0.5, 0.5, k) for k in range(3)]
-    assert slow[0] > 1.8 * slow[1] and slow[1] > 1.3 * slow[2]
 
 
 def test_trls_trainer_learns_where_that_takes_minutes() -> None:
@@ -141,8 +139,7 @@ def test_trls_trainer_learns_where_that_takes_minutes() -> None:
 def test_rows_of_the_learning() -> None:
     finals = {(42, 0): 0.95, (1, 0): 0.93, (42, 1): 0.94, (1, 1): 0.96, (42, 2): 0.5, (1, 2): 0.9}
     runs = [learning_run(seed, k, 100.0 / (k + 1), final) for (seed, k), final in finals.items()]
-    result: dict[str, Any] = json.loads(json.dumps({"runs": runs, "summary": LEARNING.summary(runs)}))
-    rows = {row.what: row for row in LEARNING.rows(result)}
+    rows = {row.what: row for row in LEARNING.rows(json.loads(json.dumps(runs)))}
     busy = " (other work took 40% of the machine)"
     sooner = rows[
         f"nano, tools that take no time, max_staleness 1: seconds to 0.9 held-out success, 2 of 2 seeds{busy}"
@@ -151,8 +148,7 @@ def test_rows_of_the_learning() -> None:
     assert any("1 of 2 seeds" in what for what in rows), "a seed that never got there is not left out silently"
     final = next(row for what, row in rows.items() if "staleness 1: held-out success after 10 steps" in what)
     assert final.ours is not None and final.ours.value == pytest.approx(0.95)
-    assert result["summary"]["ways"]["1"]["better_at_the_end"]["mean"] == pytest.approx(0.01)
-    LEARNING.show(result)
+    assert any("+0.010 [" in what for what in rows), "how much better it is at the end"
 
 
 def test_rows_of_the_server() -> None:
@@ -160,12 +156,9 @@ def test_rows_of_the_server() -> None:
         return {"seconds": {"0.0": [seconds, seconds]}, "rollout_s": {"0.0": [1.2, 1.2]}}
 
     runs = [{"of": {"round": 0, "episodes": 64, "quick": True}, "other_work": None, "0": steps(2.0), "1": steps(1.5)}]
-    result: dict[str, Any] = {"runs": runs, "summary": SERVER.summary(runs)}
-    assert result["summary"]["times_the_longer_half"] == pytest.approx(1.25)
-    (row,) = SERVER.rows(result)
-    assert row.bound == pytest.approx(1.2) and "(quick form)" in row.what and "1.44 s" in row.target
-    assert label(result) == " (quick form)"
-    SERVER.show(result)
+    (row,) = SERVER.rows(runs)
+    assert row.bound == pytest.approx(1.2) and "(quick form)" in row.what and row.times_better == pytest.approx(4 / 3)
+    assert label(runs) == " (quick form)"
 
 
 def test_steps_are_counted_by_their_phases() -> None:

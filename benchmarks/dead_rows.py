@@ -1,4 +1,7 @@
-"""The training pass of the nano run with and without the rows that have no advantage (a part of `learning_signal.py`).
+"""Dead rows: the training pass of the nano run with and without the rows that have no advantage.
+
+    python benchmarks/dead_rows.py                       # --seeds 42 1 2
+    python benchmarks/dead_rows.py --quick               # a few small steps, one seed
 
 Each seed is a run of the shipped recipe in a process of its own. In the last third of its steps every pass over a batch is
 made both ways, in turn first the one and first the other, on the same weights: the old policy's, and forward and backward of
@@ -7,8 +10,8 @@ the loss. What is trained on is the pass without dead rows, so a run is the run 
 
 from __future__ import annotations
 
+import argparse
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -16,54 +19,49 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _signal_sampling import interval_of
-
 if __name__ == "__main__":
     from toolgrpo.startup import prepare
 
     prepare()  # before anything imports PyTorch, as in recipes/train.py
 
-ROOT = Path(__file__).resolve().parents[1]
+from _machine import ROOT
+from _reporting import benchmark, parser_of, save
+from _rows import Figure, Row
+
 TIME_LIMIT_S = 3600
 WAYS = ("whole", "live")
+QUICK = ("--max_steps", "6", "--per_device_train_batch_size", "16")
 
 
-def measure(seeds: tuple[int, ...], quick: bool) -> dict[str, Any]:
-    size = ["--max_steps", "6", "--per_device_train_batch_size", "16"] if quick else []
-    return {"runs": [_run_of_seed(seed, size) for seed in seeds]}
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    results: dict[str, Any] = {"runs": []}
+    for seed in options.seeds[: 1 if options.quick else None]:
+        results["runs"].append({"seed": seed, "steps": _steps(seed, QUICK if options.quick else ())})
+        save("dead_rows", results, quick=options.quick)
+    return results
 
 
-def _run_of_seed(seed: int, size: list[str]) -> dict[str, Any]:
+def _steps(seed: int, size: tuple[str, ...]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--config", "recipes/configs/nano.yaml", "--seed", str(seed), *size]
         subprocess.run([*command, "--output_dir", folder], check=True, cwd=ROOT, timeout=TIME_LIMIT_S)
-        steps = json.loads((Path(folder) / "passes.json").read_text())
-    seconds = {way: [sum(step[way].values()) for step in steps] for way in WAYS}
-    return {
-        "seed": seed,
-        "steps": steps,
-        "faster": sum(seconds["whole"]) / sum(seconds["live"]),
-        "rows_skipped": sum(step["rows_skipped"] for step in steps) / len(steps),
-        "seconds_a_step": {way: sum(of) / len(of) for way, of in seconds.items()},
-        "largest_gradient_gap": max(step["gradient_gap"] for step in steps),
-        "largest_gradient": max(step["gradient"] for step in steps),
-    }
+        return json.loads((Path(folder) / "passes.json").read_text())
 
 
-def show(results: dict[str, Any]) -> None:
-    print("the training pass in the last third of the nano run, seconds a step")
-    print(
-        f"{'seed':>5} {'whole':>7} {'live':>7} {'faster':>7} {'rows skipped':>13} {'gradient gap':>13} {'gradient':>9}"
-    )
+def rows(results: dict[str, Any]) -> list[Row]:
+    """For the page of all measurements."""
+    what, totals, made = "a training pass of the last third of the nano run", [], []
     for run in results["runs"]:
-        seconds = run["seconds_a_step"]
-        print(
-            f"{run['seed']:>5} {seconds['whole']:>7.3f} {seconds['live']:>7.3f} {run['faster']:>6.2f}x "
-            f"{run['rows_skipped']:>13.2f} {run['largest_gradient_gap']:>13.1e} {run['largest_gradient']:>9.1e}"
-        )
-    over_seeds = interval_of([math.log(run["faster"]) for run in results["runs"]])
-    if over_seeds is not None and over_seeds["interval"] is not None:
-        print("{:.2f} [{:.2f}, {:.2f}] times faster".format(over_seeds["times_fewer"], *over_seeds["interval"]))
+        whole, live = ([sum(step[way].values()) for step in run["steps"]] for way in WAYS)
+        totals.append((sum(whole), sum(live)))
+        skipped = sum(step["rows_skipped"] for step in run["steps"]) / len(run["steps"])
+        seed = f"seed {run['seed']}, {skipped:.0%} of the rows left out"
+        other = Figure.of_steps(whole)
+        made.append(Row(f"{what}, {seed}", Figure.of_steps(live), other=other, other_name="with dead rows"))
+    made.append(Row(f"{what}, all seeds", ratio=Figure.of_ratios(totals), other_name="with dead rows"))
+    for name, of in (("largest difference of two gradients", "gradient_gap"), ("largest gradient", "gradient")):
+        made.append(Row(name, Figure(max(step[of] for run in results["runs"] for step in run["steps"])), ""))
+    return made
 
 
 # --- in the process of one seed --------------------------------------------------------------------------------------
@@ -154,5 +152,14 @@ def train(argv: list[str]) -> None:
     (Path(config.output_dir) / "passes.json").write_text(json.dumps(trainer.passes))
 
 
+def main() -> None:
+    if "--config" in sys.argv:
+        train(sys.argv[1:])
+        return
+    parser = parser_of(__doc__, "a few small steps, one seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
+    benchmark("dead_rows", parser, measure, rows, number_type="float32")
+
+
 if __name__ == "__main__":
-    train(sys.argv[1:])
+    main()
