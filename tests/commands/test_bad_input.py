@@ -235,7 +235,6 @@ TABLE: list[tuple[str, str]] = [
     ("--max_staleness 1 --weights_handover now", "--weights_handover must be one of 'keep', 'drain'; got 'now'"),
     ("--rollout_correction tis", "--rollout_correction must be one of 'auto', 'trl', 'bypass', 'geo_tis', 'off'"),
     ("--correction_band 1.0", "correction_band must be two numbers around 1"),
-    ("--correction_cap 0", "correction_cap must be at least 1, got 0.0"),
     ("--max_world_failures 2", "max_world_failures must be"),
     # what a step teaches
     ("--skip_dead_rows on", "must be one of 'auto', 'off'"),
@@ -249,7 +248,6 @@ TABLE: list[tuple[str, str]] = [
     ('--context {"strategy":"summarize"}', "context needs max_tokens, and knows max_tokens, keep_last_turns, strategy"),
     ("--void_turns drop", "must be one of 'keep', 'mask_episode'"),
     ("--max_dropped_share 2", "max_dropped_share must be between 0 and 1, got 2"),
-    ("--engine_retries -1", "engine_retries must be at least 0, got -1"),
     ("--engine_timeout 0", "engine_timeout must be a positive number of seconds, got 0"),
     ("--unmarked_calls run", "must be one of 'answer', 'accept', 'ignore'"),
     ("--vllm_lora_sync both", "must be one of 'merge', 'adapter'"),

@@ -99,7 +99,7 @@ def test_bad_answers_that_go_on_end_the_run_in_a_sentence_that_a_checkpoint_outl
 
     server.honest = until_the_second_push  # type: ignore[method-assign]
     with pytest.raises(EngineError) as failure:
-        train(save_strategy="steps", save_steps=1, engine_retries=1)
+        train(save_strategy="steps", save_steps=1)
     said = str(failure.value)
     assert "4 of 4 episodes could not be completed" in said and server.url in said and words in said, said
     assert "Nothing was trained on this batch" in said and "resume from the last checkpoint" in said

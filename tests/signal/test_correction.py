@@ -51,7 +51,6 @@ def test_nothing_is_corrected_where_nothing_differs_or_is_known(tmp_path: Path) 
         ({"rollout_correction": "mis"}, "rollout_correction must be one of auto, trl, bypass, geo_tis, off; got 'mis'"),
         ({"correction_band": [1.001, 0.999]}, "correction_band must be two numbers around 1"),
         ({"correction_band": [0.9]}, "correction_band must be two numbers around 1"),
-        ({"correction_cap": 0.5}, "correction_cap must be at least 1"),
         (
             {"rollout_correction": "bypass", "vllm_importance_sampling_mode": "token_mask"},
             "vllm_importance_sampling_mode belongs to TRL's own correction, but rollout_correction is bypass",

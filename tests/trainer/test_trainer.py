@@ -165,7 +165,7 @@ def test_a_lost_episode_stops_training_and_is_no_reward(tmp_path: Path) -> None:
     def script(request: SampleRequest, number: int) -> Any:
         return EngineError("the server is gone") if number >= 16 else two_turns(request, number)
 
-    trainer = make(tmp_path, reward, script, engine_retries=0)
+    trainer = make(tmp_path, reward, script)
     with pytest.raises(EngineError, match="the server is gone"):
         trainer.train()
     assert seen == [8] and trainer.state.global_step == 1

@@ -39,23 +39,21 @@ _NEEDED = dict.fromkeys(("train", "check"), ("model_name_or_path", "dataset_id_o
 _DATA_FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 
 
-def kinds_of(known: Iterable[KnownKey]) -> dict[str, Any]:
-    """Return what `flags.json` keeps of the types of keys: names by hint, and choices by name."""
-    texts = {name: [key for key in known if key.type == hint] for name, hint in HINTS.items()}
-    kept = {
-        name: sorted(key.name for key in keys if key.choices is not None or not name.startswith("str"))
-        for name, keys in texts.items()
+def kinds_of(known: Iterable[KnownKey]) -> dict[str, list[str]]:
+    """Return what `flags.json` keeps of the types of keys: the name of the hint, and the choices."""
+    return {
+        key.name: [name, " ".join(key.choices or ())]
+        for key in known
+        for name, hint in HINTS.items()
+        if key.type == hint and (key.choices is not None or not name.startswith("str"))
     }
-    choices = {key.name: " ".join(key.choices) for keys in texts.values() for key in keys if key.choices is not None}
-    return {"of type": {name: " ".join(names) for name, names in kept.items() if names}, "choices": choices}
 
 
 def early_errors(command: str, argv: Sequence[str], names: Names, kinds: Mapping[str, Any]) -> list[ToolGRPOError]:
     """Return an error for each unknown name, each value of the wrong type and each file that is not there."""
     keys = {
-        name: KnownKey(name, HINTS[hint], tuple(kinds["choices"][name].split()) if name in kinds["choices"] else None)
-        for hint, listed in kinds["of type"].items()
-        for name in listed.split()
+        name: KnownKey(name, HINTS[hint], None if choices is None else tuple(choices))
+        for name, (hint, choices) in kinds.items()
     }
 
     def check(name: str, value: Any) -> Any:

@@ -229,7 +229,6 @@ class EvaluationRun:
             tokenizer=loaded.tokenizer,
             tools=tools,
             observers=Observers([recorder, progress, RolloutLog(), *lines]),
-            engine_retries=config.engine_retries,
             unmarked_calls=config.unmarked_calls,
             max_concurrent=config.max_concurrent_episodes,
             enable_thinking=config.enable_thinking,

@@ -23,7 +23,6 @@ from toolgrpo.commands.given_words import Names
 
 FLAGS_FILE = Path(__file__).with_name("flags.json")
 
-_NAMES = "names of each command"
 _OF_INSTANCE = ("output_dir", "generation_batch_size", "steps_per_generation")  # filled in by TRL and Transformers
 
 
@@ -40,8 +39,10 @@ class Flag:
 
 def read_flags(command: str) -> dict[str, Flag]:
     """Return the flags that the short page of a command may show, without importing what reads them."""
-    records = json.loads(FLAGS_FILE.read_text(encoding="utf-8"))[command]
-    return {record["name"]: Flag(**record) for record in records}
+    table = _read()
+    of_command = table["commands"][command]
+    records = {**table["flags"], **of_command["other_flags"]}
+    return {name: Flag(name, *records[name]) for name in of_command["shown"].split()}
 
 
 def read_names(command: str) -> Names | None:
@@ -49,18 +50,26 @@ def read_names(command: str) -> Names | None:
 
     None where other versions of TRL and Transformers are installed, which may know other names.
     """
-    names = json.loads(FLAGS_FILE.read_text(encoding="utf-8"))[_NAMES]
-    if names["of"] != _versions():
+    table = _read()
+    if table["versions"] != _versions():
         return None
-    kept = names[command]
-    keys = frozenset(kept["keys"].split())
-    return Names(keys, keys | frozenset(kept["other_flags"].split()))
+    of_command = table["commands"][command]
+    keys = frozenset(of_command["keys"].split())
+    return Names(keys, keys | frozenset(of_command["other_names"].split()))
 
 
 def read_kinds(command: str) -> dict[str, Any]:
     """Return what is kept of the types of a command's keys; true where `read_names` returns something."""
-    kinds: dict[str, Any] = json.loads(FLAGS_FILE.read_text(encoding="utf-8"))[_NAMES][command]["kinds"]
-    return kinds
+    table = _read()
+    keys = set(table["commands"][command]["keys"].split())
+    other = table["commands"][command]["other_kinds"]
+    kinds = {name: kind for name, kind in {**table["kinds"], **other}.items() if name in keys and kind is not None}
+    return {name: (hint, choices.split() or None) for name, (hint, choices) in kinds.items()}
+
+
+def _read() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(FLAGS_FILE.read_text(encoding="utf-8"))
+    return table
 
 
 def flags_of_command(command: str) -> dict[str, Flag]:
@@ -146,37 +155,49 @@ def _sentence(text: str) -> str:
     return " ".join(text.split()).replace("%%", "%")
 
 
-def _kept(command: str) -> list[dict[str, Any]]:
-    from toolgrpo.commands.help_page import PAGES
-
-    shown = {name for names in PAGES[command].themes.values() for name in names}
-    return [dataclasses.asdict(flag) for flag in flags_of_command(command).values() if flag.ours or flag.name in shown]
-
-
 def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("transformers", "trl")}
 
 
-def _names(command: str) -> dict[str, Any]:
+def table() -> dict[str, Any]:
+    """Return what `flags.json` has to hold: each flag once, and what a command has otherwise."""
     from toolgrpo.commands.config_files import known_keys, known_names
     from toolgrpo.commands.early_values import kinds_of
-
-    known = known_names(_classes(command))
-    return {
-        "keys": " ".join(sorted(known.keys)),
-        "other_flags": " ".join(sorted(known.flags - known.keys)),
-        "kinds": kinds_of(known_keys(_classes(command)).values()),
-    }
-
-
-def table() -> dict[str, Any]:
-    """Return what `flags.json` has to hold."""
     from toolgrpo.commands.help_page import PAGES
 
-    return {command: _kept(command) for command in PAGES} | {
-        _NAMES: {"of": _versions(), **{command: _names(command) for command in PAGES}}
-    }
+    flags: dict[str, list[Any]] = {}
+    kinds: dict[str, list[str]] = {}
+    of_keys: dict[str, dict[str, list[str]]] = {}
+    commands: dict[str, Any] = {}
+    for command, page in PAGES.items():
+        on_page = {name for names in page.themes.values() for name in names}
+        shown = [flag for flag in flags_of_command(command).values() if flag.ours or flag.name in on_page]
+        known = known_names(_classes(command))
+        of_keys[command] = kinds_of(known_keys(_classes(command)).values())
+        kinds |= {name: kind for name, kind in of_keys[command].items() if name not in kinds}
+        records = {flag.name: [flag.value, flag.default, flag.help, flag.ours] for flag in shown}
+        commands[command] = {
+            "shown": " ".join(records),
+            "keys": " ".join(sorted(known.keys)),
+            "other_names": " ".join(sorted(known.flags - known.keys)),
+            "other_flags": {
+                name: record for name, record in records.items() if flags.setdefault(name, record) != record
+            },
+        }
+    for command, own in of_keys.items():
+        keys = commands[command]["keys"].split()
+        commands[command]["other_kinds"] = {name: own.get(name) for name in keys if own.get(name) != kinds.get(name)}
+    return {"versions": _versions(), "flags": flags, "kinds": dict(sorted(kinds.items())), "commands": commands}
+
+
+def _write() -> None:
+    """Write a line for each flag, kind and command."""
+    parts = []
+    for name, value in table().items():
+        lines = [f"  {json.dumps(key)}: {json.dumps(of, ensure_ascii=False)}" for key, of in value.items()]
+        parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
+    FLAGS_FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    FLAGS_FILE.write_text(json.dumps(table(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write()

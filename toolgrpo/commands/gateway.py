@@ -98,7 +98,6 @@ class GatewayRun:
             limits=EpisodeLimits(max_completion_length=built.engine.max_model_len, max_turns=None),
             options=self.config.sampling_options(),
             tokenizer=loaded.tokenizer,
-            engine_retries=self.config.engine_retries,
             unmarked_calls=self.config.unmarked_calls,
         )
         try:

@@ -41,7 +41,7 @@ _EPISODE = (
 )
 _ENGINE = (
     *("engine", "vllm_server_urls", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enforce_eager"),
-    *("vllm_enable_sleep_mode", "vllm_kv_cache_gib", "vllm_lora_sync", "engine_timeout", "engine_retries"),
+    *("vllm_enable_sleep_mode", "vllm_kv_cache_gib", "vllm_lora_sync", "engine_timeout"),
 )
 _TRAINING = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "num_train_epochs"),

@@ -18,6 +18,8 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(("row_pass_k", "row_pass_min", "row_pass_max"), _FILTER),
     **dict.fromkeys(("credit_gamma", "anchor_weight", "info_gain_text"), _TWO_CREDITS),
     "oversample": "a step begins with its groups, and backfill draws others as soon as some are dead; leave it out",
+    "correction_cap": "with geo_tis a token weighs at most 2; leave it out",
+    "engine_retries": "a request that failed is tried three more times; leave it out",
     "correction_k3": "geo_tis keeps episodes by correction_band",
     "correction_band_tokens": "correction_band is for 1,000 tokens, and wider for fewer; leave it out",
     "text_prompts": "a prompt that is plain text is a user's message; to continue raw text, use TRL's GRPOTrainer",

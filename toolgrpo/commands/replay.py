@@ -148,7 +148,6 @@ class ReplayRun:
             limits=config.episode_limits(),
             tokenizer=loaded.tokenizer,
             tools=tools,
-            engine_retries=config.engine_retries,
             unmarked_calls=config.unmarked_calls,
             enable_thinking=config.enable_thinking,
         )

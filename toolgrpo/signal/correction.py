@@ -47,7 +47,7 @@ class Correction:
     method: str
     why: str
     rule: EpisodeRule = EpisodeRule()
-    cap: float = 2.0
+    cap: float = 2.0  # the largest weight of a token, with geo_tis
 
     @property
     def line(self) -> str:
@@ -76,9 +76,6 @@ class CorrectionOptions:
             "tokens fewer it is wider by the square root of 1,000 over n."
         },
     )
-    correction_cap: float = field(
-        default=2.0, metadata={"help": "With geo_tis: the largest weight of a token; larger ratios count as this."}
-    )
 
     def check_correction(self) -> None:
         """Refuse values that mean nothing, and fields of TRL that nothing would read."""
@@ -92,8 +89,6 @@ class CorrectionOptions:
                 f"correction_band must be two numbers around 1, the lowest and the highest mean ratio that counts, such "
                 f"as 0.999 1.001; got {band}"
             )
-        if not 1 <= self.correction_cap < math.inf:
-            raise ConfigError(f"correction_cap must be at least 1, got {self.correction_cap}")
         own = _set_fields_of_trl(self)
         if own and self.rollout_correction in ("bypass", "geo_tis", "off"):
             raise ConfigError(
@@ -106,7 +101,7 @@ def settled(args: Any, *, gives_logprobs: bool, same_numbers: bool) -> Correctio
     """Return what a run with this config and an engine of this kind does."""
     rule = EpisodeRule(low=args.correction_band[0], high=args.correction_band[1])
     method, why = _method(args, gives_logprobs=gives_logprobs, same_numbers=same_numbers)
-    return Correction(method=method, why=why, rule=rule, cap=args.correction_cap)
+    return Correction(method=method, why=why, rule=rule)
 
 
 def _method(args: Any, *, gives_logprobs: bool, same_numbers: bool) -> tuple[str, str]:

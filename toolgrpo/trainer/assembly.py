@@ -229,7 +229,6 @@ def open_rollouts(given: GivenParts, engine: Engine, observers: Observers, vocab
         closes_tools=given.closes_tools,
         observers=observers,
         vocabulary=vocabulary,
-        engine_retries=args.engine_retries,
         unmarked_calls=args.unmarked_calls,
         max_concurrent=args.max_concurrent_episodes,
         enable_thinking=args.enable_thinking,

@@ -109,12 +109,6 @@ class ToolGRPOConfig(
         default="auto",
         metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINE_NAMES},
     )
-    engine_retries: int = field(
-        default=3,
-        metadata={
-            "help": "How often a request that failed is tried again before its episode is lost; of a server: after a bad answer."
-        },
-    )
     engine_timeout: float = field(
         default=900.0,
         metadata={"help": "Seconds a vLLM server has to answer one request; longer than any should take."},
@@ -191,8 +185,6 @@ class ToolGRPOConfig(
         self.shared_pass()
         self.check_recording()
         self.check_prompt_options()
-        if self.engine_retries < 0:
-            raise ConfigError(f"engine_retries must be at least 0, got {self.engine_retries}")
         self.episode_limits()
         self.check_watch()
         self.check_group_drawing()
@@ -260,7 +252,6 @@ class ToolGRPOConfig(
                 weights_folder=Path(self.output_dir) / "vllm_weights",
                 lora_sync=self.vllm_lora_sync,
                 timeout_s=self.engine_timeout,
-                retries=self.engine_retries,
                 group_port=self.vllm_group_port,
             ),
             transformers=TransformersOptions(
