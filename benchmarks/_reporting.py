@@ -64,5 +64,5 @@ def benchmark(
     options = parser.parse_args()
     results = measure(options)
     save(name, results, quick=options.quick, number_type=number_type)
-    if FOLDER not in os.environ:
+    if not os.environ.get(FOLDER):
         print("\n".join(table(list(rows(results)))))
