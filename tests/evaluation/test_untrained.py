@@ -1,19 +1,15 @@
-"""What episodes of an untrained model say, made-up episodes, and the engine against the trainer."""
+"""What episodes of an untrained model say, and made-up episodes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from toolgrpo.evaluation.agreement import logprob_difference
 from toolgrpo.evaluation.made_up import WRITINGS, nonsense, score_made_up
 from toolgrpo.evaluation.untrained import Spread, untrained_facts
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
-from toolgrpo.testing.episodes import cut_into_segments
-from toolgrpo.trajectory import StopReason, Trajectory
+from toolgrpo.trajectory import Trajectory
 
 
 def episode(*turns: str) -> Trajectory:
@@ -80,24 +76,3 @@ def test_gold_answers_score_full_marks_and_nonsense_none(reward: str, writing: s
     rewards = [get_reward(reward)]
     assert score_made_up(ROWS, WRITINGS[writing], rewards, None, 1.0).totals == (1.0, 1.0)
     assert score_made_up(ROWS, nonsense, rewards, None, 1.0).totals == (0.0, 0.0)
-
-
-def test_the_difference_to_the_model_is_measured_on_sampled_tokens(tiny_qwen3: Any) -> None:
-    import torch
-
-    model = tiny_qwen3(0)
-    prompt, ids = (5, 6, 7), (8, 9, 10, 11)
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].float() / 0.7
-    own = logits.log_softmax(-1)
-    exact = tuple(float(own[len(prompt) - 1 + place, token]) for place, token in enumerate(ids))
-
-    def drawn(logprobs: tuple[float | None, ...]) -> Trajectory:
-        return Trajectory(prompt, ids, (1, 0, 1, 1), logprobs, (), (), StopReason.FINISHED)
-
-    same = drawn((exact[0], None, exact[2], exact[3]))
-    off = drawn((exact[0] + 0.3, None, exact[2], exact[3]))
-    assert logprob_difference(model, [same], 0.7) == pytest.approx(0.0, abs=1e-6)
-    assert logprob_difference(model, [off], 0.7) == pytest.approx(0.1, abs=1e-6)
-    assert logprob_difference(model, [cut_into_segments(off, 2)], 0.7) == pytest.approx(0.1, abs=1e-6)
-    assert logprob_difference(model, [drawn((None, None, None, None))], 0.7) is None

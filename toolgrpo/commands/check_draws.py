@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 
 from toolgrpo.commands.check_lines import CheckReport
-from toolgrpo.evaluation.agreement import logprob_difference
+from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
 from toolgrpo.evaluation.untrained import Spread, Untrained, untrained_facts
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import page_here, why_broken
@@ -88,6 +88,8 @@ class DrawnChecks:
         self._calls(facts, batch, trainer.toolbox)
         self._budget(facts, batch, trainer)
         self._success(facts)
+        if not self._with_step:
+            self._agreement(trainer, batch, "handed over")
 
     def _calls(self, facts: Untrained, batch: RolloutBatch, tools: Any) -> None:
         if tools is None:
@@ -180,34 +182,26 @@ class DrawnChecks:
             self._report.warned("step", f"{said}, gradient 0", do, seconds=step_s)
         else:
             self._report.passed("step", f"{said}, gradient {gradient:.3g}", seconds=step_s, grad_norm=gradient)
-        self._agreement(trainer, rows)
-        self._measured(trainer, step_s)
-
-    def _agreement(self, trainer: ToolGRPOTrainer, rows: Dataset) -> None:
-        """Let the engine draw from the new weights, and the trainer score what it drew."""
         with self._busy("handing the weights over"):
             batch = trainer.rollout([rows[number % len(rows)] for number in range(4)], label="after the step")
-            difference = logprob_difference(
-                trainer.policy.get_model(),
-                batch.trajectories,
-                trainer.args.temperature,
-                trainer.accelerator.autocast(),
-            )
-        if difference is None:
+        self._agreement(trainer, batch, "handed over after the step")
+        self._measured(trainer, step_s)
+
+    def _agreement(self, trainer: ToolGRPOTrainer, batch: RolloutBatch, when: str) -> None:
+        """Let the trainer score what the engine drew."""
+        options, autocast = trainer.args.sampling_options(), trainer.accelerator.autocast()
+        found = differences(trainer.policy.get_model(), drawn_tokens(batch.trajectories), options, autocast)
+        if not found:
             self._report.warned(
                 "weights",
-                "handed over, but the engine gives no log-probabilities to compare",
+                f"{when}, but the engine gives no log-probabilities to compare",
                 "Nothing corrects for a difference; engine transformers has the trainer's own",
             )
             return
-        said = (
-            f"handed over after the step; log-probabilities of engine and trainer differ by {difference:.1e} on average"
-        )
-        if difference > 0.1:
+        difference = sum(found) / len(found)
+        said = f"{when}; log-probabilities of engine and trainer differ by {difference:.1e} on average"
+        if difference > largest_rounding(trainer.policy.dtype, trainer.policy.device):
             self._report.failed("weights", said, "They should be one model: see docs/engines.md", difference=difference)
-        elif difference > 0.02:
-            do = f"Above 0.01 look at precision and sampling options ({page_here()})"
-            self._report.warned("weights", said, do, difference=difference)
         else:
             self._report.passed("weights", said, difference=difference)
 

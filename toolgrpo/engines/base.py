@@ -93,6 +93,16 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class HoldsCopy(Engine, Protocol):
+    """An engine that computes by itself, with weights that it was given: is it the trainer's model?"""
+
+    @property
+    def restores(self) -> int:
+        """How often it lost its weights and was given them back."""
+        ...
+
+
+@runtime_checkable
 class CountsTokens(Protocol):
     """An engine that knows how far its open requests were when it got other weights."""
 

@@ -65,6 +65,7 @@ class VLLMColocateEngine:
     name = "vllm_colocate"
     gives_logprobs = True
     same_numbers_as_trainer = False
+    restores = 0
 
     def __init__(self, vllm: StepEngine, save_adapter: Callable[[Path], Any] | None = None) -> None:
         self._vllm = vllm

@@ -124,6 +124,7 @@ class VLLMServerEngine:
         self._is_main_process = is_main_process
         self._wait_for_everyone = wait_for_everyone
         self._run: _ServerRun | None = None
+        self.restores = 0
         self._weight_locks = [threading.Lock() for _ in self._servers]  # against a restore during a push
         for server in self._servers:
             server.wait_ready(ready_timeout_s)
@@ -158,6 +159,7 @@ class VLLMServerEngine:
         run, self._run = self._run, None
         if run is not None:
             await run.end()
+            self.restores += run.restores
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._weights is None:
@@ -228,6 +230,10 @@ class _ServerRun:
             raise EngineError("the engine was closed while this request was open") from None
         finally:
             self._in_flight.discard(task)
+
+    @property
+    def restores(self) -> int:
+        return sum(guard.restores for guard in self._guards)
 
     def note_restarts(self) -> None:
         """Throw away what a server draws that has lost the weights: it is about to get newer ones,

@@ -1,47 +1,95 @@
 """Do the engine and the model that is trained agree on what was drawn?
 
-The model scores the tokens of some episodes once more, and its log-probabilities are set against
-those that came with the tokens.
+The model scores some tokens once more, as the engine drew them (temperature, top_p and the like),
+and its log-probabilities are set against those that came with the tokens.
 
-Not covered: models whose parameters are spread over processes.
+A pass reads one sequence, so who has parameters spread over processes only has to see to it that
+every process asks for equally many (`NOTHING_DRAWN`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from toolgrpo.segments import Segment
+from toolgrpo.engines.base import SamplingOptions
+from toolgrpo.engines.sampling import processed_logprobs
 from toolgrpo.trajectory import Trajectory
+
+_TOKENS, _SEQUENCES = 64, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens of an engine, and what stood before them; None is the log-probability of context."""
+
+    before: tuple[int, ...]
+    ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+
+
+NOTHING_DRAWN = Drawn((0,), (0,), (None,))
+"""What a process scores that has less than the others."""
+
+
+def largest_rounding(dtype: torch.dtype, device: torch.device) -> float:
+    """Return how far log-probabilities of one model may be apart on average, in two implementations."""
+    if dtype != torch.float32:
+        return 0.05
+    return 1e-3 if device.type == "cpu" else 1e-2  # kernels of a GPU may round fp32 to TF32
+
+
+def drawn_tokens(trajectories: Sequence[Trajectory], step: int | None = None) -> list[Drawn]:
+    """Return about 64 tokens, after the shortest prompts; of none that weights of another step drew."""
+    segments = [
+        one
+        for trajectory in trajectories
+        for one in trajectory.segments
+        if any(logprob is not None for logprob in one.logprobs)
+        and (step is None or one.weights in (None, (step, step)))
+    ]
+    found: list[Drawn] = []
+    for one in sorted(segments, key=lambda segment: len(segment.prompt_ids)):
+        if len(found) == _SEQUENCES or sum(len(drawn.ids) for drawn in found) >= _TOKENS:
+            break
+        first = next(place for place, logprob in enumerate(one.logprobs) if logprob is not None)
+        chosen = slice(first, first + _TOKENS)
+        found.append(Drawn((*one.prompt_ids, *one.ids[:first]), one.ids[chosen], one.logprobs[chosen]))
+    return found
 
 
 @torch.no_grad()
-def logprob_difference(
+def differences(
     model: Any,
-    trajectories: Sequence[Trajectory],
-    temperature: float,
+    drawn: Sequence[Drawn],
+    options: SamplingOptions,
     autocast: AbstractContextManager[Any] | None = None,
-) -> float | None:
-    """Return the mean absolute difference over all sampled tokens; None where there are none."""
-    differences: list[float] = []
-    training, device = model.training, next(model.parameters()).device
+) -> list[float]:
+    """Return the absolute difference for each token, in one pass for each sequence."""
+    found: list[float] = []
+    training = model.training
     model.eval()
     try:
         with autocast or nullcontext():
-            for trajectory in trajectories:
-                if trajectory.has_logprobs and trajectory.n_sampled:
-                    for segment in trajectory.segments:
-                        differences += _of_one(model, segment, temperature, device)
+            for one in drawn:
+                found += _of_one(model, one, options)
     finally:
         model.train(training)
-    return sum(differences) / len(differences) if differences else None
+    return found
 
 
-def _of_one(model: Any, segment: Segment, temperature: float, device: torch.device) -> list[float]:
-    ids = torch.tensor([[*segment.prompt_ids, *segment.ids]], device=device)
-    logits = model(input_ids=ids).logits[0, len(segment.prompt_ids) - 1 : -1].float() / temperature
-    own = logits.log_softmax(-1).gather(-1, ids[0, len(segment.prompt_ids) :, None])[:, 0].tolist()
-    return [abs(mine - given) for mine, given in zip(own, segment.logprobs, strict=True) if given is not None]
+def _of_one(model: Any, drawn: Drawn, options: SamplingOptions) -> list[float]:
+    n, ids = len(drawn.ids), (*drawn.before, *drawn.ids)
+    device = next(model.parameters()).device
+    logits = model(input_ids=torch.tensor([ids], device=device), logits_to_keep=n + 1, use_cache=False).logits
+    logits_TV, drawn_T1 = logits[0, -n - 1 : -1].float(), torch.tensor(drawn.ids, device=device).unsqueeze(1)
+    seen = [ids[: len(drawn.before) + place] for place in range(n)]
+    own = processed_logprobs(logits_TV, options, seen).gather(-1, drawn_T1)[:, 0]
+    # a token that rounding has put on the other side of a cut is compared with what it would have been without
+    uncut = (logits_TV / (options.temperature or 1.0)).log_softmax(-1).gather(-1, drawn_T1)[:, 0]
+    own = torch.where(own.isinf(), uncut, own)
+    return [abs(mine - given) for mine, given in zip(own.tolist(), drawn.logprobs, strict=True) if given is not None]

@@ -32,6 +32,7 @@ from toolgrpo.trainer.batch_credit import BatchCredit
 from toolgrpo.trainer.batch_signal import BatchSignal
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
+from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.generation_output import GenerationOutput
 from toolgrpo.trainer.groups_ahead import GroupsAhead
 from toolgrpo.trainer.live_rows import RowChoice, Scores
@@ -67,6 +68,7 @@ class BatchInTraining:
         drawing: DrawnBatches | None,
         ahead: BatchesAhead | GroupsAhead | None,
         off_policy: OffPolicy,
+        proof: EngineProof,
         token_tap: TokenTap,
         turn_rewards: TurnRewards,
         pad_id: int,
@@ -86,6 +88,7 @@ class BatchInTraining:
         self._drawing = drawing
         self._ahead = ahead
         self._off_policy = off_policy
+        self._proof = proof
         self._token_tap = token_tap
         self._pad_id = pad_id
         self._process, self._n_processes = process, n_processes
@@ -153,6 +156,8 @@ class BatchInTraining:
             self._ran, trajectories = self._drawn.ran, self._drawn.trajectories
             batch = self._ran
         self._return_memory()
+        if self._mode == "train":
+            self._proof.hear(batch)
         self.rollout_seconds += batch.times.duration_s
         trl_seam.count_tokens(self._trainer, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
         self._segments = trl_batch.segments_of(self._trainer, trajectories)

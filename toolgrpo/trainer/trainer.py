@@ -55,6 +55,7 @@ from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_in_training import BatchInTraining
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.trainer.engine_proof import EngineProof
 from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.given_parts import Tools, take_parts
 from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
@@ -188,6 +189,14 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if self.drawing is not None:
             self.drawing = trl_ahead.drawn_from(self.drawing, self._ahead)
             self.row_order = self.drawing.order
+        self._proof = EngineProof(
+            built.engine,
+            self.policy,
+            self.accelerator,
+            args.sampling_options(),
+            model=lambda: self.model,
+            step=lambda: int(self.state.global_step),
+        )
         self._token_tap = TokenTap(self.recorder, args.record_tokens)
         self._batch = BatchInTraining(
             self,
@@ -207,6 +216,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 log=partial(trl_seam.log_metrics, self),
                 warn=self.progress.say,
             ),
+            proof=self._proof,
             token_tap=self._token_tap,
             turn_rewards=self.turn_rewards,
             pad_id=given.tokenizer.pad_token_id,
@@ -229,6 +239,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         """
         trl_jobs.refuse_replaced_generate(self.model)
         self._claim_folder()
+        self._proof.again()
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         with report_first_failure(Path(self.args.output_dir), self.accelerator), self._stop:
             folder = self._checkpoints.to_resume(wanted)
