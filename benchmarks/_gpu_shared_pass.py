@@ -12,10 +12,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from training_pass import Case, build
 from trl.trainer.utils import add_fused_lm_head
 
-from toolgrpo.shared_pass.attention import PrefixLayout
+from toolgrpo.shared_pass.attention import PrefixLayout, attend_in_batches
 from toolgrpo.shared_pass.packing import Segment, pack, rows_of_batch
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.shared_pass.segment_batches import attend_in_batches
 from toolgrpo.trainer.trl_seam import tune_fused_head
 
 __all__ = ["exactness", "flex", "speed"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.commands.run_config import keep_run_config
-from toolgrpo.commands.run_log import RunLog
+from toolgrpo.commands.terminal import RunLog
 from toolgrpo.folder_claim import claim_folder, other_run_in
 from toolgrpo.observe.line_file import LineFile, lines_of
 from toolgrpo.report.html import PageWriter

@@ -18,7 +18,7 @@ from toolgrpo.commands.check_draws import DrawnChecks
 from toolgrpo.commands.check_lines import CheckReport, Verdict
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
-from toolgrpo.evaluation.untrained import Untrained
+from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.testing import ScriptedTools
 

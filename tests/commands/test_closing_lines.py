@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from toolgrpo.commands.arguments import parse_arguments
-from toolgrpo.commands.doctor_lines import outcome_line
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.commands.train import TrainingRun
+from toolgrpo.commands.train import TrainingRun, outcome_line
 from toolgrpo.evaluation.measures import Share
 
 

@@ -150,7 +150,7 @@ with (folder / "weights").open("wb") as file:
 
 BARS = """
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.step_lines import StepTimes
+from toolgrpo.observe.progress import StepTimes
 progress = RunProgress(terminal.console, say=terminal.say)
 progress.start_steps(3)
 print("a library prints")
@@ -222,9 +222,9 @@ def test_a_log_has_a_limit_and_keeps_its_end(tmp_path: Path) -> None:
     """C++ libraries and a plugin write 3 MB each; the limit is 100 kB, and a look is taken every 10 ms."""
     script = """
 import time
-from toolgrpo.commands import run_log
+from toolgrpo.commands import terminal as run_log
 run_log._LIMIT_BYTES, run_log._LOOK_EVERY_S = 100_000, 0.01
-from toolgrpo.commands.run_log import RunLog
+from toolgrpo.commands.terminal import RunLog
 log = RunLog(folder / "bounded.log", limit_bytes=100_000)
 log.take_standard_output()
 for number in range(300):

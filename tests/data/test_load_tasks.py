@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from toolgrpo.data import BadRows, load_tasks
-from toolgrpo.data.given_rows import as_dataset
+from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import DataError, RewardError
 from toolgrpo.rewards import check_gold, get_reward
 

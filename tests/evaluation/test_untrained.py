@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolgrpo.evaluation.made_up import WRITINGS, nonsense, score_made_up
-from toolgrpo.evaluation.untrained import Spread, untrained_facts
+from toolgrpo.evaluation.before_training import WRITINGS, Spread, nonsense, score_made_up, untrained_facts
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode

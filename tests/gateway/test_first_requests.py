@@ -12,7 +12,7 @@ import sys, threading, time
 from functools import partial
 import openai
 from toolgrpo.gateway.agent_process import _client
-from toolgrpo.gateway.first_requests import make_first_requests
+from toolgrpo.gateway.agent_process import make_first_requests
 from toolgrpo.tools.workers.own_process import forkable, open_descriptors
 
 before = open_descriptors()
@@ -34,7 +34,7 @@ def test_a_client_that_has_talked_leaves_neither_thread_nor_descriptor() -> None
 
 
 def test_a_server_that_nobody_comes_to_is_not_waited_for() -> None:
-    from toolgrpo.gateway.first_requests import make_first_requests
+    from toolgrpo.gateway.agent_process import make_first_requests
 
     def no_client(url: str, key: str) -> None:
         raise ConnectionError(f"nobody goes to {url}")

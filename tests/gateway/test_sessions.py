@@ -11,8 +11,8 @@ import pytest
 
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.gateway.conversations import as_repeated
 from toolgrpo.gateway.openai_forms import ChatRequest, Said
-from toolgrpo.gateway.said_turns import as_repeated
 from toolgrpo.gateway.session import Session
 from toolgrpo.rollout import Episode, EpisodeRunner
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner, tiny_trainer

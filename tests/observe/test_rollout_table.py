@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.observe.tables import COLUMNS, as_markdown, episode_rows
+from toolgrpo.observe.trackers import COLUMNS, as_markdown, episode_rows
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 

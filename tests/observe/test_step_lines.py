@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolgrpo.observe.step_lines import StepLines, StepTimes
+from toolgrpo.observe.progress import StepLines, StepTimes
 
 LOG = {
     "reward": 0.4125,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.doctor import findings
-from toolgrpo.observe.metrics import merged, tool_metrics
-from toolgrpo.observe.trouble_metrics import EACH_TOOL, trouble_metrics
+from toolgrpo.observe.metrics import EACH_TOOL, merged, tool_metrics, trouble_metrics
 from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.trajectory import StopReason, Turn
 

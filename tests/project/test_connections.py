@@ -16,7 +16,7 @@ SEAMS = {
     for name in ("trl_seam", "trl_batch", "trl_signal", "trl_correction", "trl_ahead", "reward_seam")
 }
 # What is kept of a batch between TRL's calls: it calls the seams, which need the trainer, and reads nothing of it.
-HAND_IT_ON = {f"trainer/{name}.py" for name in ("batch_in_training", "batch_signal", "batch_credit", "off_policy")}
+HAND_IT_ON = {f"trainer/{name}.py" for name in ("batch_in_training", "batch_signal", "off_policy")}
 MAY_TAKE_A_TRAINER = {*SEAMS, *HAND_IT_ON, "trainer/checkpointing.py"}
 CONFIGS = {"args", "config", "script", "script_args", "model_config", "evaluation"}
 

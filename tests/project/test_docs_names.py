@@ -17,12 +17,11 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.commands.given_words import ALIASES
 from toolgrpo.ledger import Ledger
-from toolgrpo.observe.metrics import batch_metrics
-from toolgrpo.observe.trouble_metrics import trouble_metrics
+from toolgrpo.observe.metrics import batch_metrics, trouble_metrics
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.signal.token_weights import weight_metrics, weights_of_rows
+from toolgrpo.signal.correction import weight_metrics, weights_of_rows
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 

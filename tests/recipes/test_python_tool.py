@@ -11,7 +11,7 @@ import pytest
 from toolgrpo.errors import SandboxError
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.tools import Toolbox, load_tools, run_tool
-from toolgrpo.tools.call_input import parse_call
+from toolgrpo.tools.toolbox import parse_call
 
 pytestmark = pytest.mark.e2e
 

@@ -23,7 +23,7 @@ from toolgrpo.data.arithmetic import success
 from toolgrpo.errors import DataError
 from toolgrpo.evaluation.measures import given_answer
 from toolgrpo.observe.recorder import EpisodeRecorder
-from toolgrpo.observe.tables import as_markdown, episode_rows
+from toolgrpo.observe.trackers import as_markdown, episode_rows
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, load_reward, tool_counts
 from toolgrpo.rewards.code_exec import program_of
 from toolgrpo.rewards.gym import bare_answer
@@ -32,8 +32,8 @@ from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.sandbox.grading.split_plan import Suite, plan
 from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode, encode
 from toolgrpo.tools.arguments import ArgumentChecker
-from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.render import cut, render_result
+from toolgrpo.tools.toolbox import parse_call
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 pytestmark = pytest.mark.property

@@ -14,7 +14,7 @@ from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
 from toolgrpo.credit.turn_rewards import gold_call
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.evaluation.untrained import untrained_facts
+from toolgrpo.evaluation.before_training import untrained_facts
 from toolgrpo.observe.metrics import merged, rollout_metrics
 from toolgrpo.report.episode_data import REPEATED, flags_of
 from toolgrpo.rewards.gold_calls import made_calls

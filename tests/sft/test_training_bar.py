@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from toolgrpo.sft.training_bar import StepProgress
+from toolgrpo.sft.carded_trainer import StepProgress
 
 
 @pytest.mark.parametrize(

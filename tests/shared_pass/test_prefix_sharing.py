@@ -14,9 +14,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.shared_pass import attention
-from toolgrpo.shared_pass.attention import NAME, shared_attention
+from toolgrpo.shared_pass.attention import NAME, fits, shared_attention
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported
-from toolgrpo.shared_pass.tree_attention import fits
 from toolgrpo.trainer import trl_seam
 
 VOCABULARY = 97

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from toolgrpo.errors import RewardError
 from toolgrpo.signal.advantages import ESTIMATORS, grouped_advantages
-from toolgrpo.signal.penalties import EpisodeSize, Overlong, overlong_penalty, relative_penalties
+from toolgrpo.signal.shaping import EpisodeSize, Overlong, overlong_penalty, relative_penalties
 
 GROUPS = [1.0, 0.0, 0.0, 3.0, 1.0, 1.0, 1.0, None]  # two of four; in the second all are alike
 

@@ -7,11 +7,8 @@ from math import nan
 import pytest
 
 from toolgrpo.drops import Drop, DropCause
-from toolgrpo.signal.advantages import grouped_advantages
-from toolgrpo.signal.dead_groups import is_dead
-from toolgrpo.signal.group_worth import combined_rewards
-from toolgrpo.signal.penalties import EpisodeSize, Overlong
-from toolgrpo.signal.shaping import Member, Shaping
+from toolgrpo.signal.advantages import combined_rewards, grouped_advantages, is_dead
+from toolgrpo.signal.shaping import EpisodeSize, Member, Overlong, Shaping
 
 LOST = Drop(DropCause.TOOL, "no network")
 

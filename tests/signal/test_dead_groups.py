@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.advantages import is_dead
 
 
 @pytest.mark.parametrize(

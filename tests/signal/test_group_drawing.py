@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.admission import GroupDrawingOptions
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from math import nan
 
 import pytest
 
-from toolgrpo.signal.dead_groups import is_dead
-from toolgrpo.signal.group_worth import combined_rewards, weighted_sums
+from toolgrpo.signal.advantages import combined_rewards, is_dead, weighted_sums
 
 
 def test_a_function_that_does_not_score_adds_nothing_and_no_score_at_all_is_none() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.signal.process_share import ProcessShare
+from toolgrpo.trainer.drawn_batches import ProcessShare
 
 pytestmark = pytest.mark.property
 

@@ -12,8 +12,7 @@ from toolgrpo.commands.config_files import parse_args
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.rollout.batch import RolloutBatch, Scored
-from toolgrpo.signal.penalties import Overlong
-from toolgrpo.signal.shaping import ShapingOptions, loss_mask
+from toolgrpo.signal.shaping import Overlong, ShapingOptions, loss_mask
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
 from toolgrpo.testing.episodes import run_episode
 from toolgrpo.trajectory import Turn

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from toolgrpo.signal.correction import EpisodeRule
-from toolgrpo.signal.token_weights import (
+from toolgrpo.signal.correction import (
+    EpisodeRule,
     clipped,
     difference_metrics,
     kept,

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.tools.result_cache import CacheLookup, ResultCache
+from toolgrpo.tools.backends import CacheLookup, ResultCache
 from toolgrpo.tools.tool_reply import Reply
 
 

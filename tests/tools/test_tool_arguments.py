@@ -15,8 +15,8 @@ from toolgrpo.calls import AttemptStatus
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, signature_text, signatures_text
 from toolgrpo.tools.bounds import MAX_DEPTH
-from toolgrpo.tools.call_input import parse_call
 from toolgrpo.tools.plugin.schema import function_schema
+from toolgrpo.tools.toolbox import parse_call
 
 
 class Unit(enum.Enum):

@@ -321,7 +321,7 @@ def test_a_fork_of_the_trainer_is_told_so_instead_of_waiting() -> None:
 import asyncio, os
 from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools import load_tools
-from toolgrpo.tools.call_input import parse_call
+from toolgrpo.tools.toolbox import parse_call
 box = load_tools({str(MATH)!r}, workers=1)
 attempts = [parse_call({{"name": "subtract", "arguments": {{"a": 3, "b": 1}}}})]
 pid = os.fork()

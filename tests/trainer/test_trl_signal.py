@@ -16,8 +16,7 @@ from toolgrpo import ToolGRPOTrainer
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.signal.advantages import grouped_advantages
-from toolgrpo.signal.penalties import EpisodeSize
-from toolgrpo.signal.shaping import Member
+from toolgrpo.signal.shaping import EpisodeSize, Member
 from toolgrpo.testing import ByteChat, tiny_trainer
 from toolgrpo.trainer.trl_signal import quiet_about_unscored, with_advantages, without_dropped
 

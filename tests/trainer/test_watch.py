@@ -35,7 +35,7 @@ def calls(request: SampleRequest, number: int) -> list[int]:
 
 
 def test_the_summary_tells_what_still_holds_from_what_is_over() -> None:
-    from toolgrpo.commands.doctor_lines import doctor_summary
+    from toolgrpo.commands.train import doctor_summary
 
     watch = DoctorWatch(lambda said: None, every=1)
     for step in range(1, 9):
@@ -204,7 +204,7 @@ def test_impossible_settings_are_refused(tmp_path: Path, field: str, value: floa
 
 
 def test_a_summary_of_json_numbers_alone(learns_nothing: tuple[Any, str, Path]) -> None:
-    from toolgrpo.commands.doctor_lines import doctor_lines, doctor_summary
+    from toolgrpo.commands.train import doctor_lines, doctor_summary
 
     trainer, *_ = learns_nothing
     summary = json.loads(json.dumps(doctor_summary(trainer.doctor)))

@@ -34,7 +34,7 @@ from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.rehearsal import rehearse
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError, SandboxError, ToolGRPOError
-from toolgrpo.evaluation.made_up import WRITINGS, nonsense, score_made_up
+from toolgrpo.evaluation.before_training import WRITINGS, nonsense, score_made_up
 from toolgrpo.rewards import Reward, check_gold
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 from toolgrpo.tools import Toolbox

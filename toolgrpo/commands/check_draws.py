@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from toolgrpo.commands.check_lines import CheckReport
 from toolgrpo.evaluation.agreement import differences, drawn_tokens, largest_rounding
-from toolgrpo.evaluation.untrained import Spread, Untrained, untrained_facts
+from toolgrpo.evaluation.before_training import Spread, Untrained, untrained_facts
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.doctor import page_here, why_broken
 from toolgrpo.rollout import RolloutBatch

@@ -16,8 +16,7 @@ from typing import Any
 
 import yaml
 
-from toolgrpo.commands.other_names import answer_to, meant_by
-from toolgrpo.commands.removed_flags import REMOVED
+from toolgrpo.commands.other_names import REMOVED, answer_to, meant_by
 from toolgrpo.errors import ConfigError
 from toolgrpo.missing_files import seen_from_here
 from toolgrpo.nearest import nearest

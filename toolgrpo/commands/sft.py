@@ -38,9 +38,8 @@ from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import folder_of
 from toolgrpo.observe.own_display import library_bars_off
 from toolgrpo.plugin_files import python_file
-from toolgrpo.sft.carded_trainer import CardedSFTTrainer
+from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
-from toolgrpo.sft.training_bar import StepProgress
 from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trainer.hardware import bf16_line, settled_bf16, settled_cpu, trains_on_cpu

@@ -24,7 +24,7 @@ from statistics import fmean, pstdev
 from typing import TypeVar
 
 from toolgrpo.rollout.batch import RolloutBatch
-from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.advantages import is_dead
 
 _EPSILON = 1e-4  # TRL adds it to a standard deviation before it divides
 _MOST_TURNS = 16  # that have metrics

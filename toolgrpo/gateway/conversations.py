@@ -14,12 +14,173 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from toolgrpo.trajectory import Message
+from toolgrpo.calls import CallAttempt, ToolResult
+from toolgrpo.chat.messages import tool_message
+from toolgrpo.engines.base import FinishReason, Sample
+from toolgrpo.gateway.openai_forms import Said, read_arguments
+from toolgrpo.ledger import Ledger
+from toolgrpo.rollout.truncation import TextTokenizer
+from toolgrpo.segments import Segment, first_columns
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 P = TypeVar("P")
+
+
+# Lines: the sequences of tokens of one session, each of which only grows.
+#
+# A line is a segment of the episode to be. The turn that was said last stays open until what came back
+# for its calls is known. `joined` makes the episode of all lines.
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One sequence, and what its prompt was made of, as a bridge wants to know it."""
+
+    ledger: Ledger
+    messages: Sequence[Message] = ()
+    schemas: Sequence[Mapping[str, Any]] = ()
+    thinking: bool | None = None
+    parent: Line | None = None  # that it branched off
+    busy: bool = False  # a turn of it is being sampled
+    open_turn: Turn | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the prompt and everything after it. Do not change it."""
+        return self.ledger.all_ids
+
+    def goes_on_in(self, ids: Sequence[int]) -> bool:
+        """Return whether these tokens begin with this line, and go on."""
+        own = self.ids
+        return not self.busy and len(own) < len(ids) and list(ids[: len(own)]) == own
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a turn ended."""
+
+    line: Line
+    n_ids: int  # of the line, prompt included
+    calls: Mapping[str, CallAttempt]  # by the ids that the client was given
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a request is sampled from: a line, and the tokens between its end and the next turn."""
+
+    line: Line
+    context: tuple[int, ...] = ()
+    said: tuple[Message, ...] = ()  # what the tokens stand for, as a reward reads it
+    results: tuple[ToolResult, ...] = ()
+    user: str | None = None  # what a user said to the answer that the line ended with
+    fork: str = ""  # why the line is new, if it is
+
+
+def answer_to(attempt: CallAttempt | None, message: Message) -> Message:
+    """Return what a client sent for a call, or said as the user, in the form that a bridge takes."""
+    if message["role"] == "user":
+        return {"role": "user", "content": message["content"]}
+    if attempt is None:
+        return tool_message(message.get("name"), message["content"])
+    return tool_message(attempt.name, message["content"], attempt.call_id)
+
+
+def results_of(
+    turn: Turn | None, attempts: Sequence[CallAttempt | None], answers: Sequence[Message], now_s: float
+) -> tuple[ToolResult, ...]:
+    """Return the results of a turn's calls in their order, as far as they are known."""
+    if turn is None:
+        return ()
+    began_s = turn.started_s + turn.duration_s
+    given = {
+        id(attempt): ToolResult(answer["content"], attempt.name, started_s=began_s, duration_s=now_s - began_s)
+        for attempt, answer in zip(attempts, answers, strict=True)
+        if attempt is not None
+    }
+    results = []
+    for attempt in turn.attempts:
+        if id(attempt) not in given:
+            break
+        results.append(given[id(attempt)])
+    return tuple(results)
+
+
+def joined(lines: Sequence[Line], reason: StopReason, **what: Any) -> Trajectory:
+    """Return the episode whose segments these lines are, in order of birth."""
+    if len(lines) == 1:
+        return lines[0].ledger.finish(reason, **what)
+    parts = [line.ledger.finish(reason) for line in lines]
+    segments = [
+        Segment(part.prompt_ids, part.ids, part.mask, part.logprobs, _place(line.parent, lines[:place]))
+        for place, (part, line) in enumerate(zip(parts, lines, strict=True))
+    ]
+    columns = first_columns(segments)
+    return Trajectory.of_segments(
+        segments,
+        messages=[message for part in parts for message in part.messages],
+        turns=[
+            replace(turn, start=turn.start + column, end=turn.end + column)
+            for part, column in zip(parts, columns, strict=True)
+            for turn in part.turns
+        ],
+        stop_reason=reason,
+        **what,
+    )
+
+
+def _place(line: Line | None, lines: Sequence[Line]) -> int | None:
+    return next((place for place, one in enumerate(lines) if one is line), None)
+
+
+# Sampled turns as text: where a stop text ends them, and what a client repeats of them.
+
+
+def stopped_at(sample: Sample, stop: Sequence[str], tokenizer: TextTokenizer) -> tuple[Sample, bool]:
+    """Return the sample up to and with the token that completes one of these texts, and whether one does.
+
+    An engine that knew the texts would have stopped there. The end-of-turn token is gone then: the
+    bridge that follows makes one up.
+    """
+
+    def holds_one(n_tokens: int) -> bool:
+        shown = tokenizer.decode(list(sample.ids[:n_tokens]))
+        return any(text in shown for text in stop)
+
+    if not stop or not holds_one(len(sample.ids)):
+        return sample, False
+    low, high = 1, len(sample.ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds_one(middle) else (middle + 1, high)
+    if low == len(sample.ids):
+        return sample, True
+    logprobs = None if sample.logprobs is None else sample.logprobs[:low]
+    return replace(sample, ids=sample.ids[:low], logprobs=logprobs, finish_reason=FinishReason.LENGTH), True
+
+
+def text_of(sample: Sample, tokenizer: TextTokenizer, stop_ids: Sequence[int]) -> str:
+    """Return a turn's text, without the token that ends it."""
+    ends = bool(sample.ids) and sample.ids[-1] in stop_ids
+    return tokenizer.decode(list(sample.ids[:-1] if ends else sample.ids))
+
+
+def text_before(text: str, stop: Sequence[str]) -> str:
+    """Return a text up to the first of these."""
+    places = [place for place in map(text.find, stop) if place >= 0]
+    return text[: min(places)] if places else text
+
+
+def as_repeated(said: Said) -> Message:
+    """Return an answer as a client will repeat it."""
+    message: Message = {"role": "assistant", "content": said.content}
+    if said.calls:
+        message["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": read_arguments(call.arguments)}} for call in said.calls
+        ]
+    return message
 
 
 @dataclass(frozen=True, slots=True)

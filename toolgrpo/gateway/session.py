@@ -36,10 +36,21 @@ from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import ChatFormatError, WorldError
-from toolgrpo.gateway.conversations import Conversations, Found
-from toolgrpo.gateway.lines import Line, Place, Start, answer_to, joined, results_of
+from toolgrpo.gateway.conversations import (
+    Conversations,
+    Found,
+    Line,
+    Place,
+    Start,
+    answer_to,
+    as_repeated,
+    joined,
+    results_of,
+    stopped_at,
+    text_before,
+    text_of,
+)
 from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
-from toolgrpo.gateway.said_turns import as_repeated, stopped_at, text_before, text_of
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn

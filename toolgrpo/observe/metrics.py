@@ -10,28 +10,107 @@ over the processes that have them. Not exact, but near: the latency percentiles,
 
 `reward` (mean) and `reward_std` are logged by TRL. What is added tells early that GRPO has nothing
 to learn from: the smallest and largest reward, and the share of groups whose rewards are all alike.
-What alike means stands in `signal/dead_groups.py`; the standard deviation of equal fp32 rewards is
+What alike means stands in `signal/advantages.py`; the standard deviation of equal fp32 rewards is
 seldom exactly 0, so that TRL's `frac_reward_zero_std` misses most such groups.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from accelerate.utils import gather_object
 
 from toolgrpo.calls import WITHOUT_MARKERS, ToolErrorKind, ToolResult
-from toolgrpo.observe.agent_metrics import agent_metrics
+from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.observe.log_reading import NO_NAME, NO_TOOL
 from toolgrpo.observe.metric import Metric, Metrics
 from toolgrpo.rollout.batch import RolloutBatch
+from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.advantages import is_dead
 from toolgrpo.signal.shaping import Member, Shaping, members_of
 from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void
+
+# Numbers that tell what goes wrong: which limit cuts episodes, what the world did to them, and what
+# the model writes where it should call a tool.
+#
+# `docs/training_issues.md` says what is healthy, `doctor.py` says it of a run. Every name is there in
+# every batch, so that a mean over several of them is one; but of more than `EACH_TOOL` tools only
+# those have metrics that were called.
+#
+# Not covered: metrics that need no knowledge of the run's tools and limits (`metrics.py`).
+
+EACH_TOOL = 32
+"""Of so many tools each has metrics in every batch; a catalogue of hundreds would bury all others."""
+WORLD_CAUSES = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
+
+
+def trouble_metrics(trajectories: Sequence[Trajectory], tools: Sequence[str], limits: EpisodeLimits) -> Metrics:
+    """Return the metrics of these episodes, which were offered these tools within these limits."""
+    n = max(1, len(trajectories))
+    metrics = {
+        "stop/length_of_turn": Metric(sum(cut_in_turn(t, limits) for t in trajectories) / n),
+        "world/failed_episodes": Metric(sum(map(failed_by_world, trajectories)) / n),
+    }
+    if limits.context is not None:
+        metrics["context/segments"] = Metric(sum(len(t.segment_starts) + 1 for t in trajectories) / n)
+    if not tools:
+        return metrics
+    results = [result for trajectory in trajectories for result in trajectory.results]
+    like_calls = count_lookalikes(trajectories, tools)
+    for name in tools if len(tools) <= EACH_TOOL else (NO_TOOL,):
+        own = [result for result in results if tool_called(result) == name]
+        metrics[f"tools/{name}/calls"] = Metric(float(len(own)), sum)
+        metrics[f"tools/{name}/failures"] = Metric(float(sum(not result.ok for result in own)), sum)
+    for cause in ToolErrorKind:
+        metrics[f"tools/error/{cause}"] = Metric(float(sum(result.error is cause for result in results)), sum)
+    return metrics | {f"answers/like_calls/{form}": Metric(float(like_calls[form]), sum) for form in FORMS}
+
+
+def cut_in_turn(trajectory: Trajectory, limits: EpisodeLimits) -> bool:
+    """Return whether the cap of a single turn ended the episode, with room left in the episode."""
+    cap = limits.max_turn_tokens
+    if cap is None or trajectory.stop_reason is not StopReason.LENGTH or not trajectory.turns:
+        return False
+    last = trajectory.turns[-1]
+    return (
+        not last.closed
+        and last.end - last.start >= cap
+        and trajectory.n_sampled + trajectory.n_context < limits.max_completion_length
+    )
+
+
+def failed_by_world(trajectory: Trajectory) -> bool:
+    """Return whether the engine lost the episode, or a tool of it was lost or too slow."""
+    return trajectory.stop_reason is StopReason.ENGINE_FAILURE or any(
+        result.error in WORLD_CAUSES for result in trajectory.results
+    )
+
+
+# What agents did behind the gateway, as numbers for the log; nothing where our own loop played.
+
+
+def agent_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Return requests and segments an episode, forks by their reasons, and the numbers that agents returned."""
+    played = [one for one in trajectories if "gateway" in one.metadata]
+    if not played:
+        return {}
+    counts = [one.metadata["gateway"] for one in played]
+    forks = sum((Counter(count["forks"]) for count in counts), Counter[str]())
+    returned: dict[str, list[float]] = defaultdict(list)
+    for one in played:
+        for name, value in one.metadata.get("agent", {}).items():
+            returned[name].append(value)
+    return {
+        "gateway/requests": Metric(sum(count["requests"] for count in counts) / len(played)),
+        "gateway/segments": Metric(sum(1 + len(one.segment_starts) for one in played) / len(played)),
+        "gateway/disconnected": Metric(float(sum(count["disconnected"] for count in counts)), sum),
+        **{f"gateway/forks/{reason}": Metric(float(number), sum) for reason, number in forks.items()},
+        **{f"agent/{name}": Metric(sum(values) / len(values)) for name, values in returned.items()},
+    }
 
 
 class MetricsLog(Observer):

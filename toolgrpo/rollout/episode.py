@@ -37,15 +37,14 @@ from typing import TYPE_CHECKING
 
 from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.messages import assistant_message
+from toolgrpo.chat.messages import assistant_message, tool_message
 from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.errors import WorldError
 from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.compaction import History
-from toolgrpo.rollout.own_words import answer_message, drop_of, refusal, with_observation
-from toolgrpo.rollout.room import Room, TurnBudget
+from toolgrpo.rollout.limits import Room, TurnBudget
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.rollout.user_turns import User, user_of
@@ -54,6 +53,31 @@ from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:
     from toolgrpo.rollout.runner import Episode, EpisodeRunner
+
+
+# What an episode itself says to the model: results as messages, refusals, an environment's first observation.
+
+
+def answer_message(result: ToolResult, attempt: CallAttempt) -> Message:
+    return tool_message(result.name, result.content, attempt.call_id)
+
+
+def drop_of(result: ToolResult) -> Drop:
+    return Drop(DropCause.TOOL, result.content.removeprefix("Error: "))
+
+
+def refusal(name: str | None, budget: int | None) -> ToolResult:
+    return ToolResult(
+        content=f"Error: not called. Only {budget} tool calls are allowed, and they are used up. Answer with what you have.",
+        name=name,
+        error=ToolErrorKind.LIMIT,
+    )
+
+
+def with_observation(messages: list[Message], observation: str) -> list[Message]:
+    """Append the first observation of an environment to the last message of the prompt."""
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last['content']}{observation}"}]
 
 
 async def play_episode(shared: EpisodeRunner, episode: Episode) -> Trajectory:

@@ -2,14 +2,69 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from trl import SFTTrainer
 
 from toolgrpo.storage import saved_into
 from toolgrpo.trainer.model_card import ModelCard, write_beside_model
+
+# What a person sees of supervised training: a bar on a terminal, a line now and then elsewhere.
+
+_LINES = 5  # of a whole run, where there is no terminal
+_SILENT_S = 20.0  # at most, as far as the steps allow
+_TOO_SOON_S = 5.0  # for a line of a fifth, after one that broke a silence
+
+
+class StepProgress:
+    """Used as a context; `step(index, loss)` after each training step."""
+
+    def __init__(self, console: Console, label: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._label = label
+        self._console = console
+        self._steps = steps
+        self._clock = clock
+        self._started = self._spoken = clock()
+        self._spoke_of_time = False  # the last line broke a silence, and was no fifth
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task(label, total=steps)
+
+    def __enter__(self) -> StepProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def step(self, index: int, loss: float) -> None:
+        done = index + 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=f"{self._label}, loss {loss:.3f}")
+            return
+        silent_s = self._clock() - self._spoken
+        is_fifth = done % max(1, self._steps // _LINES) == 0
+        is_told_anyhow = not self._spoke_of_time or silent_s >= _TOO_SOON_S or done == self._steps
+        if silent_s >= _SILENT_S or (is_fifth and is_told_anyhow):
+            self._spoke_of_time = not is_fifth
+            self._spoken = self._clock()
+            seconds = self._spoken - self._started
+            self._console.print(
+                f"{self._label}: step {done} of {self._steps}, loss {loss:.3f}, {seconds:.0f} s", highlight=False
+            )
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
 
 class CardedSFTTrainer(SFTTrainer):  # type: ignore[misc]  # TRL ships no types

@@ -12,7 +12,7 @@ again while the backward pass of that forward runs.
 
 Exact: every token sees precisely the tokens it would see in its padded row. On the CPU
 `tree_attention` computes each pair once; elsewhere, and where a sliding window cuts rows, segments
-of like size are computed in one SDPA call (`segment_batches.py`).
+of like size are computed in one SDPA call (`attention.py`).
 
 Not covered: attention sinks, soft-capped scores, biases; models that have them are refused in
 `scoring.py`.
@@ -21,20 +21,254 @@ Not covered: attention sinks, soft-capped scores, biases; models that have them 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass.packing import Segment
-from toolgrpo.shared_pass.segment_batches import SegmentBatches, attend_in_batches, batches_of
-from toolgrpo.shared_pass.torch_seam import after_backward_pass, attention_name, set_attention_name
-from toolgrpo.shared_pass.tree_attention import fits, tiles_of, tree_attention
+from toolgrpo.shared_pass.torch_seam import (
+    after_backward_pass,
+    attention_name,
+    cpu_attention_backward,
+    cpu_attention_forward,
+    set_attention_name,
+)
 
 NAME = "toolgrpo_prefix_shared"
+
+
+# Segments of like size, attended to in one call: what accelerators are quick in.
+#
+# A segment is either the end of a causal row, for which its ancestors' queries are computed again and
+# dropped, and padding on the right needs no mask; or, where the ancestors are much longer, its own
+# queries under a mask. Windows that cut a row are always masked.
+#
+# Invariant: every place of the packed sequence is the answer of exactly one query.
+
+_AGAIN = 4  # times its own length that a segment's row may have for its ancestors to be computed again
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Segments that are attended to together; padding stands on the right."""
+
+    queries: torch.Tensor  # (B, Q) places in the packed sequence
+    keys: torch.Tensor  # (B, K)
+    mask: torch.Tensor | None  # (B, 1, Q, K) bool; None: causal, queries and keys are the same
+    wanted: torch.Tensor  # of the B * Q answers, those of the segments' own tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBatches:
+    """All segments of a packed sequence."""
+
+    batches: tuple[_Batch, ...]
+    order: torch.Tensor  # (n_tokens,) where among the wanted answers each place's is
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    places: torch.Tensor  # what one segment's tokens see, and they themselves at the end
+    n_own: int
+    n_queries: int
+    first: int  # position of the first key that anybody here sees
+
+
+def batches_of(segments: Sequence[Segment], window: int | None, device: torch.device) -> SegmentBatches:
+    """Sort segments into batches by the sizes of their queries and keys, each within a factor of two."""
+    sorted_in: dict[tuple[bool, int, int], list[_Row]] = {}
+    for segment in segments:
+        spans = (*segment.ancestors, (segment.start, segment.end))
+        places = torch.cat([torch.arange(start, end) for start, end in spans])
+        cut = window is not None and len(places) > window
+        masked = cut or len(places) > _AGAIN * segment.length
+        first = max(0, segment.position - window + 1) if cut and window is not None else 0
+        n_queries = segment.length if masked else len(places)
+        key = (masked, n_queries.bit_length(), (len(places) - first).bit_length())
+        sorted_in.setdefault(key, []).append(_Row(places[first:], segment.length, n_queries, first))
+    batches = tuple(_batch(rows, masked, window, device) for (masked, _, _), rows in sorted_in.items())
+    answered = torch.cat([batch.queries.flatten()[batch.wanted] for batch in batches])
+    return SegmentBatches(batches, answered.argsort())
+
+
+def _batch(rows: Sequence[_Row], masked: bool, window: int | None, device: torch.device) -> _Batch:
+    n_queries, n_keys = max(row.n_queries for row in rows), max(len(row.places) for row in rows)
+    queries, keys = (
+        torch.zeros(len(rows), n_queries, dtype=torch.long),
+        torch.zeros(len(rows), n_keys, dtype=torch.long),
+    )
+    wanted = torch.zeros(len(rows), n_queries, dtype=torch.bool)
+    visible = torch.zeros(len(rows), 1, n_queries, n_keys, dtype=torch.bool) if masked else None
+    for index, row in enumerate(rows):
+        length = len(row.places)
+        keys[index, :length] = row.places
+        queries[index, : row.n_queries] = row.places[length - row.n_queries :]
+        wanted[index, row.n_queries - row.n_own : row.n_queries] = True
+        if visible is not None:
+            behind = torch.arange(length - row.n_queries, length)[:, None] - torch.arange(length)
+            visible[index, 0, : row.n_queries, :length] = (behind >= 0) & (behind < (window or length))
+            visible[index, 0, row.n_queries :, 0] = True  # padding sees something, so that it is a number
+    return _Batch(
+        queries.to(device),
+        keys.to(device),
+        None if visible is None else visible.to(device),
+        wanted.flatten().nonzero()[:, 0].to(device),
+    )
+
+
+def attend_in_batches(
+    query: torch.Tensor,  # (1, heads, n_tokens, head_dim)
+    key: torch.Tensor,  # (1, key_value_heads, n_tokens, head_dim)
+    value: torch.Tensor,
+    batches: SegmentBatches,
+    scale: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Return (1, n_tokens, heads, head_dim): each token attends to what it sees of its row."""
+    groups = query.shape[1] // key.shape[1]
+    answers = []
+    for batch in batches.batches:
+        queries = query[0][:, batch.queries].transpose(0, 1)
+        keys, values = (states[0][:, batch.keys].transpose(0, 1) for states in (key, value))
+        if batch.mask is not None and groups > 1:  # the kernels that take a mask want as many keys as queries
+            keys, values = (states.repeat_interleave(groups, 1) for states in (keys, values))
+        answer = F.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=batch.mask,
+            is_causal=batch.mask is None,
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=batch.mask is None and groups > 1,
+        )
+        answers.append(answer.transpose(1, 2).flatten(0, 1)[batch.wanted])
+    return torch.cat(answers)[batches.order][None]
+
+
+# Exact attention over a packed prefix tree on the CPU, every pair of tokens computed once.
+#
+# The tree is cut into tiles without a mask. Each segment sees itself: a causal square. All that lies
+# below a segment sees it whole: one rectangle, however many rows that is. A query's partial outputs
+# are joined by their log-sum-exps; backward, each tile needs the joined output and log-sum-exp only,
+# and gives its share of the gradients.
+#
+# It calls the kernels behind PyTorch's own CPU attention (`torch_seam.py`).
+#
+# Not covered: masks, windows that cut a row, dropout, mixed dtypes and other devices; `fits` says so,
+# and `attention.py` has another way for these.
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Queries and keys of the packed sequence that see each other.
+
+    `causal` where they are the same tokens.
+    """
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+def tiles_of(segments: Sequence[Segment]) -> tuple[Tile, ...]:
+    """Return the squares in packed order, then the rectangles.
+
+    What is below a segment follows it without a gap.
+    """
+    below: dict[tuple[int, int], int] = {}
+    for segment in segments:
+        for ancestor in segment.ancestors:
+            below[ancestor] = max(segment.end, below.get(ancestor, 0))
+    squares = [Tile(slice(s.start, s.end), slice(s.start, s.end), True) for s in segments]
+    rectangles = [Tile(slice(end, last), slice(start, end), False) for (start, end), last in below.items()]
+    return (*squares, *rectangles)
+
+
+def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
+    """Return whether the kernels take these."""
+    return (
+        query.device.type == "cpu"
+        and query.dtype == key.dtype == value.dtype
+        and query.shape == key.shape == value.shape
+        and dropout == 0.0
+    )
+
+
+def tree_attention(
+    query: torch.Tensor,  # (1, heads, n_tokens, head_dim), as are the others
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tiles: Sequence[Tile],
+    scale: float | None,
+) -> torch.Tensor:
+    """Let each token attend to what it sees of its row, in the packed order."""
+    result: torch.Tensor = _TreeAttention.apply(query, key, value, tiles, scale)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        tiles: Sequence[Tile],
+        scale: float | None,
+    ) -> torch.Tensor:
+        exact = _summed_in(query.dtype)
+        output = torch.empty(query.shape, dtype=exact)
+        total = torch.empty(query.shape[:3], dtype=exact)
+        for tile in tiles:
+            rows = tile.queries
+            part, log_sum = cpu_attention_forward(
+                query[:, :, rows], key[:, :, tile.keys], value[:, :, tile.keys], 0.0, tile.causal, scale=scale
+            )
+            if not tile.causal:
+                before = total[:, :, rows]
+                joined = torch.logaddexp(before, log_sum)
+                old = output[:, :, rows] * (before - joined).exp().unsqueeze(-1)
+                part = old + part * (log_sum - joined).exp().unsqueeze(-1)
+                log_sum = joined
+            output[:, :, rows], total[:, :, rows] = part, log_sum
+        output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, total)
+        ctx.tiles, ctx.scale = tiles, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, total = ctx.saved_tensors
+        grad_query, grad_key, grad_value = (torch.zeros(query.shape, dtype=total.dtype) for _ in range(3))
+        for tile in ctx.tiles:
+            rows, seen = tile.queries, tile.keys
+            parts = cpu_attention_backward(
+                grads[0][:, :, rows],
+                query[:, :, rows],
+                key[:, :, seen],
+                value[:, :, seen],
+                output[:, :, rows],
+                total[:, :, rows],
+                0.0,
+                tile.causal,
+                scale=ctx.scale,
+            )
+            grad_query[:, :, rows] += parts[0]
+            grad_key[:, :, seen] += parts[1]
+            grad_value[:, :, seen] += parts[2]
+        return *(grad.to(query.dtype) for grad in (grad_query, grad_key, grad_value)), None, None
+
+
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    """The type in which parts are joined: numbers of 16 bits would be rounded with every one."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class PrefixLayout:

@@ -12,16 +12,68 @@ that is not scored: it takes no part, and its advantage is 0, as is that of a wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import sqrt
+from collections.abc import Callable, Iterable, Sequence
+from math import isnan, sqrt
 from statistics import fmean
 
 from toolgrpo.errors import RewardError
-from toolgrpo.signal.dead_groups import is_dead
 
 Totals = Sequence[float | None]
 
 _TRL_EPSILON = 1e-4
+
+
+# The one definition of a dead group: its rewards are all alike, so it teaches nothing.
+
+SAME_REWARD = 1e-6  # rewards are added up in fp32 in training
+
+
+def is_dead(rewards: Iterable[float | None]) -> bool:
+    """Return whether the valid combined rewards of one group differ by at most `SAME_REWARD`.
+
+    None and NaN stand for an episode that is not scored. A group of none or one is dead.
+    """
+    valid = [reward for reward in rewards if reward is not None and not isnan(reward)]
+    return not valid or max(valid) - min(valid) <= SAME_REWARD
+
+
+# What the rewards of one group add up to, as TRL will combine them.
+
+
+def weighted_sums(values: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float | None]:
+    """Return the weighted sum of each episode's rewards.
+
+    NaN stands for a function that does not score the episode; None for an episode without any score.
+    """
+    return [
+        None
+        if all(map(isnan, of_episode))
+        else sum(weight * value for weight, value in zip(weights, of_episode, strict=True) if not isnan(value))
+        for of_episode in values
+    ]
+
+
+def combined_rewards(
+    values: Sequence[Sequence[float]], weights: Sequence[float], *, normalize_first: bool
+) -> list[float | None]:
+    """Return the rewards of a group's episodes whose spread its advantages are made from.
+
+    They are the weighted sums; with `normalize_first` (TRL's `normalize_then_sum`) those of each
+    function's values less their mean, over their standard deviation.
+    """
+    if not normalize_first:
+        return weighted_sums(values, weights)
+    columns = [_normalized(column) for column in zip(*values, strict=True)]
+    return weighted_sums(list(zip(*columns, strict=True)), weights)
+
+
+def _normalized(column: Sequence[float]) -> list[float]:
+    scores = [value for value in column if not isnan(value)]
+    if is_dead(column):  # rounding, divided by next to nothing, must not look like a spread
+        return [value if isnan(value) else 0.0 for value in column]
+    mean = sum(scores) / len(scores)
+    std = sqrt(sum((value - mean) ** 2 for value in scores) / (len(scores) - 1))
+    return [(value - mean) / (std + _TRL_EPSILON) for value in column]
 
 
 def _from_mean(rewards: Sequence[float]) -> list[float]:

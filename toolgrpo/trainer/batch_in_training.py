@@ -28,8 +28,7 @@ from toolgrpo.rollout import RolloutBatch, Rollouts
 from toolgrpo.rollout.batch import Mode, Row
 from toolgrpo.startup import give_memory_back, maps_large_blocks
 from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
-from toolgrpo.trainer.batch_credit import BatchCredit
-from toolgrpo.trainer.batch_signal import BatchSignal
+from toolgrpo.trainer.batch_signal import BatchCredit, BatchSignal
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.engine_proof import EngineProof

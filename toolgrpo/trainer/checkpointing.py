@@ -20,12 +20,14 @@ backend can do that, but not the random numbers and places, and says so.
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -35,7 +37,6 @@ from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
 from toolgrpo.trainer import trl_seam
-from toolgrpo.trainer.random_numbers import RandomNumbers
 
 # accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto
 # it, and PyTorch knows only `cpu` there: without this a run of several processes on the CPU could
@@ -68,6 +69,31 @@ Place = dict[str, Any]
 """Where one process of a run is: in its generation batch, in its engine's random numbers, in its log
 of episodes, and in the order of rows.
 """
+
+
+# The generators of random numbers of one process, kept and put back.
+
+
+@dataclass(frozen=True, slots=True)
+class RandomNumbers:
+    """Where Python's, NumPy's and PyTorch's generators were, those of the accelerators too."""
+
+    of_python: Any
+    of_numpy: Any
+    cpu: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def now(cls) -> Self:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), tuple(cuda))
+
+    def restore(self) -> None:
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,12 @@ from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.options import RecordingOptions
-from toolgrpo.observe.watch_options import WatchOptions
+from toolgrpo.observe.options import RecordingOptions, WatchOptions
 from toolgrpo.rollout.compaction import ContextOptions
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import MODES, SharedPass
+from toolgrpo.signal.admission import GroupDrawingOptions
 from toolgrpo.signal.correction import CorrectionOptions
-from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.shaping import ShapingOptions
 from toolgrpo.signal.training_rows import TrainingRowsOptions
 from toolgrpo.tools.base import TOOL_TIMEOUT_S

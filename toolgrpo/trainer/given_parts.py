@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.data.given_rows import as_dataset
+from toolgrpo.data.table import as_dataset
 from toolgrpo.errors import ConfigError, ModelError
 from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
 from toolgrpo.hub import settle_hub

@@ -19,8 +19,7 @@ import torch
 from accelerate.utils import gather_object
 
 from toolgrpo.rollout.batch import Mode
-from toolgrpo.signal.correction import Correction
-from toolgrpo.signal.token_weights import EpisodeWeights, difference_metrics, weight_metrics
+from toolgrpo.signal.correction import Correction, EpisodeWeights, difference_metrics, weight_metrics
 from toolgrpo.trainer import trl_correction
 
 

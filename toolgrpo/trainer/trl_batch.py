@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.advantages import is_dead
 from toolgrpo.signal.training_rows import ROW_LOSSES, TOKEN_LOSSES, dead_by_rewards_alone, why_every_row
 from toolgrpo.trainer.live_rows import RowChoice, is_live
 from toolgrpo.trainer.segmented_rows import SegmentedRows

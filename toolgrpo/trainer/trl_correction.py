@@ -21,8 +21,16 @@ from typing import Any
 
 import torch
 
-from toolgrpo.signal.correction import Correction, EpisodeRule
-from toolgrpo.signal.token_weights import EpisodeWeights, clipped, kept, log_ratios, truncated, weights_of_rows
+from toolgrpo.signal.correction import (
+    Correction,
+    EpisodeRule,
+    EpisodeWeights,
+    clipped,
+    kept,
+    log_ratios,
+    truncated,
+    weights_of_rows,
+)
 
 Batch = dict[str, Any]
 _CLIPPED = frozenset(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"))

@@ -9,13 +9,55 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from toolgrpo.calls import RUNNABLE
+from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.evaluation.measures import pass_at_k
-from toolgrpo.rollout.batch import RolloutBatch, Scored
-from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
+from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
+from toolgrpo.signal.advantages import is_dead
+from toolgrpo.trajectory import Message, StopReason, Trajectory
 
 _ENOUGH = 8  # episodes of a task, to say of it that none succeeds
+
+
+# Episodes that nobody drew, to ask rewards about: one that gives the gold answer, one of nonsense.
+#
+# Not covered: rewards that look at tokens, turns or the state of an environment; of those nothing can
+# be said without a real episode.
+
+NONSENSE = "I would rather talk about the weather."
+
+
+WRITINGS: Mapping[str, GoldEpisode] = {
+    "alone": as_answer,
+    "in a box": as_boxed_answer,
+    "after a tool's result": as_result_and_answer,
+    "as a program": as_program,
+}
+"""How a gold answer may be written down."""
+
+
+def nonsense(row: Row) -> list[Message]:
+    return [{"role": "assistant", "content": NONSENSE}]
+
+
+def score_made_up(
+    rows: Sequence[Row],
+    write: GoldEpisode,
+    rewards: Sequence[Grader],
+    weights: Sequence[float] | None,
+    threshold: float,
+) -> RolloutBatch:
+    """Return these rows graded, each with the episode that `write` makes of it."""
+    episodes = tuple(Scored(row, _episode(write(row))) for row in rows)
+    return grade(RolloutBatch(episodes=episodes), rewards, weights, threshold=threshold)
+
+
+def _episode(messages: list[Message]) -> Trajectory:
+    made: dict[str, Any] = {"prompt_ids": (0,), "ids": (), "mask": (), "logprobs": (), "turns": ()}
+    return Trajectory(**made, messages=tuple(messages), stop_reason=StopReason.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
