@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import inspect
 import os
 import random
 import re
@@ -18,22 +19,7 @@ from typing import Any
 
 N, MAX_TURNS, TURN_TOKENS = 64, 5, 32
 MOST = 128  # rollouts at a time
-Decide = Callable[[int, int], float | None]
 NUMBER_TYPES = ("float32", "bfloat16")
-TOOLS = '''
-import time
-
-def wait(seconds: float) -> str:
-    """Wait.
-
-    Args:
-        seconds: How long.
-    """
-    time.sleep(seconds)
-    return "result 42 result 42 result 42"
-
-TOOL_FUNCTIONS = [wait]
-'''
 
 
 def prepare_vllm() -> None:
@@ -57,6 +43,9 @@ def wait(seconds: float) -> str:
     return "result 42 result 42 result 42"
 
 
+TOOLS = f"import time\n\n{inspect.getsource(wait)}\nTOOL_FUNCTIONS = [wait]\n"  # the file that ours is given
+
+
 def decision(uid: int, turn: int) -> float | None:
     """The tool's latency as a multiple of the nominal one, or None if this turn answers."""
     rng = random.Random(uid * 1000 + turn)
@@ -71,6 +60,30 @@ def turns_of(uid: int) -> int:
 
 def question(uid: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"What is {uid} plus {uid}?"}]
+
+
+class ScriptedParse:
+    """TRL's parse of a response replaced: it parses live rollouts in order, round by round, which tells whose turn it is."""
+
+    def __init__(self, call: Callable[[int, int], tuple[str, dict[str, float]] | None]) -> None:
+        self._call = call  # by rollout and turn; None: this turn answers
+        self.begin(())
+
+    def begin(self, uids: Sequence[int]) -> None:
+        self._order, self._next, self._at, self._turn = list(uids), list[int](), 0, 0
+
+    def __call__(self, tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, Any]:
+        uid = self._order[self._at]
+        called = self._call(uid, self._turn)
+        message: dict[str, Any] = {"role": "assistant", "content": "x"}
+        if called is not None:
+            name, arguments = called
+            message["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+            self._next.append(uid)
+        self._at += 1
+        if self._at == len(self._order):
+            self._order, self._next, self._at, self._turn = self._next, [], 0, self._turn + 1
+        return message
 
 
 class NativeLoop:
@@ -89,8 +102,6 @@ class NativeLoop:
         from toolgrpo.engines.vllm_options import CPU_BLOCK_SIZE
 
         self.latency_s = 0.0
-        self.decide: Decide = decision
-        self._module = module
         args = GRPOConfig(
             tempfile.mkdtemp(),
             per_device_train_batch_size=N,
@@ -117,33 +128,19 @@ class NativeLoop:
         # Its weights come from the same folder; its weight sync crashes on the CPU and is not what is measured.
         self.trainer._last_loaded_step = self.trainer.state.global_step
         self.trainer._sync_tool_dicts, self.trainer._async_tool_dicts = [{"wait": wait}] * MOST, [{}] * MOST
-        module.parse_response = self._parse
-        self._order: list[int] = []
-        self._next: list[int] = []
-        self._at = 0
-        self._turn = 0
+        self._parse = module.parse_response = ScriptedParse(self._call)
 
     @property
     def llm(self) -> Any:
         return self.trainer.vllm_generation.llm
 
-    def _parse(self, tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, Any]:
-        """TRL parses the live rollouts in order, one round after the other: that tells whose turn it is."""
-        uid = self._order[self._at]
-        factor = self.decide(uid, self._turn)
-        message: dict[str, Any] = {"role": "assistant", "content": "x"}
-        if factor is not None:
-            call = {"name": "wait", "arguments": {"seconds": self.latency_s * factor}}
-            message["tool_calls"] = [{"type": "function", "function": call}]
-            self._next.append(uid)
-        self._at += 1
-        if self._at == len(self._order):
-            self._order, self._next, self._at, self._turn = self._next, [], 0, self._turn + 1
-        return message
+    def _call(self, uid: int, turn: int) -> tuple[str, dict[str, float]] | None:
+        factor = decision(uid, turn)
+        return None if factor is None else ("wait", {"seconds": self.latency_s * factor})
 
     def run(self, uids: Sequence[int] = range(N)) -> tuple[float, int]:
         """Seconds, and sampled tokens."""
-        self._order, self._next, self._at, self._turn = list(uids), [], 0, 0
+        self._parse.begin(uids)
         started = time.perf_counter()
         output = self.trainer._generate([question(uid) for uid in uids])
         return time.perf_counter() - started, sum(sum(mask) for mask in output[2])
@@ -161,9 +158,8 @@ def uid_of(messages: Sequence[Any]) -> int:
 class ScriptedDecisions:
     """Our chat format with its parse replaced: the prompt says which rollout this task is."""
 
-    def __init__(self, chat: Any, latency_s: Callable[[], float], decide: Decide = decision) -> None:
-        self._chat, self.decide = chat, decide
-        self._latency_s = latency_s
+    def __init__(self, chat: Any, latency_s: Callable[[], float]) -> None:
+        self._chat, self._latency_s = chat, latency_s
         self.name, self.stop_ids, self.call_text = chat.name, (), chat.call_text
 
     def prompt(self, messages: Sequence[Any], schemas: Any, **kwargs: Any) -> list[int]:
@@ -182,7 +178,7 @@ class ScriptedDecisions:
 
         self._chat.parse(ids, **kwargs)  # its cost belongs to ours
         uid, turn = _uid.get(), _turn.get()
-        factor = self.decide(uid, turn)
+        factor = decision(uid, turn)
         _turn.set(turn + 1)
         if factor is None:
             return ParsedTurn("x", None, (), False)
@@ -204,16 +200,13 @@ class OurLoop:
         from toolgrpo.tools import load_tools
 
         self.latency_s = 0.0
-        self.decide: Decide = decision
         tokenizer = native.trainer.processing_class
         folder = Path(tempfile.mkdtemp())
         (folder / "wait_tool.py").write_text(TOOLS)
         self.tools = load_tools(folder / "wait_tool.py", tool_timeout_s=30.0)
         self.runner = EpisodeRunner(
             engine=VLLMColocateEngine(StepEngine(native.llm.llm_engine)),
-            chat=ScriptedDecisions(
-                resolve_format(tokenizer), lambda: self.latency_s, lambda uid, turn: self.decide(uid, turn)
-            ),
+            chat=ScriptedDecisions(resolve_format(tokenizer), lambda: self.latency_s),
             limits=EpisodeLimits(
                 max_completion_length=MAX_TURNS * 128, max_turns=2 * MAX_TURNS, max_turn_tokens=TURN_TOKENS
             ),

@@ -29,6 +29,7 @@ from _rollout_loops import (
     TOOLS,
     TURN_TOKENS,
     ScriptedDecisions,
+    ScriptedParse,
     _turn,
     _uid,
     decision,
@@ -239,23 +240,11 @@ def train_trl(job: Job, clock: Clock) -> dict[str, Any]:
     import trl.trainer.grpo_trainer as module
     from trl import GRPOConfig, GRPOTrainer
 
-    order: list[int] = []
-    state: dict[str, Any] = {"next": [], "at": 0, "turn": 0, "episodes": 0}
-
-    def parse(tokenizer: Any, ids: Any, prefix: Any = None, tools: Any = None) -> dict[str, Any]:
-        """TRL parses the live rollouts in order, one round after the other: that tells whose turn it is."""
-        uid, turn = order[state["at"]], state["turn"]
+    def scripted_call(uid: int, turn: int) -> tuple[str, dict[str, float]] | None:
         factor = decision(uid, turn)
-        message: dict[str, Any] = {"role": "assistant", "content": "x"}
-        if factor is not None:
-            name, given = call(job.tools, uid, turn, clock.latency_s * factor)
-            message["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": given}}]
-            state["next"].append(uid)
-        state["at"] += 1
-        if state["at"] == len(order):
-            order[:], state["next"], state["at"], state["turn"] = state["next"], [], 0, turn + 1
-        return message
+        return None if factor is None else call(job.tools, uid, turn, clock.latency_s * factor)
 
+    parse, episodes = ScriptedParse(scripted_call), 0
     args = GRPOConfig(
         **arguments(job),
         use_vllm=True,
@@ -274,13 +263,14 @@ def train_trl(job: Job, clock: Clock) -> dict[str, Any]:
     generate = trainer._generate
 
     def scripted(prompts: list[Any]) -> Any:
-        order[:] = [uid_of(prompt) * GROUP + place % GROUP for place, prompt in enumerate(prompts)]
-        state.update(next=[], at=0, turn=0, episodes=state["episodes"] + len(prompts))
+        nonlocal episodes
+        episodes += len(prompts)
+        parse.begin([uid_of(prompt) * GROUP + place % GROUP for place, prompt in enumerate(prompts)])
         return generate(prompts)
 
     trainer._generate = scripted
     trainer.train()
-    return {"episodes": int(state["episodes"]), **counted(trainer.state.log_history, job.episodes)}
+    return {"episodes": episodes, **counted(trainer.state.log_history, job.episodes)}
 
 
 class Decisions(ScriptedDecisions):
