@@ -200,13 +200,6 @@ def test_added_tokens_of_white_space_are_text() -> None:
         assert loud.count(end) == own.count(end)
 
 
-def test_a_special_token_of_white_space_is_control() -> None:
-    tokenizer = trl_tokenizer("gemma3")
-    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("\n\n", special=True, normalized=False)])
-    with pytest.raises(ChatFormatError):
-        resolve_format(tokenizer)
-
-
 def test_tokens_that_swallow_space_swallow_it_here() -> None:
     """As Phi-3's, whose `<|end|>` takes the line break behind it."""
     tokens = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")

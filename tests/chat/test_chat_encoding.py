@@ -54,10 +54,6 @@ def test_ids_are_decoded_as_the_tokenizer_does() -> None:
     assert decoded == tokenizer.decode(ids, clean_up_tokenization_spaces=False) and decoded.endswith("<|im_start|>")
 
 
-def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
-    assert ENCODER.encode("a\ud800b") == ENCODER.encode("a?b")
-
-
 def test_a_slow_tokenizer_is_refused_with_a_sentence() -> None:
     with pytest.raises(ChatFormatError, match="AutoTokenizer"):
         Encoder(object())

@@ -197,13 +197,6 @@ def test_a_megabyte_of_arguments(call: str) -> None:
                 assert sum(len(attempt.raw) for attempt in parsed.attempts) <= 2 * len(text) + 100
 
 
-def test_a_megabyte_of_ids() -> None:
-    chat = load("qwen3")
-    call = json.dumps({"name": "f", "arguments": {"a": "x" * 1_000_000}})
-    (attempt,) = chat.parse(chat.encode(f"<tool_call>{call}</tool_call><|im_end|>")).attempts
-    assert attempt.status is AttemptStatus.OK and attempt.arguments == {"a": "x" * 1_000_000}
-
-
 def work(chat: TemplateFormat, ids: list[int]) -> int:
     """How many functions are called, Python's and C's, to read a turn."""
     count = 0

@@ -56,13 +56,6 @@ def test_results_go_into_the_message_they_answer_with_the_answer_behind_them() -
     assert "tool_responses" not in said, "the row is not changed"
 
 
-def test_a_second_round_of_calls_is_a_message_of_its_own() -> None:
-    rounds = [calling(("f", {})), result("1", name="f"), calling(("f", {})), result("2", name="f")]
-    shaped = results_inside([QUESTION, *rounds])
-    assert [message["role"] for message in shaped] == ["user", "assistant", "assistant"]
-    assert [m["tool_responses"][0]["response"] for m in shaped[1:]] == ["1", "2"]
-
-
 def test_tools_are_spelled_in_words_where_the_template_knows_none() -> None:
     said = calling(("look_up", {"key": "ü"}), content="well")
     spelled = tools_as_text([SYSTEM, QUESTION, said, result("1"), result("2"), QUESTION], [LOOK_UP], system=True)

@@ -1,20 +1,17 @@
-"""Two independent implementations beside ours: the `renderers` package, and TRL's response templates.
+"""An independent implementation beside ours: the `renderers` package, which writes each family by hand.
 
-`renderers` writes each family by hand: where it has one, its prompt, its bridge and its reading of a turn must be ours.
-TRL's response templates are what its own trainer reads turns with. Neither is used by the package itself; the docs say why.
+Where it has one, its prompt, its bridge and its reading of a turn must be ours.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from functools import cache
 from typing import Any
 
 import pytest
-from trl.chat_template_utils import add_response_schema, parse_response
 
-from tests.support.chat_families import template_names, trl_tokenizer
+from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.calls import AttemptStatus
 from toolgrpo.chat import resolve_format, tool_message
@@ -128,45 +125,3 @@ def test_turns_are_read_as_renderers_reads_them(name: str) -> None:
         theirs = renderer(name).parse_response(said[:cut], tools=[LOOK_UP], prompt_ids=before)
         good = [(call.name, call.arguments) for call in theirs.tool_calls if call.status.value == "ok"]
         assert [(a.name, a.arguments) for a in ours.attempts if a.status is AttemptStatus.OK] == good
-
-
-def response_template_names() -> list[str]:
-    """The templates that TRL has a response template for."""
-    found = []
-    for name in template_names():
-        with contextlib.suppress(ValueError):
-            add_response_schema(trl_tokenizer(name))
-            found.append(name)
-    return found
-
-
-WITHOUT_CALLS = "deepseek_r1_distill"  # its response template reads thoughts and text only
-
-
-@pytest.mark.parametrize("name", [name for name in response_template_names() if name != WITHOUT_CALLS])
-def test_turns_are_read_as_trls_response_templates_read_them(name: str) -> None:
-    tokenizer, chat = load(name)
-    before, said = turn(chat, 1 if chat.family.one_call else 2)
-    theirs = parse_response(add_response_schema(tokenizer), said, prefix=before, tools=[LOOK_UP])
-    ours = chat.parse(said, before=before)
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in theirs["tool_calls"]]
-    assert [(attempt.name, attempt.arguments) for attempt in ours.attempts] == calls
-    left_over = theirs["content"].removesuffix("<|observation|>")  # an end of a turn that TRL's GLM does not know
-    assert ours.content.strip() == left_over.strip() == ""
-
-
-def test_thoughts_are_read_as_trls_response_template_reads_them() -> None:
-    tokenizer, chat = load(WITHOUT_CALLS)
-    before = chat.prompt([USER], [])
-    said = chat.encode("I think so.\n</think>\n\nYes.<｜end▁of▁sentence｜>")
-    theirs = parse_response(add_response_schema(tokenizer), said, prefix=before)
-    ours = chat.parse(said, before=before)
-    assert (ours.reasoning, ours.content) == ("I think so.", "Yes.")
-    assert (theirs["reasoning_content"].strip(), theirs["content"].strip()) == (ours.reasoning, ours.content)
-
-
-def test_every_family_with_a_response_template_passes_the_proof() -> None:
-    names = response_template_names()
-    assert len(names) >= 26
-    for name in names:
-        load(name)

@@ -1,4 +1,4 @@
-"""Formats made of a response template alone: the tokenizer's own, or the one that TRL has for a chat template."""
+"""Response templates: formats made of one alone, and which one a known family is read by."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+from transformers.utils.chat_parsing.response_templates import load_response_template
 from trl.chat_template_utils import add_response_schema
 
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
 from tests.support.chat_samples import LOOK_UP, calling, printed_turn
 from toolgrpo.calls import AttemptStatus
-from toolgrpo.chat import resolve_format, tool_message
+from toolgrpo.chat import family_templates, resolve_format, tool_message
 from toolgrpo.chat.encoding import Guard
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format, response_template_of
@@ -22,7 +23,6 @@ from toolgrpo.testing import byte_tokenizer
 pytestmark = pytest.mark.contract
 
 OK, INVALID, UNCLOSED = AttemptStatus.OK, AttemptStatus.INVALID_JSON, AttemptStatus.UNCLOSED
-NAMELESS, BAD = AttemptStatus.MISSING_NAME, AttemptStatus.BAD_ARGUMENTS
 
 # What a response template cannot describe: which token ends a turn, where it is none that also ends an answer.
 NOT_DESCRIBED = {"glm4moe": "prints none of them after a call", "gptoss": "prints none of them after a call"}
@@ -84,28 +84,6 @@ def test_a_turn_of_every_shape_is_taken_apart() -> None:
     assert chat.parse(chat.encode("no header at all<|eot|>")).content == "no header at all"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
-def test_a_call_inside_thinking_is_no_call(name: str) -> None:
-    chat = described(name)
-    text = chat._decode(printed(chat)[1])
-    call = chat.encode(text[text.index("<tool_call>") : text.index("</tool_call>")] + "</tool_call>")
-    assert len(chat.parse(call).attempts) == 1
-    opening, closing = chat.encode("<think>\n"), chat.encode("\n</think>\n\n")
-    whole = chat.parse([*opening, *call, *closing, *chat.encode("done")])
-    assert (len(whole.attempts), whole.content) == (0, "done")
-    assert len(chat.parse([*opening, *closing, *call]).attempts) == 1
-    assert chat.parse(call, before=opening).attempts == ()  # opened by the prompt, and cut
-    shut = chat.parse([*call, *closing, *call], before=opening)
-    assert (len(shut.attempts), shut.reasoning) == (1, chat._decode(call))
-
-
-def test_thinking_that_only_the_prompt_opens() -> None:
-    chat = described("nemotron_3_nano")
-    parsed = chat.parse(chat.encode("hm<tool_call>\n<function=f>\n</function>\n</tool_call>\n</think>\ndone<|im_end|>"))
-    assert (parsed.content, parsed.attempts) == ("done", ())
-    assert parsed.reasoning is not None and parsed.reasoning.startswith("hm<tool_call>")
-
-
 def test_a_marker_in_letters_is_text() -> None:
     chat = described("qwen3")
     text = 'Write <tool_call>{"name": "f"}</tool_call>, or <think>, or <|im_end|>.'
@@ -129,18 +107,9 @@ GOOD = '{"name": "f", "arguments": {}}'
     [
         ("qwen3", f"<tool_call>{GOOD}</tool_call>\n<tool_call>{{</tool_call>a", [OK, INVALID]),
         ("qwen3", f"<tool_call>{GOOD}\n<tool_call>{GOOD}</tool_call><tool_call>", [UNCLOSED, OK, UNCLOSED]),
-        ("qwen3", "<tool_call>[]</tool_call><tool_call>{}</tool_call>", [NAMELESS, NAMELESS]),
-        ("qwen3", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', [BAD]),
-        ("qwen3", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [OK]),
-        ("qwen3", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [OK]),
-        ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', [INVALID]),
-        ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', [INVALID]),
-        ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', [INVALID]),
         ("qwen3", f"<tool_call>{'[' * 9000}</tool_call>", [INVALID]),
         ("qwen3_5_think", f"<tool_call>{GOOD}</tool_call>", [INVALID]),
-        ("qwen3_5_think", "<tool_call><function=f></function></tool_call>", [OK]),
         ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</function></tool_call>", [INVALID]),
-        ("qwen3_5_think", "<tool_call><function=f>hm</function></tool_call>", [INVALID]),
         ("qwen3_5_think", "<tool_call><function=f><parameter=a>1</parameter>", [UNCLOSED]),
         ("muse_glimmer", ' to=f<|message|><atem:invoke name="f">hm</atem:invoke>', [INVALID]),
         ("muse_glimmer", ' to=f<|message|><atem:invoke name="f"><atem:parameter name="a">1', [UNCLOSED]),
@@ -227,12 +196,46 @@ def test_trls_response_template_is_taken_where_the_tokenizer_has_none() -> None:
     assert response_template_of(trl_tokenizer("cohere2")) is None
 
 
-def test_most_response_templates_are_enough() -> None:
-    assert len(READ) == 24
-
-
 @pytest.mark.parametrize("name", NOT_DESCRIBED)
 def test_what_a_response_template_leaves_out_is_refused(name: str) -> None:
     with pytest.raises(ChatFormatError, match=NOT_DESCRIBED[name]):
         described_format(trl_tokenizer(name))
     assert described_format(trl_tokenizer(WITHOUT_CALLS)) is None
+
+
+def found(chat: TemplateFormat, said: str) -> list[tuple[str, dict[str, Any]]]:
+    attempts = chat.parse(chat.encode(said)).attempts
+    return [(str(a.name), dict(a.arguments or {})) for a in attempts if a.status is OK]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl"])
+def test_where_trls_template_reads_as_well_it_is_taken_as_it_is(name: str) -> None:
+    tokenizer = trl_tokenizer(name)
+    chat, theirs = resolve_format(tokenizer), response_template_of(tokenizer)
+    assert isinstance(chat, TemplateFormat) and isinstance(chat.reader, TurnReader) and theirs is not None
+    assert chat.family.form is family_templates.HERMES
+    assert chat.reader.call.field == load_response_template(theirs).fields["tool_calls"]
+    assert "<|im_end|>" in chat.reader.markers, "only TRL's template speaks of it, ours does not"
+
+
+def test_a_template_that_trl_does_not_know_to_the_letter_is_read_by_the_familys_copy() -> None:
+    tokenizer = trl_tokenizer("qwen3")
+    tokenizer.chat_template += "{# changed #}"
+    assert response_template_of(tokenizer) is None
+    chat = resolve_format(tokenizer)
+    assert isinstance(chat, TemplateFormat) and chat.name == "qwen3" and "<|im_end|>" not in chat.reader.markers
+    assert found(chat, f"<tool_call>{GOOD}</tool_call>") == [("f", {})]
+
+
+def test_a_tokenizers_own_template_counts_in_a_known_family_unless_it_does_not_hold() -> None:
+    spec = response_template_of(trl_tokenizer("qwen3"))
+    assert spec is not None
+    calls = {**spec["fields"]["tool_calls"], "open": "<call>"}
+    for own, held in ((spec, True), ({**spec, "fields": {**spec["fields"], "tool_calls": calls}}, False), ({}, False)):
+        tokenizer = trl_tokenizer("qwen3")
+        tokenizer.chat_template += "{# changed #}"
+        tokenizer.response_template = own
+        chat = resolve_format(tokenizer)
+        assert isinstance(chat, TemplateFormat) and chat.name == "qwen3"
+        assert ("<|im_end|>" in chat.reader.markers) == held
+        assert found(chat, f"<tool_call>{GOOD}</tool_call>") == [("f", {})]

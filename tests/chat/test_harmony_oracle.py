@@ -99,14 +99,6 @@ def read(encoding: Any, ids: list[int], role: Any = None) -> list[tuple[str, str
     ]
 
 
-@pytest.mark.parametrize(
-    "text", ["plain words", "Grüße, 你好, \U0001f600", "1234567 x=3.14", "a\n\n  b\t'll don't", "ÀÉ aÀ"]
-)
-def test_the_tokenizer_is_the_librarys(encoding: Any, tokenizer: Any, text: str) -> None:
-    for whole in (text, f"<|start|>user<|message|>{text}<|end|>"):
-        assert tokenizer.encode(whole, add_special_tokens=False) == encoding.encode(whole, allowed_special="all")
-
-
 @pytest.mark.parametrize("schemas", [[], [LOOK_UP], [LOOK_UP, RICH]], ids=["no tools", "one tool", "two tools"])
 @pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER], [SYSTEM, USER, ANSWER, USER]], ids=["1", "2", "4"])
 def test_prompts_are_the_librarys(
@@ -181,22 +173,3 @@ def test_text_and_thoughts_are_told_apart_as_the_library_does(encoding: Any, cha
     texts = [text for _, _, channel, recipient, text in messages if channel != "analysis" and recipient is None]
     assert parsed.reasoning == ("\n".join(thoughts) if thoughts else None)
     assert parsed.content == "\n".join(texts)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_turns_cut_anywhere_are_read_as_renderers_reads_them(
-    encoding: Any, tokenizer: Any, chat: TemplateFormat, form: str
-) -> None:
-    from renderers import configs, create_renderer
-
-    renderer = create_renderer(tokenizer, configs.GptOssRendererConfig())
-    header = encoding.encode("<|start|>assistant", allowed_special="all")
-    thoughts = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
-    said = chat.encode(thoughts + FORMS[form].replace("{arguments}", json.dumps(ARGUMENTS)))
-    for cut in range(1, len(said) + 1):
-        theirs = renderer.parse_response([*header, *said[:cut]], tools=[LOOK_UP])
-        closed = [(call.name, call.arguments) for call in theirs.tool_calls if call.status.value == "ok"]
-        ours = chat.parse(said[:cut]).attempts
-        good = [(attempt.name, attempt.arguments) for attempt in ours if attempt.status is AttemptStatus.OK]
-        assert good == (closed if cut == len(said) else [])
-    assert good == [("look_up", ARGUMENTS)]
