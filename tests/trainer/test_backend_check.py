@@ -39,12 +39,3 @@ def test_one_process_does_not_spread_the_model_over_several_gpus() -> None:
     with pytest.raises(ConfigError, match=r"sees 4 GPUs and would spread.*CUDA_VISIBLE_DEVICES=0"):
         check_backend(alone, {}, n_gpus=4)
     assert check_backend(Accelerator(cpu=True), {}, n_gpus=4).kind == "NO", "the CPU trains, whatever there is"
-
-
-def test_backends_say_what_they_are() -> None:
-    assert str(Backend("DEEPSPEED", 2, zero_stage=3)) == "DeepSpeed ZeRO-3 on 2 processes"
-    assert str(Backend("FSDP", 2, fsdp_version=2)) == "FSDP2 on 2 processes"
-    assert (
-        Backend("DEEPSPEED", 2, zero_stage=3).splits_parameters and Backend("FSDP", 2, fsdp_version=2).splits_parameters
-    )
-    assert not Backend("DEEPSPEED", 2, zero_stage=2).splits_parameters

@@ -37,30 +37,6 @@ def steps(output: Path) -> list[int]:
     return [checkpoint.step for checkpoint in complete_checkpoints(output)]
 
 
-def test_a_sealed_checkpoint_is_complete(tmp_path: Path) -> None:
-    folder = saved(tmp_path, 3)
-    assert why_incomplete(folder) is None and not is_foreign(folder)
-    (found,) = complete_checkpoints(tmp_path)
-    assert (found.path, found.step, found.n_processes) == (folder, 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda f: (f / "model.safetensors").write_bytes(b"m" * 99), "model.safetensors has 99 bytes instead of 100"),
-        (lambda f: (f / "global_step1" / "optimizer.pt").unlink(), "global_step1/optimizer.pt is missing"),
-        (lambda f: (f / "toolgrpo_complete.json").unlink(), "not saved to its end"),
-        (lambda f: (f / "toolgrpo_complete.json").write_text("{"), "its seal cannot be read"),
-    ],
-)
-def test_a_damaged_checkpoint_does_not_count(tmp_path: Path, damage: object, said: str) -> None:
-    saved(tmp_path, 1)
-    folder = saved(tmp_path, 2)
-    damage(folder)  # type: ignore[operator]
-    assert said in str(why_incomplete(folder))
-    assert steps(tmp_path) == [1]
-
-
 def test_what_was_begun_and_not_sealed_does_not_count(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     folder = saved(tmp_path, 2, sealed=False)

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from toolgrpo import ToolGRPOConfig
-from toolgrpo.commands.evaluate import EvaluationConfig, parse_evaluation_arguments
-from toolgrpo.engines.build import ENGINES
+from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.errors import ConfigError
-from toolgrpo.trainer.config import ENGINE_NAMES
 
 
 def config(folder: Path, kind: type[ToolGRPOConfig] = ToolGRPOConfig, **fields: Any) -> ToolGRPOConfig:
@@ -26,13 +24,6 @@ def test_training_refuses_temperature_0_and_an_evaluation_takes_it(tmp_path: Pat
         config(tmp_path, EvaluationConfig, temperature=-1.0)
 
 
-def test_the_evaluation_command_takes_temperature_0(tmp_path: Path) -> None:
-    arguments = parse_evaluation_arguments(
-        ["--config", "recipes/configs/nano.yaml", "--temperature", "0", "--output_dir", str(tmp_path)]
-    )
-    assert isinstance(arguments[2], EvaluationConfig) and arguments[2].temperature == 0.0
-
-
 def test_a_changed_copy_leaves_the_config_and_what_was_derived_from_it_as_it_was(tmp_path: Path) -> None:
     first = config(tmp_path, per_device_train_batch_size=8, num_generations=4, gradient_accumulation_steps=2)
     second = first.changed(output_dir="elsewhere", disable_tqdm=True)
@@ -40,10 +31,6 @@ def test_a_changed_copy_leaves_the_config_and_what_was_derived_from_it_as_it_was
     assert second.generation_batch_size == first.generation_batch_size == 16
     with pytest.raises(ConfigError, match="outputdir is no field of ToolGRPOConfig"):
         first.changed(outputdir="x")
-
-
-def test_the_trainers_list_of_engines_is_the_registry() -> None:
-    assert ("auto", *ENGINES) == ENGINE_NAMES
 
 
 def test_engine_options_hold_what_each_engine_is_asked(tmp_path: Path) -> None:

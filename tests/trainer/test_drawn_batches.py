@@ -127,29 +127,6 @@ def test_it_trains_as_if_the_admitted_groups_had_been_sampled_at_once(
         assert (first["judge/length"], expected["judge/length"]) == (4.0, 8.0), "a group is asked about at a time"
 
 
-def test_a_group_that_only_a_penalty_tells_apart_is_live_and_not_replaced(tmp_path: Path) -> None:
-    """All are worth 1, in answers of several lengths."""
-    asked: dict[str, list[int]] = {}
-
-    def solved(trajectories: list[Any], number: list[int], **_: Any) -> list[float]:
-        for n, trajectory in zip(number, trajectories, strict=True):
-            asked.setdefault(str(n), []).append(len(trajectory.ids))
-        return [1.0] * len(trajectories)
-
-    changes = {"penalty": {"output_tokens": 0.5}}
-    drawn, kept = train(tmp_path / "drawn", solved, rows(*range(8)), dynamic_sampling="backfill", **changes)
-    assert [one.row["number"] for one in kept.batches[0].episodes[::4]] == [0, 1], "nothing was replaced"
-    assert all(len(set(lengths)) > 1 for lengths in asked.values())
-    (log,) = logged(drawn, "sampling/live_rate", "reward/groups_without_spread", "grad_norm", "shaping/penalty")
-    assert (log["sampling/live_rate"], log["reward/groups_without_spread"]) == (1.0, 0.0)
-    at_once, _ = train(tmp_path / "at_once", solved, rows(0, 1), **changes)
-    assert logged(drawn, *LOGGED) == logged(at_once, *LOGGED) and log["grad_norm"] > 0 and log["shaping/penalty"] > 0
-    without, _ = train(tmp_path / "without", solved, rows(0, 1))
-    assert logged(without, "reward/groups_without_spread", "grad_norm") == [
-        {"reward/groups_without_spread": 1.0, "grad_norm": 0.0}
-    ]
-
-
 def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -172,20 +149,6 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
     ]
 
 
-def test_at_the_bound_it_trains_on_what_is_there(tmp_path: Path) -> None:
-    trainer, kept = train(tmp_path, lengths, rows(0, 2, 3, 6, 1, 4), dynamic_sampling="backfill", max_groups_drawn=2.0)
-    assert [one.row["number"] for one in kept.batches[0].episodes if one.trained] == [0] * 4 + [2] * 4
-    assert logged(trainer, "sampling/groups_drawn", "sampling/live_rate", "grad_norm") == [
-        {"sampling/groups_drawn": 4, "sampling/live_rate": 0, "grad_norm": 0}
-    ]
-
-
-def test_the_next_step_goes_on_where_the_draws_of_the_last_one_ended(tmp_path: Path) -> None:
-    _, kept = train(tmp_path, lengths, rows(*range(8)), dynamic_sampling="backfill", max_steps=2)
-    numbers = [[one.row["number"] for one in batch.episodes[::4]] for batch in kept.batches]
-    assert numbers == [[0, 1, 2, 3, 4], [5, 6, 7]]
-
-
 def test_nothing_is_replaced_and_the_order_is_that_of_trl_where_every_group_is_live(tmp_path: Path) -> None:
     def spread(number: list[int], **_: Any) -> list[float]:
         return [float(i % 2) for i, _ in enumerate(number)]
@@ -200,7 +163,6 @@ def test_nothing_is_replaced_and_the_order_is_that_of_trl_where_every_group_is_l
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, id="scripted", marks=pytest.mark.slow),
         pytest.param({"scripted": False, "temperature": 1.0}, id="drawn", marks=pytest.mark.slow),
         pytest.param(
             {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 1},
@@ -257,23 +219,6 @@ def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Pat
     assert max(log["sampling/groups_drawn"] or 0 for log in logged(whole, *names)) > 2, "some were replaced"
     for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_async_judges_of_different_groups_wait_at_the_same_time(tmp_path: Path) -> None:
-    waiting: list[asyncio.Event] = []
-
-    async def judge(number: list[int], **_: Any) -> list[float]:
-        if waiting:
-            waiting.pop().set()
-        else:
-            waiting.append(another := asyncio.Event())
-            async with asyncio.timeout(60):
-                await another.wait()
-        return [float(i % 2) for i, _ in enumerate(number)]
-
-    for form in (judge, Reward(judge, "judge", "a test")):
-        train(tmp_path, form, rows(*range(8)), dynamic_sampling="backfill")
-        assert not waiting
 
 
 def test_data_that_cannot_be_drawn_by_number_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from toolgrpo import DropEpisode, ToolGRPOTrainer
-from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import TooManyDroppedError
@@ -100,26 +98,6 @@ def test_too_many_end_the_run_with_their_causes(tmp_path: Path) -> None:
     assert {record["stop_reason"] for record in records} == {"finished"} and len(records) == 8
 
 
-def test_some_lost_environments_cost_their_episodes_alone(tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    def reward(completions: list[Any], trajectories: list[Any], **_: Any) -> list[float]:
-        asked.append(len(completions))
-        return [t.reward for t in trajectories]
-
-    given = iter([None, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0])
-
-    def gives(row: Any) -> float:
-        value = next(given)
-        if value is None:
-            raise EnvironmentLost("it died")
-        return value
-
-    trainer = tiny_trainer(tmp_path, reward, lengths, parts={"tools": ScriptedTools({}, reward=gives)}, max_steps=1)
-    trainer.train()
-    assert asked == [7] and trainer.state.log_history[0]["dropped/environment_lost"] == 1
-
-
 def varied(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say("abcdefghijklm"[: (sum(request.ids) * 7 + number * 5) % 13 + 1])
 
@@ -128,7 +106,6 @@ def varied(request: SampleRequest, number: int) -> list[int]:
     "changes",
     [
         pytest.param({}, id="scripted"),
-        pytest.param({"script": None, "temperature": 1.0}, id="drawn", marks=pytest.mark.slow),
         pytest.param(
             {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
             id="in the middle of an optimizer step",
@@ -138,7 +115,6 @@ def varied(request: SampleRequest, number: int) -> list[int]:
 )
 def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Path, changes: dict[str, Any]) -> None:
     """No checkpoint was asked for; the run that is mended becomes the one whose tools never broke."""
-    script = changes.pop("script", varied)
 
     def train(folder: Path, breaks_at: int | None, resume: str | None = None) -> tuple[Any, int]:
         calls: list[int] = []
@@ -152,9 +128,8 @@ def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Pa
         trainer = tiny_trainer(
             folder,
             judge,
-            script,
+            varied,
             rows=[{"prompt": f"question {number}"} for number in range(9)],
-            engine="auto" if script else "transformers",
             learning_rate=1e-2,
             max_turn_tokens=12,
             max_steps=6,
@@ -205,7 +180,7 @@ def test_an_episode_without_room_for_a_token_never_reaches_a_reward(tmp_path: Pa
         trainer.train()
 
 
-@pytest.mark.parametrize("who", ["environment_lost", "no_reward", "reward", "tool"])
+@pytest.mark.parametrize("who", ["environment_lost", "reward"])
 def test_dropped_episodes_of_groups_that_are_drawn_leave_their_group_too(tmp_path: Path, who: str) -> None:
     """Of question 0 one episode is left, so the group is dead and replaced; of the others one is dropped each."""
 
@@ -222,23 +197,15 @@ def test_dropped_episodes_of_groups_that_are_drawn_leave_their_group_too(tmp_pat
 
     def reward(completions: list[Any], answer: list[str], trajectories: list[Any], **_: Any) -> list[Any]:
         given: list[Any] = [float(len(t.ids) + place) for place, t in enumerate(trajectories)]
-        if who in ("reward", "no_reward"):
-            instead = DropEpisode("unclear") if who == "reward" else None
-            given = [instead if is_dropped(n) else value for n, value in zip(answer, given, strict=True)]
-        return given
+        if who == "environment_lost":
+            return given
+        return [DropEpisode("unclear") if is_dropped(n) else value for n, value in zip(answer, given, strict=True)]
 
-    def give_up() -> ToolResult:
-        return ToolResult("no network", "give_up", ToolErrorKind.DROPPED)
-
-    def calls(request: SampleRequest, number: int) -> list[int]:
-        (question,) = re.findall(r"user:q(\d)", ByteChat.text(request.ids))
-        return ByteChat.say("call give_up {}") if is_dropped(question) else lengths(request, number)
-
-    tools = {"environment_lost": ScriptedTools({}, reward=lost), "tool": ScriptedTools({"give_up": give_up})}.get(who)
+    tools = ScriptedTools({}, reward=lost) if who == "environment_lost" else None
     trainer = tiny_trainer(
         tmp_path,
         reward,
-        calls if who == "tool" else lengths,
+        lengths,
         kind=Seen,
         parts={"tools": tools},
         max_steps=1,

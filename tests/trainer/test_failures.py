@@ -41,9 +41,3 @@ def test_a_note_of_the_run_before_blames_nobody(tmp_path: Path) -> None:
     (tmp_path / "failure.json").write_text(json.dumps({"process": 1, "error": "of yesterday"}))
     with report_first_failure(tmp_path, process(0)):
         assert not (tmp_path / "failure.json").exists()
-
-
-def test_a_process_alone_leaves_no_note(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), report_first_failure(tmp_path, process(0, of=1)):
-        raise ValueError("mine")
-    assert list(tmp_path.iterdir()) == []

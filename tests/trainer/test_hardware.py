@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
 
 from toolgrpo.engines.policy import compute_dtype
-from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.hardware import _line_of, bf16_factor, bf16_line, settled_bf16, settled_cpu, trains_on_cpu
+from toolgrpo.trainer.hardware import _line_of, bf16_factor, settled_bf16, settled_cpu, trains_on_cpu
 
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
@@ -42,11 +40,6 @@ def test_precision(
     assert os.environ.get(VARIABLE) == left
 
 
-def test_fp16_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "fp16")
-    assert settled_bf16(False, True, on_cpu=False) is False and os.environ[VARIABLE] == "fp16"
-
-
 @pytest.mark.parametrize(
     ("environment", "given", "settled"),
     [
@@ -70,21 +63,6 @@ def test_what_a_cpu_trains_with(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert settled_cpu(*given) == settled
-
-
-def test_bf16_is_taken_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("WORLD_SIZE", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_CPU"):
-        monkeypatch.delenv(name, raising=False)
-    config = ToolGRPOConfig(str(tmp_path), bf16=True)
-    assert config.bf16 and config.use_cpu
-
-
-def test_a_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert settled_cpu(False, None, True) == (False, None)
 
 
 def test_the_cpu_may_train_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,10 +89,3 @@ def test_a_cpu_that_emulates_bf16_says_what_it_costs() -> None:
     n_threads = torch.get_num_threads()
     assert bf16_factor() > 0, "measured, whatever it is on this machine"
     assert torch.get_num_threads() == n_threads
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device"), [(torch.float32, "cpu"), (torch.float16, "cpu"), (torch.bfloat16, "cuda")]
-)
-def test_nothing_is_measured_where_nobody_asks_a_cpu_for_bf16(dtype: torch.dtype, device: str) -> None:
-    assert bf16_line(dtype, torch.device(device)) is None

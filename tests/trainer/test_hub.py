@@ -30,26 +30,6 @@ import json, sys
 from toolgrpo.data import load_tasks
 print(json.dumps([[dict(row) for row in load_tasks(spec, split=split)] for spec, split in json.loads(sys.argv[1])]))
 """
-TOKENIZER = """
-import json
-from contextlib import ExitStack
-from pathlib import Path
-from toolgrpo.commands.arguments import parse_arguments
-from toolgrpo.commands.parts import RunParts
-from toolgrpo.commands.terminal import Terminal
-from toolgrpo.trainer.given_parts import take_parts
-flags = ["--model_name_or_path", "somebody/model", "--output_dir", "out", "--dataset_id_or_path", "arithmetic"]
-longest = []
-for more in ([], ["--model_revision", "v1"]):
-    script, config, model = parse_arguments([*flags, *more])
-    parts = RunParts(script, config, model, Terminal.open(Path("train.log"), main_process=True))
-    config = config.changed(model_init_kwargs=parts.model_init_kwargs())
-    nothing = dict(tools=None, chat=None, factory=None)
-    with ExitStack() as opened:
-        given = take_parts(model.model_name_or_path, "accuracy", config, None, None, None, **nothing, opened=opened)
-    longest.append(given.tokenizer.model_max_length)
-Path("longest").write_text(json.dumps(longest))
-"""
 NOT_REACHED = """
 import json, os, subprocess, sys
 from toolgrpo.data import load_tasks
@@ -157,20 +137,6 @@ def keep_model(cache: Path, **longest_of: int) -> None:
         (kept / "snapshots" / commit / "config.json").write_text('{"model_type": "qwen3"}')
         settings = kept / "snapshots" / commit / "tokenizer_config.json"
         settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": longest}))
-
-
-def test_the_tokenizer_is_of_the_models_revision(tmp_path: Path) -> None:
-    keep_model(tmp_path / "hub", main=222, v1=111)
-    done = subprocess.run(
-        [sys.executable, "-c", TOKENIZER],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads((tmp_path / "longest").read_text()) == [222, 111]
 
 
 def test_a_hub_that_is_not_there_is_said_once_and_what_is_kept_is_loaded(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import torch
 from transformers import TrainerCallback
 
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import ConfigError
 from toolgrpo.signal.training_rows import NEEDS_EVERY_ROW, why_every_row
 from toolgrpo.testing import ByteChat, tiny_trainer
 from toolgrpo.testing.trainers import tiny_config
@@ -196,14 +195,6 @@ def test_what_needs_every_row_is_known(tmp_path: Path, changes: dict[str, Any]) 
     assert why_every_row(tiny_config(tmp_path, **changes)) in NEEDS_EVERY_ROW
 
 
-def test_every_row_is_read_where_something_else_needs_it(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"max_steps": 1, "entropy_coef": 0.1, "use_adaptive_entropy": True, "entropy_target": 9.0}
-    full, _ = trained(tmp_path / "full", skip_dead_rows="off", **changes)
-    found, logs = trained(tmp_path / "auto", **changes)
-    assert logs[0]["signal/rows_skipped"] == logs[0]["signal/tokens_skipped"] == 0
-    assert gap(found, full) == 0
-
-
 def test_the_entropy_is_the_mean_over_the_rows_that_were_read(tmp_path: Path) -> None:
     """Where the live rows are the whole batch, and where as many dead ones stand beside them."""
 
@@ -235,17 +226,3 @@ def test_the_live_denominator_counts_live_rows_or_their_tokens(tmp_path: Path, l
     else:
         assert factor == pytest.approx(1 / (1 - logs[0]["signal/rows_skipped"]), rel=1e-4)
     torch.testing.assert_close(over_live[0], over_all[0] * factor, rtol=1e-3, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"skip_dead_rows": "yes"}, "skip_dead_rows must be one of auto, off; got 'yes'"),
-        ({"loss_denominator": "some"}, "loss_denominator must be one of all, live; got 'some'"),
-        ({"loss_denominator": "live", "loss_type": "bnpo"}, "bnpo is divided by what each micro-batch holds"),
-        ({"loss_denominator": "live", "beta": 0.1}, "with beta 0.1 every row has a part in the loss"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        tiny_config(tmp_path, **changes)

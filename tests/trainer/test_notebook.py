@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-from tests.support.notebook_kernel import CellError, NotebookKernel  # noqa: E402
+from tests.support.notebook_kernel import NotebookKernel  # noqa: E402
 
 TOOLS = '''
 def look_up(word: str) -> str:
@@ -96,23 +96,3 @@ def test_an_interrupted_cell_ends_its_step_and_the_next_trains(kernel: Any) -> N
     shown = kernel.run(LONG.replace("SECONDS", "0.3"), interrupt_after="sampling")
     assert "ended by SIGINT after" in shown
     assert kernel.run(SCRIPTED).strip().endswith("2")
-
-
-@pytest.mark.slow
-def test_a_second_interrupt_ends_the_cell_and_not_the_kernel(kernel: Any) -> None:
-    kernel.run("kept = 41")
-    with pytest.raises(CellError, match="KeyboardInterrupt"):
-        kernel.run(LONG.replace("SECONDS", "60"), interrupt_after="sampling", times=2)
-    assert kernel.run("print(kept + 1)").strip() == "42"
-    assert kernel.run(SCRIPTED).strip().endswith("2")
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-def test_each_cell_gets_a_colocated_engine(kernel: Any) -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    cell = "trainer = make(None, max_steps=1, engine='vllm_colocate'); print(trainer.train().global_step)"
-    assert kernel.run(cell).strip().endswith("1")
-    assert kernel.run(cell).strip().endswith("1"), "the first still has its name while the second is made"
-    kernel.run("trainer.close()")
-    assert kernel.run(cell).strip().endswith("1")

@@ -6,16 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import ConfigError, PluginError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import EpisodeDone, Observer, RolloutBatch, RolloutBegan, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
-
-ROWS = [{"prompt": f"q{i}", "answer": str(i)} for i in range(8)]
 
 
 def script(request: SampleRequest, number: int) -> list[int]:
@@ -78,32 +73,6 @@ def test_an_observer_of_the_user_hears_of_all_that_is_trained_on(tmp_path: Path)
     for log, batch in zip(logs, listener.batches, strict=True):
         assert log["success"] == sum(batch.successes) / 8
         assert log["reward/max"] == max(total for total in batch.totals if total is not None)
-
-
-def test_held_out_questions_are_heard_of_and_neither_recorded_nor_logged(tmp_path: Path) -> None:
-    listener = Listener()
-    running = trainer(tmp_path, listener, steps=1)
-    batch = running.measure(ROWS[:3], label="before")
-    running.train()
-    running.close()
-    assert batch.is_graded and listener.batches[0] is batch
-    assert [event.mode for event in listener.began] == ["heldout", "train"] and listener.began[0].label == "before"
-    assert len(read_episodes(tmp_path / "episodes.jsonl")) == 8
-    assert running.n_episodes == 8, "held-out episodes take no numbers"
-
-
-def test_an_observer_that_raises_ends_the_training_and_is_named(tmp_path: Path) -> None:
-    class LiveView(Observer):
-        def batch_done(self, batch: RolloutBatch) -> None:
-            raise KeyError("colour")
-
-    with pytest.raises(PluginError, match=r"LiveView raised in batch_done: KeyError: 'colour'"):
-        trainer(tmp_path, LiveView()).train()
-
-
-def test_what_is_no_observer_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="an observer must be an instance of a subclass"):
-        trainer(tmp_path, print)
 
 
 def test_the_example_of_the_guide_works(tmp_path: Path) -> None:

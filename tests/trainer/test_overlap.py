@@ -19,7 +19,7 @@ from toolgrpo.observe.recorder import episodes_path
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, tiny_trainer
-from toolgrpo.testing.trainers import tiny_config, tiny_qwen3
+from toolgrpo.testing.trainers import tiny_qwen3
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 from toolgrpo.trainer.overlap import check_engine
 
@@ -189,15 +189,6 @@ def test_a_signal_ends_it_without_waiting_for_what_is_in_flight(tmp_path: Path) 
     assert sorted(numbers) == list(range(40)), "each episode is trained on once"
 
 
-def test_a_batch_that_serves_several_steps_overlaps_them_all(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"num_iterations": 2, "max_steps": 6, "per_device_train_batch_size": 4}
-    changes |= {"gradient_accumulation_steps": 2, "steps_per_generation": 2}
-    plain, expected = run(tmp_path / "plain", **changes)
-    ahead, found = run(tmp_path / "ahead", **changes, **AHEAD)
-    assert found.questions == expected.questions and len(found.questions) == 3
-    assert losses(ahead) == losses(plain) and len(ahead.engine.requests) == 24
-
-
 def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Path) -> None:
     class Measure(TrainerCallback):
         trainer: Any = None
@@ -208,19 +199,6 @@ def test_an_evaluation_between_two_steps_has_the_engine_for_itself(tmp_path: Pat
     trainer, found = run(tmp_path / "ahead", Measure(), **AHEAD)
     _, expected = run(tmp_path / "plain")
     assert found.questions == expected.questions and len(trainer.engine.requests) == 45
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"max_staleness": -1}, "max_staleness must be at least 0"),
-        ({"weights_handover": "abort"}, "weights_handover must be one of keep, drain"),
-        ({**AHEAD, "vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode gives the engine's memory"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        tiny_config(tmp_path, **changes)
 
 
 def test_an_engine_that_cannot_is_refused() -> None:

@@ -178,31 +178,6 @@ def ids(out: Path) -> list[Any]:
     return [(line["metadata"]["episode"], line["ids"]) for line in read_episodes(out / "episodes.jsonl")]
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda path: os.truncate(path, path.stat().st_size // 3), "episodes are missing at its end"),
-        (lambda path: path.unlink(), "is missing; it had"),
-        (lambda path: path.write_bytes(path.read_bytes().replace(b"\n", b" ")), "was changed"),
-    ],
-    ids=["cut", "missing", "torn"],
-)
-def test_a_recording_that_is_not_whole_is_said_and_the_run_goes_on(
-    train_tiny: ModuleType,
-    tiny_model: Path,
-    run: Path,
-    damage: Callable[[Path], object],
-    says: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shutil.rmtree(run / "checkpoint-3")
-    damage(run / "episodes.jsonl")
-    train_tiny.run(train_tiny.Job(**job(run, tiny_model, resume_from_checkpoint="auto")))
-    shown = " ".join(capsys.readouterr().err.split())
-    assert "the recording of episodes is not whole" in shown and says in shown
-    assert read_episodes(run / "episodes.jsonl"), "what was recorded after it can be read"
-
-
 def test_files_named_like_checkpoints_disturb_no_run(
     train_tiny: ModuleType, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,24 +67,3 @@ def test_the_second_signal_ends_the_run_at_once(tiny_qwen3: Any, tmp_path: Path,
     run.process.send_signal(number)
     assert run.end() == -number, "ended by the signal, not by itself"
     assert complete_checkpoints(tmp_path / "out") == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_the_train_command_stops_and_goes_on(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = [
-        *(sys.executable, "recipes/train.py", "--config", "recipes/configs/nano.yaml", "--output_dir", str(out)),
-        *("--engine", "transformers", "--per_device_train_batch_size", "16", "--eval_questions", "0"),
-    ]
-    run = Process([*command, "--max_steps", "500"])
-    run.wait_for("step 1/500")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.end() == 0, run.seen[-3000:]
-    shown = " ".join(run.seen.split())
-    assert "SIGTERM: the current step is finished and saved first" in shown and "stopped by SIGTERM after step" in shown
-    (saved,) = complete_checkpoints(out)
-    again = Process([*command, "--max_steps", str(saved.step + 2), "--resume_from_checkpoint", "auto"])
-    assert again.end() == 0, again.seen[-3000:]
-    assert f"resuming from {saved.path}" in again.seen
-    assert f"step {saved.step + 2}/{saved.step + 2}" in again.seen

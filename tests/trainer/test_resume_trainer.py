@@ -120,7 +120,6 @@ def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
             id="four steps of a batch",
             marks=pytest.mark.slow,
         ),
-        pytest.param({"logging_steps": 3}, id="logs in between", marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -133,12 +132,9 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path, changes: di
     assert again.state.global_step == 6 and again.stopped_by == "SIGTERM"
     resumed = stopped.train(resume="auto")
     assert max(log["grad_norm"] for log in resumed.state.log_history if "grad_norm" in log) > 0
-    if changes.get("logging_steps", 1) == 1:
-        assert_same(resumed, never_stopped)
+    assert_same(resumed, never_stopped)
     assert stopped.episodes() == whole.episodes()
     assert resumed.n_episodes == never_stopped.n_episodes == len(whole.episodes())
-    for one, other in zip(resumed.model.parameters(), never_stopped.model.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -162,23 +158,6 @@ def test_a_signal_in_the_last_step_is_remembered_and_asks_for_nothing_more(
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 2
     assert complete_checkpoints(tmp_path) == []
     assert "go on with --resume_from_checkpoint" not in capsys.readouterr().err
-
-
-def test_a_torn_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    whole = Run(tmp_path / "whole", max_steps=6)
-    stopped = Run(tmp_path / "stopped", max_steps=6)
-    never_stopped = whole.train()
-    stopped.stop_after(5)
-    optimizer = stopped.out / "checkpoint-5" / "optimizer.pt"
-    optimizer.write_bytes(optimizer.read_bytes()[:-100])
-    assert [c.step for c in complete_checkpoints(stopped.out)] == [2, 4]
-    with pytest.raises(
-        ConfigError, match=r"checkpoint-5: its file optimizer.pt has .* The last complete .*checkpoint-4"
-    ):
-        stopped.train(resume=str(optimizer.parent))
-    resumed = stopped.train(resume="auto")
-    assert_same(resumed, never_stopped)
-    assert stopped.episodes() == whole.episodes()
 
 
 def test_a_full_disk_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -231,11 +210,6 @@ def test_a_run_that_is_complete_trains_no_more(tmp_path: Path) -> None:
         assert_same(again, first)
     assert (tmp_path / "episodes.jsonl").read_bytes() == log
     assert run.train(resume="auto", max_steps=4).state.global_step == 4
-
-
-def test_save_total_limit_keeps_the_last_ones(tmp_path: Path) -> None:
-    Run(tmp_path, save_total_limit=2, max_steps=5).train()
-    assert sorted(f.name for f in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
 
 
 def test_transformers_deletes_no_folder_at_the_end(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from toolgrpo.engines.vllm_options import vllm_available
 from toolgrpo.observe.recorder import episodes_path
 from toolgrpo.observe.records import read_episodes
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 500  # for all runs of a backend, on a slow machine
 BACKENDS = {
     "cpu_ddp": ("MULTI_CPU", None, None),

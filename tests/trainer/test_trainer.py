@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -19,13 +18,11 @@ from trl.trainer import utils as trl_utils
 
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import ConfigError, EngineError, RewardError, ToolGRPOError
-from toolgrpo.observe.records import read_episodes
+from toolgrpo.errors import ConfigError, EngineError, RewardError
 from toolgrpo.testing import ByteChat, ScriptedTools, numbered_tokenizer, tiny_config, tiny_qwen3, tiny_trainer
 from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import Trajectory
 
-GROUP = 4
 CALL = 'call add {"a": 1, "b": 2}'
 
 
@@ -137,24 +134,6 @@ def test_evaluation_goes_through_the_same_episodes(tmp_path: Path) -> None:
     assert metrics["eval_rollout/turns"] == 2 and "eval_reward" in trainer.state.log_history[-1]
 
 
-def test_every_episode_is_recorded_as_it_was(tmp_path: Path) -> None:
-    kept: list[Trajectory] = []
-
-    def reward(completions: list[Any], trajectories: list[Trajectory], **_: Any) -> list[float]:
-        kept.extend(trajectories)
-        return by_length(completions)
-
-    trainer = make(tmp_path, reward)
-    trainer.train()
-    trainer.close()
-    records = read_episodes(tmp_path / "episodes.jsonl")
-    again = [Trajectory.from_record(r) for r in records]
-    assert [json.loads(json.dumps(t.to_record())) for t in again] == [
-        json.loads(json.dumps(t.to_record())) for t in kept
-    ]
-    assert [r["step"] for r in records] == [0] * 8 + [1] * 8
-
-
 def test_a_lost_episode_stops_training_and_is_no_reward(tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -174,22 +153,6 @@ def test_a_lost_episode_stops_training_and_is_no_reward(tmp_path: Path) -> None:
 def test_trl_options_that_would_not_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rollout_func"):
         ToolGRPOTrainer(tiny_qwen3(0), by_length, config(tmp_path), rollout_func=lambda *a: {})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"engine": "vllm"}, "engine must be one of"),
-        ({"tool_timeout": 0.0}, "tool_timeout must be a positive number"),
-        ({"max_turns": 0}, "max_turns must be at least 1"),
-        ({"episode_timeout": -1.0}, "episode_timeout must be a positive number"),
-        ({"max_completion_length": None}, "max_completion_length"),
-        ({"vllm_server_urls": ["http://x"], "engine": "transformers"}, "vllm_server_urls"),
-    ],
-)
-def test_impossible_configs_are_refused_at_once(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ToolGRPOError, match=message):
-        config(tmp_path, **changes)
 
 
 @pytest.mark.parametrize("head", ["as it comes", "tuned"])

@@ -110,25 +110,6 @@ def test_rounded_log_probabilities_weigh_long_episodes_by_chance_with_trl_and_no
     assert not [text for text in said if "biases" in text]
 
 
-def test_weights_one_step_old_silence_long_episodes_with_trl_and_not_by_default(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {
-        "learning_rate": 3e-3,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-    }
-    old, of_trl, _ = trained(tmp_path / "trl", LateEngine(tiny_qwen3()), rollout_correction="trl", **changes)
-    new, ours, _ = trained(tmp_path / "default", LateEngine(tiny_qwen3()), **changes)
-    for log in (of_trl[0], ours[0]):
-        assert log["correction/ess"] == pytest.approx(1, abs=1e-3), (
-            "the first batch is drawn from the trainer's weights"
-        )
-    trap, log = of_trl[1], ours[1]
-    assert trap["sampling/sampling_logp_difference/mean"] > 0.1
-    assert trap["correction/ess/q4"] < 0.75 * log["correction/ess/q4"]
-    assert log["correction/masked_episodes"] == 0, "every episode counts"
-    assert (old.without_gradient, new.without_gradient) == (2, 0), "the old policy is not read"
-
-
 def test_bypass_makes_the_engine_the_old_policy(tmp_path: Path) -> None:
     """Also where TRL would read it, since the batch gets several updates."""
     trainer, logs, _ = trained(

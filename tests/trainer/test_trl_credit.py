@@ -122,22 +122,6 @@ def test_every_loss_works_or_is_refused_with_the_reason(tmp_path: Path) -> None:
         tiny_config(tmp_path, **changes)  # is fine with the credit of episodes
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"credit": "turn"}, "credit must be one of episode, turns; got 'turn'"),
-        ({"turn_reward": ["gold_call"]}, "the turn reward gold_call is given, but credit is episode"),
-        ({"credit": "turns", "turn_reward": ["call_ok"]}, "no turn reward 'call_ok'; there are gold_call, environment"),
-        ({"credit": "turns", "turn_reward": ["gold_call", "gold_call"]}, "'gold_call' is given twice"),
-        ({**TURNS, "turn_reward_weights": [1.0, 2.0]}, r"has 2 numbers for 1 turn rewards"),
-        ({**TURNS, "turn_reward_weights": [float("nan")]}, "must be finite"),
-    ],
-)
-def test_what_cannot_work_is_said_at_the_start(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        tiny_config(tmp_path, **changes)
-
-
 @pytest.mark.e2e
 def test_without_rewards_by_turn_the_batch_is_todays_bit_for_bit(tmp_path: Path) -> None:
     today = trained(tmp_path / "today", credit="episode", turn_reward_fn=None)

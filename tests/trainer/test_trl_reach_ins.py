@@ -34,10 +34,3 @@ def test_a_replaced_generate_is_refused(kind: str, tmp_path: Path) -> None:
             trainer.train()
         trainer.train()  # taken off again
         assert trainer.state.global_step == trainer.state.max_steps
-
-
-def test_the_list_of_tools_says_where_they_are(tmp_path: Path) -> None:
-    with tiny_trainer(tmp_path, one, said, max_steps=1) as trainer:
-        assert not trainer.tools, "or TRL's own loop would run"
-        with pytest.raises(ConfigError, match=r"trainer\.toolbox\.names"):
-            [tool.__name__ for tool in trainer.tools]

@@ -162,13 +162,3 @@ def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
     assert utils._use_triton is chunked_logprob._use_triton
     for line, file in (("TOKEN_CHUNK_SIZE = 4096", chunked_logprob), ("_CHUNKED_LOGPROB_CHUNK_SIZE = 32768", utils)):
         assert f"\n{line}\n" in source(file), "TRL's tile has changed; see trl_seam._TRL_TILE"
-
-
-def test_a_head_on_a_gpu_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl.kernels import chunked_logprob
-    from trl.trainer import utils
-
-    monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)
-    monkeypatch.setattr(utils, "_use_triton", chunked_logprob._use_triton)
-    trl_seam.tune_fused_head(torch.device("cuda"))
-    assert chunked_logprob.TOKEN_CHUNK_SIZE == 4096 and utils._use_triton is chunked_logprob._use_triton

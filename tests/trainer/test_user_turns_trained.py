@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.errors import ChatFormatError, DataError
+from toolgrpo.errors import ChatFormatError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
@@ -61,10 +61,3 @@ class WithoutUsers(ByteChat):
 def test_a_format_that_refuses_users_is_asked_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(ChatFormatError, match="no users here"):
         tiny_trainer(tmp_path, lambda completions, **_: [0.0], script, rows=ROWS, chat=WithoutUsers())
-
-
-def test_two_speakers_stop_the_run(tmp_path: Path) -> None:
-    speaking = ScriptedTools(ADD, user=lambda answer: None)
-    trainer = tiny_trainer(tmp_path, lambda completions, **_: [0.0], script, rows=ROWS, parts={"tools": speaking})
-    with pytest.raises(DataError, match="both would speak for the user"):
-        trainer.train()
