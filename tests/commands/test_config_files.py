@@ -81,6 +81,8 @@ def test_the_traps_of_yaml(tmp_path: Path) -> None:
         ("kind: b", [], "kind must be one of a, no; got 'b'"),
         ("rows: -1", [], "rows must not be negative"),
         ("rows: [", [], "is not valid YAML"),
+        ("[" * 100_000, [], "is not valid YAML: it is nested too deeply"),
+        (f"rows: {'9' * 5000}", [], "is not valid YAML: Exceeds the limit"),
         ("- rows", [], "must hold `key: value` lines"),
         ("", [], "is empty"),
         (None, ["--rosw", "1"], "unknown flag --rosw; the nearest known flag is --rows"),

@@ -68,17 +68,6 @@ def test_nothing_else_is_told_early(wrong_files: Path) -> None:  # noqa: F811
 
 @pytest.mark.parametrize(
     "text",
-    ["num_generations: eight", "training: {learning_rate: fast}", "bf16: 7", "engine: vlm", "max_turns: 1.5"],
-)
-def test_values_of_a_file(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(text)
-    said = early(arguments(f"--config {file}", tmp_path))
-    assert said is not None and said == late(f"--config {file}", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text",
     ["num_generations: '8'", "learning_rate: 1", "bf16: null", "max_turns: none", "engine: auto", "seed: true"],
 )
 def test_values_that_are_taken_later_are_not_refused(tmp_path: Path, text: str) -> None:
@@ -96,11 +85,6 @@ def test_a_flag_stands_over_the_file(tmp_path: Path) -> None:
     assert early(["--config", str(file), *flags, "--reward_fn", str(tmp_path / "is.py")]) is None
     said = early(["--config", str(file), *flags])
     assert said is not None and "none.py" in said
-
-
-def test_a_check_that_reports_in_json_reports_of_files() -> None:
-    missing = ["--tools_script", "none.py", "--model", "nano", "--dataset_id_or_path", "arithmetic"]
-    assert early(missing, "check") is not None and early([*missing, "--json"], "check") is None
 
 
 @pytest.mark.parametrize("command", ["train", "check", "evaluate"])

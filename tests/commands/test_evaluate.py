@@ -15,7 +15,7 @@ import pytest
 from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.errors import ConfigError, ModelError
+from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 
 ROOT = Path(__file__).parents[2]
@@ -113,19 +113,6 @@ def test_users_who_speak_again(nano: Path, tmp_path: Path, monkeypatch: pytest.M
         assert "user: Thanks!" in "".join(str(part) for part in conversation(record).renderables)
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--samples", "0"], "samples must be at least 1, got 0"),
-        (["--samples", "4", "--ks", "8"], r"ks must lie between 1 and samples \(4\), got 8"),
-        (["--baselin", "nano"], "the nearest known flag is --baseline"),
-    ],
-)
-def test_a_mistake_is_one_clear_error(tmp_path: Path, flags: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        parse_evaluation_arguments(["--config", str(ROOT / NANO[1]), "--output_dir", str(tmp_path), *flags])
-
-
 def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
     """Nothing is trained, so no data to train on has to be named beside them."""
     flags = ["--model_name_or_path", "nano", "--output_dir", str(tmp_path)]
@@ -136,12 +123,6 @@ def test_questions_are_all_that_it_needs(tmp_path: Path) -> None:
     assert rows is not None and rows["answer"] == ["5"]
     with pytest.raises(ConfigError, match="--dataset_id_or_path is missing"):
         parse_evaluation_arguments(flags)
-
-
-def test_a_folder_that_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(ModelError, match=r"is a folder without config\.json"):
-        evaluate(tmp_path / "out", "--eval_questions", "2", "--model_name_or_path", str(tmp_path))
 
 
 @pytest.mark.slow

@@ -27,8 +27,6 @@ from toolgrpo.trainer.stopping import finish_before_stopping
 
 pytestmark = pytest.mark.e2e
 
-ROOT = Path(__file__).parents[2]
-
 # Called for the rows before (greedy, sampled), for the one step, and then for the rows after.
 REWARD = """
 import os, signal
@@ -98,21 +96,6 @@ def test_what_happens_after_the_last_step_does_not_cost_the_model(
     said = shown.getvalue()
     assert f"saved     {tmp_path / 'out'}\n" in said and f"model     {tmp_path / 'out'}\n" in said
     assert "(not measured)" in said and "1 step, " in said
-
-
-def test_sigterm_after_the_last_step_leaves_the_model_and_says_where_it_is(mini: Path, tmp_path: Path) -> None:
-    trouble = "os.kill(os.getpid(), signal.SIGTERM)"
-    done = subprocess.run(
-        [sys.executable, "recipes/train.py", *arguments(mini, tmp_path, trouble)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGTERM, done.stdout + done.stderr
-    assert f"saved     {tmp_path / 'out'}\n" in done.stdout
-    assert_trained_model_is_there(tmp_path / "out", mini)
 
 
 def test_a_signal_while_the_model_is_saved_waits_until_it_is(capsys: pytest.CaptureFixture[str]) -> None:

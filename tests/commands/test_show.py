@@ -96,18 +96,6 @@ def test_the_last_step_is_that_of_all_processes(folder: Path, tmp_path: Path) ->
     assert "step 1: 2 groups, 8 episodes" in show(tmp_path)
 
 
-def test_a_list_says_how_many_there_are_and_how_to_see_others(folder: Path) -> None:
-    shown = show(folder, "--cause", "invalid_json", "--worst", 1)
-    assert shown.startswith("1 of 2 episodes") and "others: --worst 2, --best 1, --step N" in shown
-    whole = show(folder, "--cause", "invalid_json")
-    assert whole.startswith("2 episodes") and "others:" not in whole
-
-
-def test_what_is_no_number_is_no_episode(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="'word' is no episode; give an episode's number"):
-        show(folder, "word")
-
-
 def test_an_episode_as_a_conversation(folder: Path) -> None:
     shown = show(folder, 5)
     for text in (
@@ -193,13 +181,6 @@ def test_the_worst_the_best_and_those_with_a_cause(folder: Path) -> None:
 def test_bad_input_is_one_sentence(folder: Path, arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         show(folder, *arguments)
-
-
-def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no episodes\.jsonl"):
-        show(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder"):
-        show(tmp_path / "none")
 
 
 def test_showing_needs_no_torch() -> None:

@@ -10,11 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import pytest
 
-from toolgrpo.data import load_tasks
-from toolgrpo.errors import DataError, StorageError
+from toolgrpo.errors import StorageError
 from toolgrpo.storage import storage_errors, storage_failure
 
 pytestmark = pytest.mark.e2e
@@ -105,22 +103,3 @@ def test_the_words_of_the_system_become_ours(tmp_path: Path, error: Exception, r
     assert storage_failure(wrapped, tmp_path) == reason
     with pytest.raises(StorageError if reason else ValueError), storage_errors("the log", tmp_path):
         raise error
-
-
-def test_an_error_of_ours_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(DataError), storage_errors("the log", tmp_path):
-        raise DataError("row 3") from OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_data_set_of_the_hub_that_cannot_be_cached_is_not_taken_for_a_lost_network(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def writing_the_cache(*_: object, **__: object) -> None:
-        try:
-            raise OSError(errno.EFBIG, "File too large")
-        except OSError as error:
-            raise datasets.exceptions.DatasetGenerationError("An error occurred while generating") from error
-
-    monkeypatch.setattr(datasets, "load_dataset", writing_the_cache)
-    with pytest.raises(StorageError, match=f"HF_DATASETS_CACHE.* could not be written: {TOO_LARGE}"):
-        load_tasks("somebody/rows")

@@ -91,27 +91,6 @@ def test_an_error_is_on_the_terminal_although_the_log_does_not_take_it(tmp_path:
     assert "the full traceback could not be written into" in shown.terminal
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="mounts a small disk")
-def test_a_disk_that_others_fill_in_the_middle(tmp_path: Path) -> None:
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no right to mount a file system")
-    try:
-        shown = on_a_terminal(
-            "print('before')\n"
-            "try:\n    (folder / 'somebody').write_bytes(bytes(1 << 20))\nexcept OSError:\n    pass\n"
-            + PRINTS
-            + "raise KeyError('nobody expected this')",
-            tmp_path,
-        )
-        assert shown.code == 1 and shown.terminal.startswith("our own line\nTraceback")
-        assert (tmp_path / "train.log").read_text().startswith("before\n")
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
 @pytest.mark.parametrize(
     "trick",
     [
@@ -178,17 +157,6 @@ def test_what_others_write_into_an_error_steers_no_terminal(tmp_path: Path, kind
     for text in (shown.terminal, log):
         assert not set("\x1b\x07\x9b\u202e\r") & set(text) and "owned" in text
         assert "\\x1b[2J" in text
-
-
-def test_an_error_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
-    script = """
-class Odd(Exception):
-    def __str__(self):
-        raise SystemExit(0)
-raise Odd
-"""
-    shown = on_a_terminal(script, tmp_path)
-    assert shown.code == 1 and "Odd" in shown.terminal
 
 
 @pytest.mark.parametrize("where", ["pipe", "terminal"])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -120,37 +118,3 @@ def test_a_dry_run_checks_everything_and_stops(nano: Path, tmp_path: Path) -> No
     assert "dry run: everything was loaded and checked" in done.stdout and " 1/2 " not in done.stdout
     assert "engine    transformers (asked for)" in done.stdout
     assert not (tmp_path / "out").exists(), "a dry run leaves nothing behind"
-
-
-def test_a_dry_run_that_fails_leaves_nothing_behind(nano: Path, tmp_path: Path) -> None:
-    done = run(tmp_path, *SHORT, "--dry_run", "--reward", "acuracy")
-    assert done.returncode != 0 and "there is no built-in reward 'acuracy'" in done.stderr
-    assert list(tmp_path.glob("out*")) == []
-
-
-def test_an_error_is_one_paragraph(tmp_path: Path) -> None:
-    done = run(tmp_path, "--max_step", "2")
-    assert done.returncode != 0
-    ours = done.stderr.split("Traceback")[0]  # what follows is accelerate's own, about its child's exit status
-    assert "ConfigError" in ours and "max_steps" in ours
-
-
-def test_a_killed_run_can_be_started_again_at_once(nano: Path, tmp_path: Path) -> None:
-    arguments = [*SHORT, "--engine", "transformers", "--max_steps", "200", "--eval_questions", "0"]
-    first = subprocess.Popen(
-        command(tmp_path / "out", *arguments),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert first.stdout is not None
-    deadline = time.monotonic() + TIMEOUT_S
-    while " 1/" not in (line := first.stdout.readline()):
-        assert line and time.monotonic() < deadline, "the first run never trained"
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait(timeout=120)
-    again = run(tmp_path, *SHORT, "--engine", "transformers")
-    assert again.returncode == 0, again.stderr
-    assert " 2/2 " in again.stdout

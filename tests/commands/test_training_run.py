@@ -14,7 +14,6 @@ from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, DataError, PluginError, RewardError
 
-TOOLS = "tools_funcs/arithmetic_tools.py"
 GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
 
 
@@ -46,34 +45,12 @@ def test_an_environment_brings_its_own_reward(tmp_path: Path) -> None:
     assert script.reward == ["environment"]
 
 
-def test_an_unknown_key_of_a_config_file_names_the_nearest(tmp_path: Path) -> None:
-    config = tmp_path / "my.yaml"
-    config.write_text("training:\n  lerning_rate: 1.0e-5\n")
-    with pytest.raises(ConfigError, match="learning_rate"):
-        load(tmp_path, "--config", str(config))
-
-
-def test_what_was_loaded_is_said(tmp_path: Path) -> None:
-    shown = load(tmp_path, "--tools_script", TOOLS)
-    assert "add(a: integer, b: integer), subtract(a: integer, b: integer)" in shown and TOOLS in shown
-
-
 def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
     rows = tmp_path / "data.jsonl"
     rows.write_text('{"prompt": "1+1?", "answer": "2"}\nnot json\n' + '{"prompt": "2+2?", "answer": "4"}\n' * 8)
     with pytest.raises(DataError, match=r"data\.jsonl"):
         load(tmp_path, "--dataset_id_or_path", str(rows))
     assert "1 bad row was skipped" in load(tmp_path, "--dataset_id_or_path", str(rows), "--skip_bad_rows")
-
-
-def test_fewer_rows_than_one_step_needs(tmp_path: Path) -> None:
-    rows = tmp_path / "data.jsonl"
-    rows.write_text('{"prompt": "1+1?", "answer": "2"}\n')
-    with pytest.raises(DataError, match="has 1 row, but one step takes 2 different prompts"):
-        load(
-            tmp_path,
-            *("--dataset_id_or_path", str(rows), "--per_device_train_batch_size", "8", "--num_generations", "4"),
-        )
 
 
 def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:
@@ -182,12 +159,3 @@ def test_a_dry_run_resets_the_environment(tmp_path: Path) -> None:
     )
     with pytest.raises(PluginError, match="environment Env: reset raised for a row with the columns"):
         load(tmp_path, "--dry_run", "--environment", f"{tmp_path / 'env.py'}:Env", "--reward", "environment")
-
-
-def test_optional_parameters_are_shown_as_such(tmp_path: Path) -> None:
-    (tmp_path / "my_tools.py").write_text(
-        'def search(text: str, limit: int = 5) -> str:\n    """Search.\n\n    Args:\n        text: What.\n'
-        '        limit: How many.\n    """\n    return text\n\nTOOL_FUNCTIONS = [search]\n'
-    )
-    shown = load(tmp_path, "--tools_script", str(tmp_path / "my_tools.py"))
-    assert "search(text: string, limit: integer (optional))" in shown
