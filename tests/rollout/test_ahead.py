@@ -12,9 +12,7 @@ import torch
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.rollout.ahead import RolloutsAhead
-from toolgrpo.rollout.group_line import GroupLine, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
-from toolgrpo.signal.admission import Admission
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 
 PATIENCE_S = 20.0  # of a test, for what another thread is to do
@@ -147,15 +145,6 @@ def test_stopping_cancels_what_runs() -> None:
     assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, 2, False)
 
 
-def test_it_can_go_on_after_a_stop() -> None:
-    world = World()
-    world.begin("q")
-    world.ahead.stop()
-    world.begin("another")
-    assert world.ahead.take(0).episodes[0].row["prompt"] == "another"
-    world.ahead.stop()
-
-
 def test_once_settled_the_engine_is_free_and_nothing_is_lost() -> None:
     world = World()
     world.begin("q0")
@@ -213,18 +202,3 @@ def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on
     assert told[4:] == ["engine_alone", "training_alone"]
     world.ahead.stop()
     assert told[6:] == ["give_back"]
-
-
-def test_a_line_of_groups_says_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = told_of_cores(monkeypatch)
-    world = World()
-    world.engine.shares_cores = True  # type: ignore[attr-defined]
-    line: GroupLine[Any] = GroupLine(world.rollouts, group_size=1, trained=torch.nn.Linear(1, 1))
-    rule = Admission.of(1, max_groups_drawn=1.0).ahead(carried=0, beyond=1)
-    began = RolloutBegan(1, 0, "train", "episodes")
-    rows = ((place, {"prompt": f"question {place}"}) for place in range(2))
-    line.draw(rule, SamplingOptions(), began, rows=rows, judge=as_it_is)
-    line.draw(rule.ahead(carried=0, beyond=0), SamplingOptions(), began, rows=rows, judge=as_it_is)
-    line.stop()
-    # the cores are known from the first group that is begun on
-    assert told == ["both", "engine_alone", "training_alone", "give_back"]

@@ -86,11 +86,6 @@ def test_the_window_is_the_longest_prompt_and_the_completion(monkeypatch: pytest
     assert f"({112 * window / 1024:.0f} MiB of cache)" in demand.line, "28 x 2 x 8 x 128 x 2 bytes are 112 KiB a token"
 
 
-def test_the_rows_of_an_evaluation_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    window = suited(monkeypatch, rows_of(10), rows_of(900)).options.vllm_colocate.vllm.max_model_len
-    assert window is not None and window >= prompt_tokens(900) + 100
-
-
 def test_what_a_user_says_stays_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     demand = suited(monkeypatch, rows_of(500), vllm=VLLMOptions(max_model_len=77))
     assert demand.options.vllm_colocate.vllm.max_model_len == 77 and demand.line is None
@@ -99,10 +94,6 @@ def test_what_a_user_says_stays_and_nothing_is_said(monkeypatch: pytest.MonkeyPa
 def test_a_model_that_cannot_take_as_much_keeps_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
     demand = suited(monkeypatch, rows_of(500), model=small(positions=400))
     assert demand.options.vllm_colocate.vllm.max_model_len is None and demand.line is None
-
-
-def test_without_rows_the_model_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert suited(monkeypatch, []).options.vllm_colocate.vllm.max_model_len is None
 
 
 @pytest.mark.parametrize(

@@ -75,16 +75,6 @@ def test_every_request_asks_for_what_is_left() -> None:
     assert [r.max_tokens for r in engine.requests] == [100, 100 - (len(CALL) + 1) - BRIDGE]
 
 
-def test_the_turn_cap_bounds_a_request() -> None:
-    _, engine = run([CALL, "3"], max_turn_tokens=40)
-    assert [r.max_tokens for r in engine.requests] == [40, 40]
-
-
-def test_the_context_window_bounds_a_request() -> None:
-    _, engine = run(["3"], max_model_len=len(PROMPT) + 7)
-    assert engine.requests[0].max_tokens == 7
-
-
 @pytest.mark.parametrize("over", [0, 1, 50])
 def test_a_prompt_that_fills_the_window_samples_nothing(over: int) -> None:
     trajectory, engine = run([], max_model_len=len(PROMPT) - over)
@@ -106,26 +96,22 @@ def test_what_an_environment_says_first_takes_part_of_the_window(room: int, drop
         assert f"what the environment's reset returned has {len(PROMPT) + 50} tokens" in trajectory.dropped.reason
 
 
-def test_cut_by_the_completion_length() -> None:
-    trajectory, _ = run(["12345"], max_completion_length=3)
-    assert trajectory.stop_reason is StopReason.LENGTH
-    assert ByteChat.text(trajectory.ids) == "123"
-    assert trajectory.turns[0].closed is False
-
-
-def test_exactly_as_long_as_allowed_is_not_cut() -> None:
-    trajectory, _ = run(["12"], max_completion_length=3)
-    assert trajectory.stop_reason is StopReason.FINISHED
-
-
-def test_cut_by_the_window_where_it_is_the_tighter_bound() -> None:
-    trajectory, _ = run(["12345"], max_model_len=len(PROMPT) + 3)
-    assert trajectory.stop_reason is StopReason.CONTEXT_FULL
-
-
-def test_equal_bounds_count_as_length() -> None:
-    trajectory, _ = run(["12345"], max_completion_length=3, max_model_len=len(PROMPT) + 3)
-    assert trajectory.stop_reason is StopReason.LENGTH
+@pytest.mark.parametrize(
+    ("said", "limits", "reason"),
+    [
+        ("12345", {"max_completion_length": 3}, StopReason.LENGTH),
+        ("12", {"max_completion_length": 3}, StopReason.FINISHED),  # with its end it is exactly as long as allowed
+        ("12345", {"max_model_len": len(PROMPT) + 3}, StopReason.CONTEXT_FULL),
+        ("12345", {"max_model_len": len(PROMPT) + 3, "max_completion_length": 3}, StopReason.LENGTH),
+        ("12345", {"max_turn_tokens": 3}, StopReason.LENGTH),
+        ("12", {"max_turn_tokens": 3}, StopReason.FINISHED),
+    ],
+)
+def test_the_tightest_limit_cuts_what_is_longer_than_it(said: str, limits: dict[str, Any], reason: StopReason) -> None:
+    trajectory, engine = run([said], **limits)
+    assert trajectory.stop_reason is reason and engine.requests[0].max_tokens == 3
+    assert ByteChat.text(trajectory.ids) == f"{said}|"[:3]
+    assert trajectory.turns[0].closed is (said == "12")
 
 
 def test_calls_of_a_turn_that_was_cut_for_good_are_not_run() -> None:
@@ -144,16 +130,6 @@ def test_a_turn_cut_by_its_cap_goes_on_if_it_holds_a_call() -> None:
     assert trajectory.mask[closing] == 0, "the close that was synthesised is context"
 
 
-def test_a_turn_cut_by_its_cap_without_a_call_ends_the_episode() -> None:
-    trajectory, _ = run(["12345"], max_turn_tokens=3)
-    assert trajectory.stop_reason is StopReason.LENGTH
-
-
-def test_a_turn_exactly_as_long_as_its_cap_is_not_cut() -> None:
-    trajectory, _ = run(["12"], max_turn_tokens=3)
-    assert trajectory.stop_reason is StopReason.FINISHED and trajectory.turns[0].closed
-
-
 def test_a_cap_as_large_as_what_is_left_does_not_count_as_the_cap() -> None:
     """Then nothing is left for another turn: the episode ends, with its call not run."""
     tools = ScriptedTools({"add": lambda a, b: "3"})
@@ -169,11 +145,6 @@ def test_the_last_turn_may_answer_but_its_calls_are_not_run(max_turns: int) -> N
     assert trajectory.stop_reason is StopReason.MAX_TURNS
     assert len(trajectory.turns) == max_turns
     assert len(tools.calls) == max_turns - 1
-
-
-def test_an_answer_in_the_last_turn_finishes() -> None:
-    trajectory, _ = run([CALL, "3"], max_turns=2)
-    assert trajectory.stop_reason is StopReason.FINISHED
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])

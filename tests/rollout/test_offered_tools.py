@@ -49,16 +49,6 @@ def test_a_row_can_have_no_tool_at_all() -> None:
     assert tools.calls == [] and trajectory.stop_reason is StopReason.FINISHED
 
 
-def test_the_order_is_the_toolboxes() -> None:
-    trajectory, _ = run({"tools": ["sub", "add"]}, ["7"])
-    assert shown(trajectory) == "tools:add,sub"
-
-
-def test_a_malformed_call_is_explained_by_the_tools_themselves() -> None:
-    trajectory, _ = run({"tools": ["add"]}, ["call sub {", "7"])
-    assert trajectory.results[0].error is ToolErrorKind.INVALID_JSON
-
-
 def test_a_name_that_no_tool_has_is_an_error_with_the_nearest() -> None:
     with pytest.raises(DataError, match=r"names the tool 'ad' .* the nearest is 'add'"):
         run({"tools": ["ad"]}, ["7"])

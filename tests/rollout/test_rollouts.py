@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.errors import ConfigError, EngineError, PluginError, StorageError
+from toolgrpo.errors import ConfigError, EngineError, PluginError
 from toolgrpo.rollout import (
     EpisodeDone,
     EpisodeLimits,
@@ -82,35 +81,6 @@ def test_rows_become_episodes_in_their_order_and_observers_hear_of_each_turn() -
     assert shared.engine.is_shut_down  # type: ignore[attr-defined]
 
 
-def test_a_prompt_may_be_text_or_messages() -> None:
-    batch = rollouts().run(ROWS, SamplingOptions())
-    assert [f"user:q{i}|" in ByteChat.text(t.prompt_ids) for i, t in enumerate(batch.trajectories)] == [True, True]
-
-
-def test_a_loop_of_ones_own_draws_more_rows_and_is_heard_of_in_the_same_way() -> None:
-    """What a dynamic sampler does: another question for each episode that turned out too long."""
-    listener = Listener()
-    shared = rollouts(listener)
-    more = iter([{"prompt": "q2"}, {"prompt": "q3"}])
-
-    async def main() -> list[str]:
-        began = RolloutBegan(2, step=0, mode="train", label="episodes")
-        async with shared.scheduler(SamplingOptions(), began) as scheduler:
-            for number, row in enumerate(ROWS):
-                scheduler.submit(shared.episode(row, number))
-            prompts = []
-            async for handle in scheduler.ended():
-                prompts.append(ByteChat.text(handle.result().prompt_ids).split("user:")[1].split("|")[0])
-                for row in [row for row in [next(more, None)] if row is not None]:
-                    scheduler.submit(shared.episode(row, 1 + len(prompts)))
-        return prompts
-
-    assert sorted(asyncio.run(main())) == ["q0", "q1", "q2", "q3"]
-    assert sorted(heard for heard in listener.heard if heard.startswith("episode")) == [
-        f"episode {number} finished" for number in range(4)
-    ]
-
-
 def test_a_rollout_that_fails_is_ended_for_its_observers() -> None:
     listener = Listener()
     engine = ScriptedEngine(lambda r, _: EngineError("the server is gone"))
@@ -141,17 +111,6 @@ def test_an_observer_that_fails_after_a_failure_does_not_hide_it() -> None:
     with pytest.raises(EngineError, match="first"):
         rollouts(Broken(), listener, engine=engine).run(ROWS, SamplingOptions())
     assert listener.heard[-1].startswith("ended"), "the next one hears of it all the same"
-
-
-def test_errors_of_our_own_tree_keep_their_class_and_all_are_closed() -> None:
-    class Full(Observer):
-        def close(self) -> None:
-            raise StorageError("the disk is full")
-
-    listener = Listener()
-    with pytest.raises(StorageError, match="the disk is full"):
-        rollouts(Full(), listener).close()
-    assert listener.heard == ["closed"]
 
 
 def test_what_is_no_observer_is_refused() -> None:

@@ -210,22 +210,6 @@ def test_a_source_adds_episodes_when_some_end() -> None:
     assert not engine.is_open
 
 
-def test_submitted_episodes_start_in_order_as_there_is_room() -> None:
-    engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), delay_s=1.0 + number(r) % 2))
-
-    async def main() -> None:
-        async with Scheduler(runner(engine), max_concurrent=2) as scheduler:
-            for one in episodes(3):
-                scheduler.submit(one)
-            await asyncio.sleep(0.5)
-            for one in episodes(6)[3:]:
-                scheduler.submit(one)
-
-    FakeClock().run(main())
-    assert [number(request) for request in engine.requests] == list(range(6))
-    assert engine.most_open_requests == 2
-
-
 def test_surplus_episodes_are_withdrawn_and_the_others_go_on() -> None:
     """Over-provisioning: four are started, the first two that end are kept; one never began, for lack of room."""
     engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), delay_s=10.0 - number(r)))
@@ -245,38 +229,3 @@ def test_surplus_episodes_are_withdrawn_and_the_others_go_on() -> None:
 
     assert FakeClock().run(main()) == [True, True, False, False, True]
     assert kept == ["a", "a"] and engine.open_requests == 0 and tools.open_sessions == 0
-
-
-def test_a_loop_around_a_scheduler_hears_of_a_plugin_error_while_it_waits() -> None:
-    def broken(**_: Any) -> str:
-        raise PluginError("my_tools.py: a bug")
-
-    def script(request: SampleRequest, _: int) -> Any:
-        return ByteChat.say(CALL) if number(request) == 1 else ScriptedReply(ByteChat.say("a"), stalls=True)
-
-    engine = ScriptedEngine(script)
-
-    async def main() -> None:
-        async with Scheduler(runner(engine, ScriptedTools({"add": broken}))) as scheduler:
-            for one in episodes(3):
-                scheduler.submit(one)
-            async for _ in scheduler.ended():
-                pass
-
-    with pytest.raises(PluginError, match="a bug"):
-        FakeClock().run(main())
-    assert engine.open_requests == 0 and not engine.is_open
-
-
-def test_a_loop_around_a_scheduler_that_fails_leaves_nothing_open() -> None:
-    engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), stalls=True))
-
-    async def main() -> None:
-        async with Scheduler(runner(engine)) as scheduler:
-            scheduler.submit(episodes(1)[0])
-            await asyncio.sleep(1.0)
-            raise ValueError("the loop's own bug")
-
-    with pytest.raises(ValueError, match="own bug"):
-        FakeClock().run(main())
-    assert engine.cancelled == 1 and not engine.is_open

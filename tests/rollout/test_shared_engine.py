@@ -93,12 +93,6 @@ def test_an_engine_has_work_until_nothing_was_asked_of_it_for_a_moment() -> None
     assert asyncio.run(main()) == [False, True, True, False]
 
 
-def test_an_engine_that_does_not_count_knows_the_first_and_the_last() -> None:
-    sample = drawn(Paused(), (4, 4), (7, 5))
-    assert (sample.weights, sample.taken_over) == ((3, 5), ())
-    assert drawn(Paused()).weights == (3, 3)
-
-
 def _replica(model: Any) -> Iterator[Engine]:
     from toolgrpo.engines.transformers import ReplicaEngine
 

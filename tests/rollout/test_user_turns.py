@@ -44,11 +44,6 @@ def test_a_script_is_said_turn_by_turn_and_is_context() -> None:
     assert Trajectory.from_record(trajectory.to_record()) == trajectory
 
 
-def test_a_script_needs_no_tools() -> None:
-    trajectory = run(["a", "b"], ["more"], tools=None)
-    assert ByteChat.text(trajectory.ids) == "a|>user:more|>b|"
-
-
 @pytest.mark.parametrize("script", [None, []])
 def test_without_a_speaker_nothing_changes(script: list[str] | None) -> None:
     assert run([CALL, "3"], script) == run([CALL, "3"])
@@ -99,11 +94,6 @@ def test_the_window_ends_an_episode_that_a_message_would_fill() -> None:
     assert trajectory.stop_reason is StopReason.CONTEXT_FULL and len(trajectory.messages) == 1
 
 
-def test_turns_of_all_users_count_for_max_turns() -> None:
-    trajectory = run([CALL, "3", CALL], ["again"], max_turns=3)
-    assert trajectory.stop_reason is StopReason.MAX_TURNS and len(trajectory.results) == 1
-
-
 def test_the_deadline_covers_waiting_for_the_user() -> None:
     trajectory = run(["a"], tools=speaking(lambda answer: "more", delay_s=9.0), deadline_s=5.0)
     assert trajectory.stop_reason is StopReason.DEADLINE
@@ -122,14 +112,6 @@ def test_a_user_may_drop_the_episode() -> None:
 def test_a_script_beside_an_environment_that_speaks_is_an_error() -> None:
     with pytest.raises(DataError, match="both would speak for the user"):
         run(["a"], ["more"], tools=speaking(lambda answer: None))
-
-
-def test_rows_that_choose_tools_keep_the_speaker() -> None:
-    tools = speaking(lambda answer: None if answer == "b" else "more")
-    trajectory = run_episode(
-        ScriptedEngine([ByteChat.say("a"), ByteChat.say("b")]), tools, row={"tools": []}, clock=FakeClock()
-    )
-    assert [turn.user for turn in trajectory.turns] == ["more", None]
 
 
 def test_a_replay_tells_the_environment_what_it_heard() -> None:
