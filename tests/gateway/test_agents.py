@@ -165,11 +165,6 @@ def test_a_file_that_is_no_agent_is_refused_when_it_is_loaded(tmp_path: Path, te
         load_agent(tmp_path / "agent.py")
 
 
-def test_a_command_that_does_not_exist_is_refused_when_it_is_loaded() -> None:
-    with pytest.raises(PluginError, match="there is no such command"):
-        load_agent("no-such-agent --fast")
-
-
 def test_a_sync_agent_gets_the_sync_client(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(
         "def run(client, row):\n"

@@ -299,12 +299,6 @@ def test_an_unknown_key_opens_nothing(path: str, key: str) -> None:
     assert (status, code) == (401, "invalid_api_key")
 
 
-def test_what_is_not_served_is_named() -> None:
-    seen = visit(ScriptedEngine([]), lambda url, key: post(url, key, {}, "/embeddings"))
-    status, code, message = refused(seen.returned)
-    assert (status, code) == (404, "not_found") and "/v1/chat/completions" in message
-
-
 def in_a_session(engine: ScriptedEngine, act: Callable[[Endpoint, Session, str], Any]) -> Session:
     """Let `act` use an endpoint with one session, on the session's own loop."""
 
@@ -320,16 +314,6 @@ def in_a_session(engine: ScriptedEngine, act: Callable[[Endpoint, Session, str],
             await engine.close()
 
     return asyncio.run(main())
-
-
-def test_a_key_is_good_for_nothing_after_its_episode() -> None:
-    async def act(endpoint: Endpoint, session: Session, key: str) -> None:
-        endpoint.dismiss(key)
-        await session.end()
-        answer = await asyncio.to_thread(post, endpoint.url, key, asked())
-        assert refused(answer)[:2] == (401, "episode_over")
-
-    in_a_session(ScriptedEngine([]), act)
 
 
 def test_a_request_that_is_open_when_its_episode_ends_is_answered() -> None:

@@ -31,13 +31,3 @@ assert not forkable(before)
 def test_a_client_that_has_talked_leaves_neither_thread_nor_descriptor() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_server_that_nobody_comes_to_is_not_waited_for() -> None:
-    from toolgrpo.gateway.agent_process import make_first_requests
-
-    def no_client(url: str, key: str) -> None:
-        raise ConnectionError(f"nobody goes to {url}")
-
-    with pytest.raises(ConnectionError, match=r"nobody goes to http://127\.0\.0\.1:\d+/v1"):
-        make_first_requests(no_client, None)

@@ -68,18 +68,6 @@ def test_an_agent_with_tools_gives_the_trajectory_of_our_own_loop() -> None:
     assert [(turn.start, turn.end) for turn in seen.turns] == [(turn.start, turn.end) for turn in own.turns]
 
 
-def test_two_calls_in_one_turn_are_answered_in_one_request() -> None:
-    def visitor(url: str, key: str) -> None:
-        client = client_of(url, key)
-        first = ask(client, [QUESTION], tools=[ADD]).choices[0].message
-        assert len({call.id for call in first.tool_calls}) == 2
-        ask(client, [QUESTION, *answered(first, "3", "7")], tools=[ADD])
-
-    two = f'{CALL}\ncall add {{"a": 3, "b": 4}}'
-    seen = visit(said(two, "10"), visitor).trajectory
-    assert seen.ids == run_episode(said(two, "10"), TOOLS).ids
-
-
 def test_a_stream_says_the_same_as_an_answer_in_one_piece() -> None:
     def visitor(url: str, key: str) -> tuple[Any, list[Any]]:
         client = client_of(url, key)
@@ -114,17 +102,6 @@ def test_parallel_requests_of_one_episode_are_answered_each_by_its_own() -> None
     assert seen.returned == list("abcdef")
     assert engine.most_open_requests == 6
     assert seen.trajectory.metadata["gateway"]["forks"] == {"history": 5}
-
-
-def test_log_probabilities_and_ids_come_where_they_are_asked_for() -> None:
-    def visitor(url: str, key: str) -> Any:
-        return ask(client_of(url, key), [QUESTION], logprobs=True, extra_body={"return_token_ids": True})
-
-    seen = visit(said("hi"), visitor)
-    (choice,) = seen.returned.choices
-    assert [one.logprob for one in choice.logprobs.content] == list(seen.trajectory.logprobs)
-    assert choice.token_ids == list(seen.trajectory.ids)
-    assert seen.returned.prompt_token_ids == list(seen.trajectory.prompt_ids)
 
 
 def test_tokens_in_tokens_out() -> None:

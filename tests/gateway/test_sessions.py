@@ -120,23 +120,6 @@ def test_two_requests_that_go_on_from_one_turn_branch_with_its_very_tokens() -> 
     assert engine.most_open_requests == 2
 
 
-def test_a_users_next_message_extends_where_the_rendered_prompt_does() -> None:
-    async def act(session: Session) -> None:
-        first = await session.chat(asked(QUESTION, tools=()))
-        await session.chat(asked(QUESTION, as_repeated(first), {"role": "user", "content": "and?"}, tools=()))
-
-    class Rendering(ByteChat):
-        """Prints an assistant's turn without its role, as it was said."""
-
-        def prompt(self, messages: Any, schemas: Any, **more: Any) -> list[int]:
-            text = ByteChat.text(super().prompt(messages, schemas)).replace(">assistant:", ">")
-            return [{"|": 256, ">": 257}.get(letter, ord(letter)) for letter in text]
-
-    done, _ = session_of([ByteChat.say("hi"), ByteChat.say("ho")], act, chat=Rendering())
-    assert texts(done) == ["hi|>user:and?|>ho|"] and done.metadata["gateway"]["forks"] == {}
-    assert [message["role"] for message in done.messages] == ["assistant", "user", "assistant"]
-
-
 @pytest.mark.parametrize("bridges_users", [True, False])
 def test_what_a_user_says_to_an_answer_extends_by_a_bridge_that_is_proven(bridges_users: bool) -> None:
     """The rendered prompt says the answer in other words, so without a bridge it forks."""
