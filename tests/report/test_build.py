@@ -20,7 +20,6 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.report.build import build_report
 from toolgrpo.report.episode_data import TEXT_LIMIT
-from toolgrpo.report.html import PageWriter
 
 
 class Page(HTMLParser):
@@ -108,22 +107,6 @@ def test_everything_that_was_recorded_is_in_the_page(run: Path, tmp_path: Path) 
     assert dead["groups"] == [1, 1, 0] and dead["causes"] == {"raised": 1}
 
 
-def test_small_texts_of_many_steps_share_a_block_and_tokens_stand_alone(run: Path, tmp_path: Path) -> None:
-    page = page_of(build_report([run], tmp_path / "report.html").path)
-    chunks = page.steps_with_episodes()
-    texts, tokens = ({chunk[kind] // 1000 for chunk in chunks} for kind in ("texts", "tokens"))
-    assert len(chunks) > 2 and len(texts) == 1 and len(tokens) == len(chunks) and not texts & tokens
-
-
-def test_pieces_begin_another_block_when_theirs_is_large(tmp_path: Path) -> None:
-    page = PageWriter(tmp_path / "report.html", "pieces")
-    numbers = [page.piece({"text": "x" * 90_000}, alone=False) for _ in range(5)]
-    page.finish({"numbers": numbers})
-    assert [number // 1000 for number in numbers] == [0, 0, 0, 1, 1]
-    written = page_of(tmp_path / "report.html")
-    assert all(written.value(number) == {"text": "x" * 90_000} for number in written.value("index")["numbers"])
-
-
 def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
@@ -141,16 +124,6 @@ def test_a_resume_makes_void_what_an_earlier_process_did_after_it(run: Path, tmp
     ]
     assert [one["text"] for one in page.lines("event")] == ["a0", "a1", "resumed after 2 steps", "c2", "c3", "c4"]
     assert page.value("index")["runs"][0]["facts"]["process"] == "c"
-
-
-def test_lines_stand_in_blocks_of_some_size(tmp_path: Path) -> None:
-    page = PageWriter(tmp_path / "report.html", "lines")
-    for number in range(5):
-        page.line({"kind": "event", "text": "x" * 90_000, "number": number})
-    page.finish({})
-    written = page_of(tmp_path / "report.html")
-    assert [name for name in written.blocks if name.startswith("lines")] == ["lines0", "lines1"]
-    assert [line["number"] for line in written.lines("event")] == list(range(5))
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(run: Path, tmp_path: Path) -> None:
@@ -189,21 +162,6 @@ def test_texts_that_are_too_long_are_cut_in_the_middle(tmp_path: Path) -> None:
     content = page.value(chunk["texts"])["episodes"][1]["turns"][0]["c"]
     assert content.startswith("The answer is 9.xxx") and "characters left out here" in content
     assert len(content) < TEXT_LIMIT + 200
-
-
-def test_lines_that_are_damaged_are_left_out(tmp_path: Path) -> None:
-    run = record_run(tmp_path, steps=1)
-    path = run / "episodes.jsonl"
-    whole = path.read_text()
-    odd = ['{"ids": 3}', "[]", '{"schema": 2, "step": 0, "ids"', "\x00\xff", '{"step": "x", "ids": [], "turns": 1}']
-    path.write_text("\n".join(odd) + "\n" + whole + whole.splitlines()[0][:100], encoding="utf-8")
-    (run / "steps.jsonl").write_text('{"kind": "step", "step": 0}\n{"kind"\n"text"\n{"kind": "event", "step": "a"}\n')
-    built = build_report([run])
-    assert built.n_episodes == 8 + 4
-    nan = json.loads(whole.splitlines()[0]) | {"reward_given": float("nan"), "row": {"a": float("inf")}}
-    path.write_text(json.dumps(nan) + "\n")
-    page = page_of(build_report([run]).path)
-    assert page.steps_with_episodes()[0]["rows"]["r"][0] is None
 
 
 def test_recordings_of_the_first_version_are_shown(run: Path, tmp_path: Path) -> None:
