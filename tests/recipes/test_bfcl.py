@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 import yaml
 
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.commands.evaluate import EvaluationRun, parse_evaluation_arguments
-from toolgrpo.commands.terminal import Terminal
 from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.trajectory import StopReason
 
@@ -109,19 +106,6 @@ def test_text_that_looks_like_a_call_is_text(gold: Any) -> None:
 
 
 @needs_bfcl
-def test_a_conversation_that_was_cut_is_no_success(gold: Any) -> None:
-    from bfcl_world import Call, verdict
-
-    task = category(gold, "base")[0]
-    turns = [[gold.parsed(task, call) for call in turn] for turn in task.gold]
-    assert verdict(task, turns) is None
-    assert verdict(task, turns[:-1]) == f"ended in turn {len(turns) - 1} of {len(turns)}"
-    assert "does not match the state" in str(
-        verdict(task, [[*turns[0], Call("touch", {"file_name": "b"})], *turns[1:]])
-    )
-
-
-@needs_bfcl
 def test_a_checker_that_fails_costs_its_episode_and_says_so(gold: Any) -> None:
     from bfcl_environment import ENVIRONMENT
 
@@ -135,42 +119,6 @@ def test_a_checker_that_fails_costs_its_episode_and_says_so(gold: Any) -> None:
     environment._task = replace(task, entry={"id": task.name, "involved_classes": []})
     with pytest.raises(DropEpisode, match=f"BFCL's checker failed for {task.name}: KeyError: 'initial_config'"):
         environment.reward()
-
-
-@pytest.fixture(scope="module")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that can say nothing, with nano's tokenizer and room for long prompts."""
-    from recipes.nano.build import build_nano
-    from recipes.nano.recipe import MINI
-
-    folder = tmp_path_factory.mktemp("models") / "mini"
-    build_nano(MINI, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
-    return folder
-
-
-@needs_bfcl
-def test_an_evaluation_tells_categories_apart(
-    gold: Any, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The recipe's file, rows and environment, on a model that gets nothing right; two functions a row are enough for that."""
-    monkeypatch.chdir(ROOT)
-    rows = [gold.row(category(gold, name)[3]) for name in gold.CATEGORIES]
-    lines = [json.dumps({**row, "tools": row["tools"][:2]}) + "\n" for row in rows]
-    (tmp_path / "heldout.jsonl").write_text("".join(lines))
-    flags = [
-        *("--config", str(CONFIG), "--model_name_or_path", str(mini), "--output_dir", str(tmp_path / "out")),
-        *("--dataset_id_or_path", str(tmp_path), "--eval_questions", "4", "--samples", "1", "--engine", "transformers"),
-        *("--max_completion_length", "1500", "--max_turn_tokens", "8", "--bf16", "false", "--use_cpu", "true"),
-        *("--dtype", "float32", "--use_peft", "false"),
-    ]
-    shown = io.StringIO()
-    EvaluationRun(*parse_evaluation_arguments(flags), Terminal(None, shown, quiet=False)).run()
-    found = json.loads((tmp_path / "out" / "evaluation.json").read_text())["model"]
-    assert set(found["by_task"]) == set(gold.CATEGORIES) and found["dropped"]["episodes"] == 0
-    assert found["by_task"]["base"]["pass@1"]["value"] == 0.0 and found["by_task"]["base"]["questions"] == 1
-    assert "pass@1 by task" in shown.getvalue() and "long_context (1)" in shown.getvalue()
 
 
 def test_without_the_package_one_sentence_says_how_to_install_it(tmp_path: Path) -> None:

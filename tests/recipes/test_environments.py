@@ -23,7 +23,7 @@ from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropCause
 from toolgrpo.errors import PluginError
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
-from toolgrpo.tools import Toolbox, load_tools, run_tool
+from toolgrpo.tools import Toolbox, load_tools
 from toolgrpo.trajectory import StopReason, Trajectory
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "environments"
@@ -210,20 +210,6 @@ def test_the_stand_in_says_what_openenv_says(numbers: str) -> None:
                 assert json.loads(connection.recv(timeout=20)) == said
     with connect(url), connect(url), connect(url) as one_too_many:
         assert json.loads(one_too_many.recv(timeout=20)) == recorded["full"]
-
-
-@pytest.mark.slow
-@needs_openenv
-def test_the_server_that_openenv_init_writes_is_played(serve: Serve, tmp_path: Path) -> None:
-    made = subprocess.run(
-        [str(PYTHON), "-m", "openenv.cli", "init", "echo_env"], cwd=tmp_path, capture_output=True, timeout=120
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    serve(str(PYTHON), "-c", LAUNCH, "echo_env.server.app:app")
-    with openenv() as box:
-        (said,) = run_tool(box, [{"name": "step", "arguments": {"message": "Hello"}}], row={})
-        assert said.content == '{"echoed_message": "Hello", "message_length": 5}'
-        assert play(box, 'call step {"message": "Hello"}', "Bye.").reward == 0.5
 
 
 def test_a_server_that_is_not_there_is_told_when_tools_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

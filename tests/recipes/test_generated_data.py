@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from toolgrpo.data import load_tasks
 from toolgrpo.data.arithmetic import Problem, Step, success
@@ -81,20 +80,6 @@ def test_no_worked_finance_question_is_asked_again() -> None:
         assert not worked & {row["prompt"] for row in rows(f"financial_generated_{split}")}
 
 
-def test_the_worked_finance_questions_begin_with_short_calls_and_end_with_mixed_up_ones() -> None:
-    """In this order, which the recipe keeps, nano learns to copy numbers, and at last the habit that GRPO removes."""
-    calls = [row["messages"][1]["tool_calls"][0]["function"] for row in rows("financial_examples")]
-    first, last = (Counter(call["name"] for call in part) for part in (calls[:640], calls[1440:3200]))
-    assert first["loan_amortization"] > 0.7 * 640 and len(first) == 8
-    assert len(last) == 8 and min(last.values()) > 0.7 * 1760 / 8
-    with load_tools(ROOT / "tools_funcs" / "financial_tools_complex.py", workers=1) as box:
-        assert all(run_tool(box, call).ok for call in calls[:3200])
-        refused = sum(not run_tool(box, call).ok for call in calls[3200:])
-    assert 0.25 < refused / 400 < 0.45, "about seven in ten, for four of eight tools"
-    sft = yaml.safe_load((ROOT / "recipes" / "configs" / "sft" / "financial_nano.yaml").read_text())["training"]
-    assert sft["train_sampling_strategy"] == "sequential" and sft["max_steps"] * sft["batch_size"] == len(calls)
-
-
 def test_the_tool_that_is_called_right_gives_the_answer() -> None:
     with load_tools(ROOT / "tools_funcs" / "financial_tools_complex.py", workers=1) as box:
         asked = {row["expected_tools"][0]: row for row in rows("financial_generated_heldout")}
@@ -124,18 +109,3 @@ def test_the_handbook_can_be_searched_and_read(handbook: Toolbox) -> None:
     line, file = int(words[words.index("line") + 1]), words[words.index("file") + 1]
     assert said(handbook, "read_file", path=file, first_line=line, lines=1) == row["answer"]
     assert said(handbook, "search", query="quasar") == "nothing was found; try other words"
-
-
-def test_the_api_is_really_asked(handbook: Toolbox) -> None:
-    assert '["north", "south", "harbour"]' in said(handbook, "call_api", path="/warehouses")
-    row = rows("handbook_stock_heldout")[0]
-    words = row["prompt"].split()
-    product = "_".join(words[words.index("the") + 1 : words.index("are")]).lower()
-    place = words[words.index("warehouse") - 1]
-    answered = said(handbook, "call_api", path="stock", query={"product": product, "warehouse": place})
-    assert f'"in_stock": {row["answer"]}' in answered
-    assert "[status 400]" in said(handbook, "call_api", path="/stock")
-
-
-def test_code_runs_beside_them(handbook: Toolbox) -> None:
-    assert said(handbook, "execute_code", code="17 * 3") == "51"

@@ -82,10 +82,6 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
             continue
 
 
-def test_it_is_a_bash_file() -> None:
-    subprocess.run(["bash", "-n", str(SBATCH)], check=True)
-
-
 def test_the_last_nodes_generate_and_the_first_train(job: Callable[..., Job]) -> None:
     run = job("a,b,c,d", servers=4, GENERATE_NODES="2", GPUS="4", TENSOR_PARALLEL="2")
     assert run.end() == 0
@@ -102,10 +98,6 @@ def test_the_last_nodes_generate_and_the_first_train(job: Callable[..., Job]) ->
             f"--model_name_or_path some/model --config my config.yaml --engine vllm_server --vllm_server_urls {urls}"
             in line
         )
-
-
-def test_the_job_fails_with_the_training(job: Callable[..., Job]) -> None:
-    assert job("a,b", servers=8, code=3).end() == 3
 
 
 def test_before_the_time_is_up_it_saves_and_queues_again(job: Callable[..., Job]) -> None:
