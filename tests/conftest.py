@@ -68,11 +68,6 @@ def stand_in_hub() -> ModuleType:
     return load_module(ROOT / "tests" / "fixtures" / "hub" / "stand_in_hub.py")
 
 
-@pytest.fixture(scope="session")
-def stand_in_wandb() -> ModuleType:
-    return load_module(ROOT / "tests" / "fixtures" / "trackers" / "stand_in_wandb.py")
-
-
 @pytest.fixture(scope="module")
 def tiny_model(tiny_qwen3: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a saved tiny model."""

@@ -102,30 +102,6 @@ def can_be_claimed_elsewhere(folder: Path) -> bool:
     return done.returncode == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"process": null}', b"\xff" * 5000, b"[" * 5000])
-def test_what_stands_in_the_file_does_not_matter(tmp_path: Path, content: bytes) -> None:
-    first = Holder(tmp_path)
-    try:
-        (tmp_path / ".run.lock").write_bytes(content)
-        with pytest.raises(ConfigError, match="which process it is cannot be read"):
-            claim_folder(tmp_path, patience_s=0.0)
-    finally:
-        first.kill()
-    claim_folder(tmp_path).release()
-
-
-def test_where_no_lock_can_be_had_the_run_goes_on_with_a_warning_once(tmp_path: Path) -> None:
-    """As on a network disk without locks: here the lock file is a folder."""
-    (tmp_path / ".run.lock").mkdir()
-    first = claim_folder(tmp_path)
-    assert first.warning is not None and "nothing keeps a second run from writing into it" in first.warning
-    assert "\n" not in first.warning
-    again = claim_folder(tmp_path)
-    assert again.warning is None
-    for claim in (first, again):
-        claim.release()
-
-
 def test_a_file_system_without_locks_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
     import fcntl

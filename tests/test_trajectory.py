@@ -52,14 +52,6 @@ def test_the_mask_is_one_exactly_on_what_was_sampled(steps: list[tuple[bool, lis
     assert (done.n_sampled, done.n_context) == (sum(m for _, m, _ in expected), sum(not m for _, m, _ in expected))
 
 
-def test_a_record_is_json_and_gives_the_trajectory_back() -> None:
-    done = example()
-    text = json.dumps(done.to_record(), allow_nan=False)
-    assert Trajectory.from_record(json.loads(text)) == done
-    assert Trajectory.from_record(done.to_record()) == done
-    assert json.dumps(Trajectory.from_record(json.loads(text)).to_record(), allow_nan=False) == text
-
-
 def drawn_with(*turns: dict[str, Any]) -> Trajectory:
     """The example, whose turns of two tokens and of one say whose weights drew them."""
     done = example()
@@ -113,13 +105,6 @@ def test_log_probabilities_are_required_where_the_engine_gives_them_and_never_in
     ledger.sampled([4, 5], None)
     done = ledger.finish(StopReason.FINISHED)
     assert done.logprobs == (None, None) and not done.has_logprobs
-
-
-def test_a_sampled_zero_is_a_log_probability_and_not_a_missing_one() -> None:
-    ledger = Ledger(PROMPT)
-    ledger.sampled([4], [0.0])
-    done = ledger.finish(StopReason.FINISHED)
-    assert done.has_logprobs and Trajectory.from_record(done.to_record()).logprobs == (0.0,)
 
 
 @pytest.mark.parametrize(

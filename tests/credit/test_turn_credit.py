@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolgrpo.credit.turns import EpisodeTurns, episode_turns, teaches, turn_advantages, turn_metrics
+from toolgrpo.credit.turns import EpisodeTurns, episode_turns, teaches, turn_advantages
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 
@@ -52,19 +52,6 @@ def test_the_turns_of_a_batch_are_read_off_it() -> None:
     run = run_episode(ScriptedEngine([ByteChat.say(turn) for turn in ('call look {"at": 1}', "end")]), SCRIPTED)
     batch = RolloutBatch(episodes=(Scored({}, run, total=1.0), Scored({}, run, total=0.0, turn_rewards=(0.5, 0.0))))
     assert episode_turns(batch) == [EpisodeTurns(1.0, (0.0, 0.0)), EpisodeTurns(0.0, (0.5, 0.0))]
-
-
-def test_the_log_says_how_far_turns_lie_apart_and_which_groups_came_back() -> None:
-    episodes = [
-        EpisodeTurns(1.0, (0.5, 0.0)),
-        EpisodeTurns(1.0, (0.0,)),
-        EpisodeTurns(0.0, ()),
-        EpisodeTurns(1.0, (0.0,)),
-    ]
-    found = turn_metrics(episodes, [(2.0, -2.0), (-1.0,), (), (0.0,)], 2)
-    assert found["credit/spread_within_episode"] == 2.0 and found["credit/groups_revived"] == 0.5
-    assert found["credit/turn_1/mean"] == pytest.approx(1 / 3) and found["credit/turn_2/size"] == 2.0
-    assert found["credit/turn_reward"] == 0.125
 
 
 groups = st.lists(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from toolgrpo.data import load_tasks
 from toolgrpo.data.chains import N_CALLS, chain_rows
-from toolgrpo.errors import DataError
 from toolgrpo.rewards import get_reward
 from toolgrpo.testing import ByteChat, ScriptedEngine, run_episode
 from toolgrpo.testing.tools import ScriptedTools
@@ -50,8 +47,3 @@ def test_an_episode_that_makes_the_gold_calls_has_full_marks_and_success() -> No
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     assert get_reward("gold_calls")(**asked, **columns) == [1.0] == get_reward("accuracy")(**asked, **columns)
     assert row["success_measure"] == "arithmetic"
-
-
-def test_an_unknown_split_is_named() -> None:
-    with pytest.raises(DataError, match="the chains have the splits train and heldout, got 'test'"):
-        load_tasks("chains", split="test")

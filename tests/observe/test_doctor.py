@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import toolgrpo
-from toolgrpo.observe.doctor import DOCS, RULES, Finding, findings, over_run
+from toolgrpo.observe.doctor import DOCS, RULES, findings, over_run
 from toolgrpo.observe.log_reading import Log
 
 ROOT = Path(toolgrpo.__file__).parents[1]
@@ -176,17 +176,6 @@ def test_what_only_looks_like_trouble_is_passed_over(case: str) -> None:
     assert name not in spoken(logs)
 
 
-def test_calls_that_were_only_answered_are_none() -> None:
-    answered: dict[str, Any] = {"tools/unmarked": 110.0, "tools/error/unmarked": 96.0}
-    assert "0.00 calls per episode" in spoken(run(**answered))["no_tool_calls"], "14 of them ended their episode"
-
-
-def test_broken_calls_of_one_cause_are_told_earlier_and_with_what_it_means() -> None:
-    unclosed: dict[str, Any] = {"tools/error/unclosed": 20.0}
-    said = spoken(run(**unclosed))["broken_calls"]
-    assert "25 % of the calls" in said and "(unclosed 21 %, invalid_json 4 %)" in said and "never closed" in said
-
-
 def test_broken_calls_are_told_before_the_episodes_that_they_fill() -> None:
     told = list(spoken(run(**TROUBLES["broken_calls"][0], **TROUBLES["cut_by_length"][0])))
     assert told == ["broken_calls", "cut_by_length"]
@@ -210,12 +199,3 @@ def test_every_rule_points_to_a_section_that_is_there() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / DOCS).read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert {rule.section for rule in RULES} <= anchors
-
-
-def test_a_link_leads_to_the_page_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = Finding("rule", "nothing-is-learned", 3, "Nothing is learned.")
-    monkeypatch.chdir(ROOT)
-    assert finding.link_here == finding.link == "docs/training_issues.md#nothing-is-learned"
-    monkeypatch.chdir(tmp_path)
-    page, _, section = finding.link_here.partition("#")
-    assert Path(page).is_file() and section == "nothing-is-learned"

@@ -67,11 +67,6 @@ def test_names_that_a_model_makes_up_are_one_tool_that_there_is_not() -> None:
     assert named == {"add", "unknown"} and metrics["tools/unknown/failures"].value == 3
 
 
-def test_no_calls_no_latencies() -> None:
-    metrics = tool_metrics([], n_episodes=3)
-    assert metrics["tools/failure_frequency"].value == 0 and "tools/latency_p50" not in metrics
-
-
 def test_counts_are_added_bounds_are_the_extremes_and_shares_are_averaged() -> None:
     one = batch_metrics(batch(*[trajectory(4, 0, (GOOD,), StopReason.FINISHED)] * 2, totals=(1.0, 0.0)))
     two = batch_metrics(

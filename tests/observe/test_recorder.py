@@ -107,41 +107,11 @@ def test_a_line_torn_by_a_kill_is_not_joined_to_the_next(tmp_path: Path) -> None
         assert numbers(path) == [*before, 7]
 
 
-def test_a_new_run_sets_an_older_recording_aside(tmp_path: Path) -> None:
-    path = episodes_path(tmp_path, 0)
-    for number in (1, 2):
-        recorder = EpisodeRecorder(path)
-        recorder.start_anew()
-        record(recorder, number)
-        recorder.start_anew()  # not its own
-        recorder.close()
-    assert numbers(path) == [2] and numbers(tmp_path / "episodes.jsonl.previous") == [1]
-
-
 def test_a_full_disk_is_said() -> None:
     recorder = EpisodeRecorder(Path("/dev/full"))
     with pytest.raises(StorageError, match="No space left on device"):
         record(recorder, 0)
     recorder.close()
-
-
-def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
-    recorder = EpisodeRecorder(None)
-    record(recorder, 0)
-    assert recorder.sync() == 0
-    recorder.cut(0)
-    recorder.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_line_is_read_back_as_the_trajectory_it_was(tmp_path: Path) -> None:
-    path = episodes_path(tmp_path, 0)
-    recorder = EpisodeRecorder(path)
-    record(recorder, 3)
-    recorder.close()
-    (line,) = read_episodes(path)
-    assert Trajectory.from_record(line) == episode(3)
-    assert (line["step"], line["mode"], line["reward_given"], line["row"]) == (3, "train", 1.0, {"answer": "4"})
 
 
 def test_held_out_questions_of_a_training_have_a_recording_of_their_own(tmp_path: Path) -> None:

@@ -37,16 +37,6 @@ def test_a_long_rollout_says_how_far_it_is_also_before_anything_ends() -> None:
     spoke.clear()
     assert spoke.wait(30) and said[-1].startswith("evaluation: 2 of 16 episodes")
     lines.rollout_ended(RolloutEnded(BEGAN))
-    n_said = len(said)
-    spoke.clear()
-    assert not spoke.wait(0.1) and len(said) == n_said, "an ended rollout goes on speaking"
-
-
-def test_episodes_of_a_training_need_no_label() -> None:
-    said, spoke, lines = listening()
-    lines.rollout_began(RolloutBegan(64, 0, "train", "episodes"))
-    assert spoke.wait(30) and said[0].startswith("0 of 64 episodes, ")
-    lines.close()
 
 
 def test_a_short_one_and_one_that_is_cut_off_leave_nothing_running() -> None:

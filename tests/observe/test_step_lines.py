@@ -30,11 +30,6 @@ def test_a_line_has_every_number_under_its_title() -> None:
     assert all(line[end] != " " and line[end + 1 : end + 2] in ("", " ") for end in ends)
 
 
-def test_live_groups_are_those_of_everything_drawn_where_dead_ones_are_replaced() -> None:
-    log = {**LOG, "sampling/live_rate": 0.4}
-    assert StepLines(110).line(7, log, StepTimes(1.824, 0.61)).split()[3] == "40%"
-
-
 def test_what_was_not_measured_is_a_dash() -> None:
     line = StepLines(3).line(1, {"reward": -2.0}, StepTimes(120.0, 0.0))
     assert line.split() == ["1/3", "-2.00", *["-"] * 8, "120", "0.00", "120"]
@@ -49,8 +44,3 @@ def test_on_a_narrow_terminal_the_least_is_left_out(width: int) -> None:
         assert len(lines.titles()) < width and "s/step" in titles
     if width == 100:
         assert titles[-3:] == ["s/step", "rollout", "training"] and "engine+-" in titles
-
-
-@pytest.mark.parametrize(("value", "shown"), [(0.1, "0.10"), (99.994, "99.99"), (100.2, "100"), (4321.0, "4321")])
-def test_seconds_keep_their_column(value: float, shown: str) -> None:
-    assert StepLines(9, 60).line(1, {}, StepTimes(value, 0.0)).split()[-1] == shown

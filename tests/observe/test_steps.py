@@ -130,15 +130,6 @@ def test_gigabytes_are_announced_before_they_come(tmp_path: Path) -> None:
     assert size_warning(10**9, seconds=86400, steps=1, all_steps=2) is not None
 
 
-def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    quiet = StepLog(None, facts={})
-    quiet.on_train_begin(training.args, training.state, training.control)
-    quiet.event("warning", "nothing", step=0)
-    quiet.close()
-    assert not (tmp_path / "steps.jsonl").exists()
-
-
 @pytest.mark.lock
 def test_a_line_is_plain_json(tmp_path: Path) -> None:
     training = Training(tmp_path)

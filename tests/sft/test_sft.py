@@ -17,7 +17,6 @@ from recipes.nano.demonstrations import demonstrate, draw_training_problem
 from recipes.nano.recipe import MINI
 from recipes.nano.toolsets import CANONICAL
 from recipes.nano.training import SupervisedLoss, collate
-from toolgrpo.commands.sft import learning_rate_for
 from toolgrpo.sft.encoder import ConversationEncoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,15 +58,3 @@ def test_a_chat_model_learns_conversations_and_can_be_loaded(base: Path) -> None
         model = AutoModelForCausalLM.from_pretrained(base / name)
         losses.append(SupervisedLoss(model)(collate(examples, tokenizer.pad_token_id)).item())
     assert losses[1] < 0.7 * losses[0]
-
-
-def test_a_file_that_is_missing_is_told_before_the_imports(base: Path) -> None:
-    flags = ("--model_name_or_path", str(base / "model"), "--dataset_id_or_path", str(base / "nothing.jsonl"))
-    done = _sft(*flags, "--output_dir", str(base / "bad"))
-    assert done.returncode == 1
-    assert "nothing.jsonl" in done.stderr and "Traceback" not in done.stderr and "loading" not in done.stderr
-
-
-def test_the_learning_rate_follows_the_size_of_the_model() -> None:
-    rates = [learning_rate_for(n) for n in (600_000, 135_000_000, 1_000_000_000, 7_000_000_000)]
-    assert rates[0] == 3e-3 and rates[2:] == [2e-5, 2e-5] and 2e-5 < rates[1] < 3e-4

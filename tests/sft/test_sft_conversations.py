@@ -70,12 +70,6 @@ def test_a_user_who_speaks_again_is_part_of_the_conversation(tokenizer: Any) -> 
     assert _learnt(tokenizer, example) == ["The answer is 7.<|im_end|>", "The answer is 2.<|im_end|>"]
 
 
-def test_a_template_that_cannot_be_proven_is_refused(tokenizer: Any) -> None:
-    tokenizer.chat_template = "{{ messages | length }}" + CHATML
-    with pytest.raises(ChatFormatError, match="chat template"):
-        ConversationEncoder(tokenizer)([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-
-
 def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = None
     with pytest.raises(ChatFormatError, match="no chat template"):
@@ -104,11 +98,3 @@ def test_prompt_and_completion_are_a_conversation_too(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}
     file.write_text(json.dumps(row) + "\n")
     assert [m["role"] for m in read_conversations(file)[0]["messages"]] == ["user", "assistant"]
-
-
-def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
-        read_conversations(tmp_path / "nowhere.jsonl")
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DataError, match=r"empty\.jsonl"):
-        read_conversations(tmp_path / "empty.jsonl")

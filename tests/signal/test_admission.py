@@ -26,17 +26,6 @@ def test_at_the_bound_the_earliest_dead_groups_fill_the_step() -> None:
     assert bound.decide([False] * 4) == Decision(admitted=(0, 1))
 
 
-def test_without_backfill_every_group_is_taken_as_it_is() -> None:
-    off = Admission.of(2, max_groups_drawn=1.0)
-    assert off.decide([]) == Decision(draw=2)
-    assert off.decide([False, None]) == Decision()
-    assert off.decide([False, True]) == Decision(admitted=(0, 1))
-
-
-def test_a_process_without_groups_is_done_at_once() -> None:
-    assert Admission.of(0, max_groups_drawn=4.0).decide([]) == Decision(admitted=())
-
-
 @pytest.mark.property
 @given(
     live=st.lists(st.booleans(), min_size=32, max_size=32),

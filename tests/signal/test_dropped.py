@@ -63,11 +63,6 @@ def test_a_batch_keeps_its_order_and_counts_beside() -> None:
     assert "success" not in batch_metrics(nothing) and batch_metrics(nothing)["dropped/episodes"].value == 1
 
 
-def test_a_recorded_drop_is_read_back() -> None:
-    dropped = trajectory(LOST)
-    assert Trajectory.from_record(json.loads(json.dumps(dropped.to_record()))) == dropped
-
-
 def facts(question: int, success: bool | None) -> EpisodeFacts:
     reward, dropped = (None, "tool") if success is None else (float(success), None)
     return EpisodeFacts(question, reward, success, "1", 1, 2, "finished", (), dropped)

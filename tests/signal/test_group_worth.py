@@ -4,11 +4,8 @@ from math import nan
 
 import pytest
 
-from toolgrpo.signal.advantages import combined_rewards, is_dead, weighted_sums
-
-
-def test_a_function_that_does_not_score_adds_nothing_and_no_score_at_all_is_none() -> None:
-    assert weighted_sums([(1.0, nan), (nan, nan), (0.5, 2.0)], (1.0, 0.25)) == [1.0, None, 1.0]
+from toolgrpo.signal.dead_groups import is_dead
+from toolgrpo.signal.group_worth import combined_rewards
 
 
 def test_rewards_that_cancel_out_in_the_sum_may_still_teach_when_each_is_normalized() -> None:
