@@ -68,22 +68,6 @@ def test_results_of_parallel_calls_are_said_to_be_those_of_their_own_tools(name:
     assert places == sorted(places) and (text.count("search"), text.count("weather")) == (1, 1)
 
 
-def test_a_row_with_parallel_calls_and_no_ids_is_printed_as_one_with_ids() -> None:
-    tokenizer = trl_tokenizer("gemma4_v5")
-    chat = proven(tokenizer)
-    said = calling(("search", {}), ("weather", {}))
-    named = [
-        {**call, "id": number} for call, number in zip(said["tool_calls"], ("aaaaaaaa1", "aaaaaaaa2"), strict=True)
-    ]
-    results = [{"role": "tool", "content": "A"}, {"role": "tool", "content": "B"}]
-    with_ids = [{**result, "tool_call_id": call["id"]} for result, call in zip(results, named, strict=True)]
-    row = [QUESTION, said, *results, QUESTION]
-    own = tokenizer.apply_chat_template(
-        [QUESTION, {**said, "tool_calls": named}, *with_ids, QUESTION], tokenize=False, add_generation_prompt=True
-    )
-    assert tokenizer.decode(chat.prompt(row, []), clean_up_tokenization_spaces=False) == own
-
-
 def test_a_template_that_demands_ids_of_nine_letters_and_digits_gets_them() -> None:
     demands = "{% if not ID is defined or ID | length != 9 %}{{ raise_exception('IDs have length 9') }}{% endif %}"
     text = template(
@@ -291,12 +275,6 @@ def test_a_model_that_is_spoken_to_in_other_words_than_its_templates_is_warned_o
     printed = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>"
     (attempt,) = chat.parse(chat.encode(printed)).attempts
     assert attempt.name == "f", "and read all the same"
-
-
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3", "llama3", "qwen3", "phi3_5"])
-def test_nothing_is_said_where_the_template_prints_no_other_calls(name: str, recwarn: pytest.WarningsRecorder) -> None:
-    proven(trl_tokenizer(name))
-    assert not [warning for warning in recwarn if "Hermes" in str(warning.message)]
 
 
 # Their templates print results behind calls only; there the bridge is the one after a call.

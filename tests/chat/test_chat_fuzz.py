@@ -3,8 +3,7 @@
 The inputs come from a seeded generator that knows the syntax of every family: truncated, nested, interleaved, repeated,
 with broken JSON, lone surrogates as escapes, control bytes and arguments of a megabyte. 100,000 of them as a slow test; a
 few thousand by default. That the work grows linearly is shown twice: here by counting calls, which is exact, and in
-benchmarks/chat.py by processor time, which also sees what happens inside one call. The last test sees that too, by
-the time that patterns are given.
+benchmarks/chat.py by processor time, which also sees what happens inside one call.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import gc
 import json
 import random
 import sys
-from functools import cache, partial
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -26,7 +25,6 @@ from toolgrpo.chat.attempts import Marker
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.response_template import described_format
 from toolgrpo.chat.unmarked import unmarked_call
-from toolgrpo.regex_budget import LIMIT_S, RegexBudget
 from toolgrpo.testing import byte_tokenizer
 
 pytestmark = pytest.mark.property
@@ -227,26 +225,3 @@ def test_four_times_the_turn_is_at_most_four_times_the_work(name: str) -> None:
         for opening in ("", first, f"{first}<function=f>", f"{first}[f(a="):
             once, four = (work(chat, chat.encode(opening + piece * n)) for n in (25, 100))
             assert four <= 4.3 * once, f"{opening!r} and then {piece!r} again and again"  # quadratic would be 16
-
-
-# What made a pattern of TRL's quadratic or worse, and what might make one of ours so.
-HARD = [
-    *("<tool_call>", "<parameter=a>", "</function>", " ", '{"a":', "\\'", '{"name": "f", "parameters": {}};', "to=f "),
-    *("<|start|>assistant", "<arg_key>a</arg_key>\n<arg_value>", '<|"|>a:', "<think></think>", "[f(a="),
-]
-
-
-@pytest.mark.parametrize("piece", HARD)
-@pytest.mark.parametrize("name", OWN)
-def test_no_turn_of_a_family_is_given_up(name: str, piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100,000 characters, for which a quadratic pattern would need several times what all patterns share here.
-
-    That is more than a turn gets in a run: how much a slow machine does in a second is not what is asked.
-    """
-    monkeypatch.setattr("toolgrpo.chat.turn_reader.RegexBudget", partial(RegexBudget, 5 * LIMIT_S))
-    chat = load(name)
-    first, last = brackets(chat)
-    for opening in (first, f"{first}<function=f><parameter=a>"):
-        ids = chat.encode(opening + piece * (100_000 // len(piece)) + last)
-        parsed = chat.parse([*ids, chat.stop_ids[0]])
-        assert not any("too long" in attempt.detail or "timed out" in attempt.detail for attempt in parsed.attempts)

@@ -96,21 +96,6 @@ def test_the_recipes_pass(command: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert {file.name: early(["--config", str(file)], command) for file in files} == {file.name: None for file in files}
 
 
-def test_a_name_like_it_that_lies_beside_is_told(tmp_path: Path) -> None:
-    for there, asked, flag, command in [
-        ("trains.jsonl", "train.jsonl", "--dataset_id_or_path", "train"),
-        ("trains.jsonl", "train.jsonl", "--dataset_id_or_path", "sft"),
-        ("my_tools.py", "my_tool.py", "--tools_script", "train"),
-        ("mcp.json", "mpc.json", "--mcp_config", "train"),
-        ("trains.yaml", "train.yaml", "--config", "train"),
-    ]:
-        (tmp_path / there).touch()
-        said = early([flag, str(tmp_path / asked)], command)
-        assert said is not None and f"did you mean {tmp_path / there}?" in said
-    said = early(["--tools_script", str(tmp_path / "quite_another.py")])
-    assert said is not None and "did you mean" not in said
-
-
 DEFECTS = {
     "  batch_size: 4": "'batch_size'; write per_device_train_batch_size",
     "  wombat: 1": "unknown key 'wombat'; the nearest known key is",

@@ -114,22 +114,6 @@ def test_what_others_wrote_steers_no_terminal(folder: Path, arguments: tuple[obj
         assert "[red]not markup[/red]" in shown and "\\x1b[2J" in shown
 
 
-def test_tokens_in_colour() -> None:
-    from toolgrpo.observe.episode_view import tokens
-
-    record = {
-        **{"episode": 1, "step": 0, "group": 0, "reward_given": 1.0, "success": True, "stop_reason": "finished"},
-        **{"prompt_ids": [1], "ids": [2, 3, 4], "mask": [1, 0, 1], "logprobs": [-0.01, None, -9.0]},
-    }
-    shown = io.StringIO()
-    Console(file=shown, width=140, force_terminal=True, color_system="standard").print(
-        tokens(record, {1: {"text": "ask"}, 2: {"text": "sure"}, 3: {"bytes": "c3"}})
-    )
-    text = shown.getvalue()
-    assert "\x1b[30;42msure\x1b[0m" in text, "black on green: probable"
-    assert "\x1b[2m<c3>\x1b[0m" in text and "\x1b[37;41m[4]\x1b[0m" in text, "dim; white on red: improbable"
-
-
 def test_where_a_segment_begins() -> None:
     from toolgrpo.observe.episode_view import conversation, tokens
 
@@ -155,16 +139,6 @@ def test_where_a_segment_begins() -> None:
     begins = "segment 2 begins, with a history of 3 tokens"
     assert said.index("so far") < said.index(begins) < said.index("last")
     assert of_tokens.index("[3]") < of_tokens.index(begins) < of_tokens.index("[5]")
-
-
-def test_the_worst_the_best_and_those_with_a_cause(folder: Path) -> None:
-    worst = [line.split()[0] for line in show(folder, "--worst", 2).splitlines() if "question" in line]
-    assert worst[:2] == ["7", "5"], "of the last step"
-    assert "episode 4, step 1" in show(folder, "--best", 1)
-    assert "episode 0, step 0" in show(folder, "--best", 1, "--step", 0)
-    timeouts = show(folder, "--cause", "timeout")
-    assert "episode 1," in timeouts and "episode 5," in timeouts and "episode 0," not in timeouts
-    assert "episode 5," not in show(folder, "--cause", "timeout", "--step", 0)
 
 
 @pytest.mark.parametrize(

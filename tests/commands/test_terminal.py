@@ -145,12 +145,3 @@ def test_a_second_command_in_the_same_folder_is_refused_and_leaves_the_log_of_th
     third = command(tmp_path, rank=rank)
     third.communicate(timeout=200)
     assert third.returncode == 0, "after kill -9 of the first the folder is free at once"
-
-
-def test_a_log_that_cannot_be_in_the_folder_stays_where_it_is_and_the_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "out" / "train.log").mkdir(parents=True)
-    done = command(tmp_path)
-    shown, _ = done.communicate(timeout=200)
-    assert done.returncode == 0 and "the log stays in" in shown and "Is a directory" in shown
-    (log,) = (tmp_path / "tmp").glob("*/train.log")
-    assert "a library prints" in log.read_text()

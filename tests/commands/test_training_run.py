@@ -141,17 +141,6 @@ def test_a_dry_run_asks_each_reward_as_the_evaluation_will(tmp_path: Path, rewar
         load(tmp_path, "--dry_run", "--reward_fn", str(tmp_path / "mine.py"))
 
 
-def test_a_dry_run_gives_rewards_all_that_training_gives_them(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def reward_func(completions, prompts, prompt, completion_ids, answer, trajectories, trainer_state, log_metric, "
-        "log_extra):\n"
-        "    log_metric('mine/turns', sum(len(t.turns) for t in trajectories))\n"
-        "    assert trainer_state.global_step == 0 and prompt == prompts\n"
-        "    return [0.0] * len(completions)\n"
-    )
-    assert "reward    reward_func" in load(tmp_path, "--dry_run", "--reward_fn", str(tmp_path / "mine.py"))
-
-
 def test_a_dry_run_resets_the_environment(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(
         "class Env:\n    def reset(self, goal): pass\n    def look(self) -> int:\n        'Look.'\n        return 1\n\n"

@@ -19,7 +19,7 @@ from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.rollout import Episode, EpisodeLimits
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.scheduler import run_rollout
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, scripted_runner
+from toolgrpo.testing import ByteChat, ScriptedEngine, scripted_runner
 from toolgrpo.trajectory import StopReason, Trajectory
 
 pytestmark = pytest.mark.e2e
@@ -163,20 +163,6 @@ def test_a_file_that_is_no_agent_is_refused_when_it_is_loaded(tmp_path: Path, te
     (tmp_path / "agent.py").write_text(text)
     with pytest.raises(PluginError, match=complaint):
         load_agent(tmp_path / "agent.py")
-
-
-def test_a_sync_agent_gets_the_sync_client(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(
-        "def run(client, row):\n"
-        "    said = client.chat.completions.create(model='policy', messages=[{'role': 'user', 'content': 'q'}])\n"
-        "    return float(said.choices[0].message.content)\n"
-    )
-    player = load_agent(f"{tmp_path / 'agent.py'}:run")
-    try:
-        engine = lambda request, number: ScriptedReply(ByteChat.say("1"), delay_s=0.01)  # noqa: E731
-        assert [one.reward for one in play(player, "a", "b", script=engine)] == [1.0, 1.0]
-    finally:
-        player.close()
 
 
 def _sleepers() -> list[int]:

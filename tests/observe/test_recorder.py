@@ -16,7 +16,6 @@ from toolgrpo.errors import StorageError
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
 from toolgrpo.observe.records import prompt_id, read_episodes, read_vocabulary, row_of
 from toolgrpo.observe.token_texts import token_texts
-from toolgrpo.report.episode_data import episode_texts
 from toolgrpo.rollout import RolloutBegan
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.testing import numbered_tokenizer
@@ -184,20 +183,6 @@ def test_a_record_says_who_where_and_how_long_for_people_first(tmp_path: Path) -
         {"what": "tool", "turn": 0, "start_s": 4.5, "s": 0.25, "name": "add"},
     ]
     assert prompt_id("2+2?", {"answer": "4"}) == first["prompt_id"] != prompt_id("2+2?", {"answer": "5"})
-
-
-def test_a_record_names_the_weights_that_drew_it_and_not_those_of_its_step(tmp_path: Path) -> None:
-    turns = tuple(
-        Turn(start=at, end=at + 1, content="", reasoning=None, weights=by) for at, by in enumerate(((3, 3), (3, 4)))
-    )
-    recorder = EpisodeRecorder(path := tmp_path / "episodes.jsonl")
-    batch = RolloutBatch(episodes=(Scored({"prompt": "q"}, replace(episode(0), turns=turns)),), step=5)
-    recorder.batch_done(batch.graded([Grade({}, 1.0)], lambda one: True))
-    recorder.close()
-    (found,) = read_episodes(path)
-    assert (found["step"], found["weight_version"]) == (5, 3)
-    assert [turn["weights"] for turn in found["turns"]] == [[3, 3], [3, 4]]
-    assert [turn["w"] for turn in episode_texts(found)["turns"]] == [[3, 3], [3, 4]]
 
 
 def described(prefix: str, number: int) -> dict[str, str]:

@@ -122,18 +122,6 @@ def test_a_later_batch_ends_before_an_earlier_one_that_goes_on_with_newer_weight
     world.ahead.stop()
 
 
-def test_what_fails_raises_its_own_error_when_it_is_taken_and_hurts_no_other() -> None:
-    world = World(raises="bad", observers=Observers([heard := Heard()]))
-    world.begin("q")
-    world.begin("bad")
-    assert len(world.ahead.take(0)) == 1
-    with pytest.raises(AssertionError, match="a bug of the chat"):
-        world.ahead.take(1)
-    assert heard.events[-1] == "failed"
-    world.ahead.stop()
-    assert no_thread_is_left() and world.engine.open_requests == 0 and not world.engine.is_open
-
-
 def test_stopping_cancels_what_runs() -> None:
     world = World(stalled="slow")
     world.begin("slow one", "slow two")
@@ -143,21 +131,6 @@ def test_stopping_cancels_what_runs() -> None:
     world.ahead.stop()
     assert no_thread_is_left() and len(world.ahead) == 0
     assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, 2, False)
-
-
-def test_once_settled_the_engine_is_free_and_nothing_is_lost() -> None:
-    world = World()
-    world.begin("q0")
-    world.begin("q1")
-    world.ahead.settle()
-    deadline = threading.Event()
-    for _ in range(2400):
-        if not world.engine.is_open:
-            break
-        deadline.wait(0.05)
-    assert len(world.rollouts.run([{"prompt": "between"}], SamplingOptions())) == 1
-    assert [world.ahead.take(0).episodes[0].row["prompt"] for _ in range(2)] == ["q0", "q1"]
-    world.ahead.stop()
 
 
 def test_all_batches_together_keep_to_the_most_episodes_at_a_time() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.drops import DropCause
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.compaction import STUB, ContextLimit
@@ -76,13 +75,6 @@ def test_a_window_too_small_for_a_turn_ends_the_episode_with_a_sentence() -> Non
     done = run(ContextLimit(max_tokens=80, keep_last_turns=1))
     assert done.stop_reason is StopReason.CONTEXT_FULL and done.n_sampled > 0
     assert done.failure is not None and "context allows 80 (max_tokens)" in done.failure
-
-
-def test_a_prompt_that_is_longer_than_the_limit_drops_the_episode() -> None:
-    done = run(ContextLimit(max_tokens=10))
-    assert done.stop_reason is StopReason.CONTEXT_FULL and not done.turns
-    assert done.dropped is not None and done.dropped.cause is DropCause.NO_ROOM
-    assert "context allows 10 (max_tokens)" in done.dropped.reason
 
 
 @pytest.mark.parametrize(

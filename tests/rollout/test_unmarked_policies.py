@@ -93,11 +93,6 @@ def test_accept_runs_it_and_the_bridge_is_the_one_after_a_marked_call(said: str)
     assert merged([rollout_metrics(batch(accepted))])["tools/unmarked"] == 1.0
 
 
-def test_ignore_takes_it_for_the_answer() -> None:
-    trajectory = run([CALL], "ignore")
-    assert trajectory.stop_reason is StopReason.FINISHED and trajectory.attempts == ()
-
-
 def test_a_marked_call_is_not_looked_at_again_and_an_answer_ends_the_episode() -> None:
     marked = "<tool_call>\n" + json.dumps(json.loads(CALL)) + "\n</tool_call>"
     trajectory = run([marked, f"It is x, by\n{CALL}"], "answer")

@@ -56,11 +56,6 @@ def test_irregular_cash_flows_against_a_root_finder() -> None:
     assert number(text, "IRR") / 100 == pytest.approx(optimize.brentq(value, -0.5, 5), abs=1e-6)
 
 
-def test_flows_in_one_direction_have_no_irr() -> None:
-    flows = [{"on": "2020-01-01", "amount": 1}, {"on": "2021-01-01", "amount": 2}]
-    assert "IRR does not exist" in call("npv_irr", cash_flows=flows, discount_rate=5)
-
-
 @pytest.mark.parametrize(
     ("coupon", "years", "freq", "ytm"),
     [(5, 10, 2, 5.7), (0, 7, 1, 3), (8, 30, 4, 12), (2, 1, 12, -0.5), (4, 50, 12, 6)],
@@ -207,13 +202,6 @@ def test_tax_lots_against_hand_counting(method: str, short: float, long: float) 
     assert number(text, "short-term gain") == pytest.approx(short)
     assert number(text, "long-term gain") == pytest.approx(long)
     assert number(text, "tax") == pytest.approx(max(0, short) * 0.4 + long * 0.15)
-
-
-@pytest.mark.parametrize(("day", "long"), [("2021-02-28", 0), ("2021-03-01", 10)])
-def test_a_year_from_a_leap_day_ends_with_february(day: str, long: float) -> None:
-    lots = [{"bought": "2020-02-29", "shares": 1, "price": 10}]
-    text = call("tax_lot_gains", lots=lots, shares_sold=1, sale_price=20, sold_on=day)
-    assert number(text, "long-term gain") == long and number(text, "total") == 10
 
 
 @pytest.mark.parametrize(

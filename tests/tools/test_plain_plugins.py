@@ -54,12 +54,6 @@ def test_a_missing_description_is_a_warning_that_says_what_the_model_will_not_se
     assert notice in [str(one.message) for one in caught]
 
 
-def test_a_parameter_without_a_description_is_shown_by_its_type(toolbox: Toolbox) -> None:
-    schema = toolbox.schemas[0]["function"]
-    assert schema["description"] == "Add two numbers."
-    assert schema["parameters"]["properties"] == {"a": {"type": "number"}, "b": {"type": "number"}}
-
-
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [

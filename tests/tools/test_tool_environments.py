@@ -147,22 +147,6 @@ def test_a_class_written_for_trl_works_unchanged() -> None:
         assert asyncio.run(play(8)) == (None, ["wrong"], 0.0)
 
 
-def test_trl_finds_the_same_tools_in_it() -> None:
-    """TRL takes every public method that is not reset or get_reward; so do we."""
-    import inspect
-
-    from toolgrpo.plugin_files import import_file
-
-    guess = import_file(FIXTURES / "trl_environment.py").Guess
-    theirs = [
-        name
-        for name, _ in inspect.getmembers(guess, predicate=inspect.isfunction)
-        if name not in ("reset", "get_reward") and not name.startswith("_")
-    ]
-    with load_tools(environment=guess, workers=1) as box:
-        assert box.names == theirs
-
-
 BY_STEP = """
 class Walk:
     def reset(self, **row):
@@ -235,18 +219,6 @@ def test_it_says_after_a_turn_that_the_episode_is_over(tmp_path: Path) -> None:
     said = pytest.raises(PluginError, match="episode_over must be True or False, got perhaps")
     with load_tools(tmp_path / "walk.py", workers=1) as box, said:
         run_episode(ScriptedEngine([ByteChat.say('call go {"by": 1}')]), box)
-
-
-def test_an_environment_that_is_gone_after_a_turn_is_lost(tmp_path: Path) -> None:
-    (tmp_path / "walk.py").write_text("import os\n" + BY_STEP.replace("SAYS", "os._exit(1)"))
-    with load_tools(tmp_path / "walk.py", workers=1) as box:
-
-        async def episode() -> None:
-            async with box.session({}) as session:
-                await _after(session, "1")
-
-        with pytest.raises(EnvironmentLost, match="step_reward"):
-            asyncio.run(episode())
 
 
 CUSTOMER = """

@@ -86,12 +86,6 @@ def test_what_is_asked_for_is_there_while_the_file_is_imported_and_nothing_else(
     assert seen(path, "TEST_TOKEN") == "nothing of TEST_API_KEY"
 
 
-def test_a_module_asks_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, 'TOOL_SECRETS = ("TEST_API_KEY",)')
-    monkeypatch.chdir(tmp_path)
-    assert seen("looking_tools", "TEST_API_KEY") == "of TEST_API_KEY of TEST_API_KEY"
-
-
 TOOL_SECRETS = ["TEST_TOKEN"]
 
 

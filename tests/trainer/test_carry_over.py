@@ -115,24 +115,3 @@ def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_pa
     _, resumed = run(tmp_path, Slow(), resume="auto", **CARRY, max_staleness=1)
     assert resumed.rows()[0][0] == 2, "what was left over is the first of the resumed run"
     assert all_rows(resumed) == [2, *range(5, 16)], "none is lost, and none trained on twice"
-
-
-def test_backfill_replaces_dead_groups_beside_the_training_pass(tmp_path: Path) -> None:
-    trainer, kept = run(tmp_path, Slow(), **BACKFILL)
-    plain, expected = run(tmp_path / "plain", Slow(), **{**BACKFILL, "max_staleness": 0})
-    live = [number for number in range(32) if number not in DEAD]
-    assert kept.rows() == expected.rows() == [live[start : start + 4] for start in range(0, 16, 4)]
-    assert logged(trainer, "sampling/groups_drawn") != [0] * 4
-    assert sum(logged(trainer, "sampling/groups_drawn")) == sum(logged(plain, "sampling/groups_drawn")) == 20
-    assert max(logged(trainer, "overlap/staleness")) <= 1
-    assert Counter(one.trained for batch in kept.batches for one in batch.episodes) == {True: 64, False: 16}
-
-
-def test_all_three_flags_together(tmp_path: Path) -> None:
-    trainer, kept = run(tmp_path, Slow(late={2}), **{**BACKFILL, "carry_over": 0.25})
-    first, second, *_ = kept.rows()
-    assert 2 not in first and second[0] == 2
-    assert not DEAD & set(all_rows(kept)) and len(set(all_rows(kept))) == 16
-    assert max(logged(trainer, "overlap/staleness")) <= 2
-    numbers = [t.metadata["episode"] for batch in kept.batches for t in batch.trajectories]
-    assert sorted(numbers) == list(range(len(numbers))), "each episode has a number of its own"

@@ -149,17 +149,6 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
     ]
 
 
-def test_nothing_is_replaced_and_the_order_is_that_of_trl_where_every_group_is_live(tmp_path: Path) -> None:
-    def spread(number: list[int], **_: Any) -> list[float]:
-        return [float(i % 2) for i, _ in enumerate(number)]
-
-    changes = {"shuffle_dataset": True, "max_steps": 6}
-    _, drawn = train(tmp_path / "drawn", spread, rows(*range(8)), dynamic_sampling="backfill", **changes)
-    _, plain = train(tmp_path / "plain", spread, rows(*range(8)), **changes)
-    order = [[one.row["number"] for batch in kept.batches for one in batch.episodes] for kept in (drawn, plain)]
-    assert order[0] == order[1]
-
-
 @pytest.mark.parametrize(
     "changes",
     [

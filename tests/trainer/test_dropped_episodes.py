@@ -164,22 +164,6 @@ def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Pa
         assert torch.equal(one, other)
 
 
-def test_an_episode_without_room_for_a_token_never_reaches_a_reward(tmp_path: Path) -> None:
-    """What `reset` returns is not in the rows, so no check of the prompts sees it. The reward reads a last message."""
-    rows = [{"prompt": "long"}, {"prompt": "short"}]
-    tools = ScriptedTools({}, observation=lambda row: "x" * 50_000 if row["prompt"] == "long" else "go on")
-    run: dict[str, Any] = {"rows": rows, "parts": {"tools": tools}, "max_steps": 1}
-    trainer = tiny_trainer(tmp_path / "some", by_length, lengths, max_dropped_share=0.5, **run)
-    trainer.train()
-    (log, *_) = trainer.state.log_history
-    assert log["dropped/episodes"] == log["dropped/no_room"] == 4 and log["stop/context_full"] == 0.5
-    dropped = [record for record in read_episodes(trainer.recorder.path) if record["reward_given"] is None]
-    assert len(dropped) == 4 and "reset returned has" in dropped[0]["drop"]["reason"]
-    trainer = tiny_trainer(tmp_path / "many", by_length, lengths, **run)
-    with pytest.raises(TooManyDroppedError, match="4 x no_room: the prompt with what the environment's reset returned"):
-        trainer.train()
-
-
 @pytest.mark.parametrize("who", ["environment_lost", "reward"])
 def test_dropped_episodes_of_groups_that_are_drawn_leave_their_group_too(tmp_path: Path, who: str) -> None:
     """Of question 0 one episode is left, so the group is dead and replaced; of the others one is dropped each."""

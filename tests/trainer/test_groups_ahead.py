@@ -14,7 +14,7 @@ from tests.support.meeting import Meeting
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PeerError
 from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.signal.admission import Admission, GroupDrawingOptions
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply
@@ -134,12 +134,3 @@ def test_a_process_that_fails_stops_the_others_with_a_checkpoint() -> None:
         thread.join(PATIENCE_S)
     assert isinstance(said[0], PeerError) and "process 1 failed first" in str(said[0])
     assert isinstance(said[1], EngineError) and sorted(saved) == [0, 1]
-
-
-def test_a_last_step_begins_nothing_for_later_ones() -> None:
-    rule = Lookahead(1, 0.5).rule(Admission.of(4, max_groups_drawn=1), left=1)
-    assert (rule.carried, rule.beyond, rule.target) == (0, 0, 4)
-    rule = Lookahead(1, 0.5).rule(Admission.of(4, max_groups_drawn=1), left=2)
-    assert (rule.carried, rule.beyond) == (2, 4)
-    rule = Lookahead(1, 0.1).rule(Admission.of(4, max_groups_drawn=1), left=9)
-    assert (rule.carried, rule.beyond) == (1, 5), "at least one, or the flag would do nothing"

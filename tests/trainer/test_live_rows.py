@@ -195,24 +195,6 @@ def test_what_needs_every_row_is_known(tmp_path: Path, changes: dict[str, Any]) 
     assert why_every_row(tiny_config(tmp_path, **changes)) in NEEDS_EVERY_ROW
 
 
-def test_the_entropy_is_the_mean_over_the_rows_that_were_read(tmp_path: Path) -> None:
-    """Where the live rows are the whole batch, and where as many dead ones stand beside them."""
-
-    class Entropies(ToolGRPOTrainer):
-        def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-            logps, entropies, aux = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-            if entropies is not None:
-                entropies = torch.where(entropies == 0, 0.0, 2.5)
-            return logps, entropies, aux
-
-    trainer = tiny_trainer(tmp_path, some_alike, script, kind=Entropies, **STILL, max_steps=2)
-    trainer.train()
-    trainer.close()
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert [log["signal/rows_skipped"] > 0 for log in logs] == [True, True]
-    assert [log["entropy"] for log in logs] == pytest.approx([2.5, 2.5])
-
-
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "luspo"])
 def test_the_live_denominator_counts_live_rows_or_their_tokens(tmp_path: Path, loss_type: str) -> None:
     """The gradient is larger by one factor: that of the rows, or of the tokens, of the batch."""

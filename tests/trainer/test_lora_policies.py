@@ -11,7 +11,6 @@ import torch
 
 from toolgrpo.chat import resolve_format
 from toolgrpo.engines.vllm_options import vllm_available
-from toolgrpo.errors import ConfigError
 from toolgrpo.tools import load_tools
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
@@ -101,18 +100,6 @@ def test_handing_weights_over_does_not_move_the_base_model(tiny_qwen3: Any, dtyp
     assert not merges_exactly(tiny_qwen3(0))
     dora = get_peft_model(tiny_qwen3(0), LoraConfig(r=4, target_modules=["q_proj"], use_dora=True))
     assert not merges_exactly(dora)
-
-
-@pytest.mark.vllm
-@needs_vllm
-def test_adapters_alone_are_refused_where_they_cannot_be(
-    train_tiny: ModuleType, tiny_model: Path, tmp_path: Path
-) -> None:
-    whole = job(train_tiny, tmp_path, tiny_model, "vllm_colocate", vllm_lora_sync="adapter")
-    with pytest.raises(ConfigError, match="no adapter is trained; add --use_peft"):
-        train_tiny.run(train_tiny.Job(**{**vars(whole), "lora": False}))
-    with pytest.raises(ConfigError, match="vllm_lora_sync must be one of merge, adapter"):
-        train_tiny.run(job(train_tiny, tmp_path, tiny_model, vllm_lora_sync="both"))
 
 
 @pytest.fixture(scope="module")

@@ -124,27 +124,6 @@ def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
     assert batches.weights[0] == {(0, 0)} and batches.weights[1] == {(0, 0)}
 
 
-def test_the_transformers_engine_decodes_with_a_copy_and_its_tokens_are_corrected(tmp_path: Path) -> None:
-    trainer, _ = run(
-        tmp_path,
-        says=None,
-        engine="transformers",
-        max_steps=3,
-        max_completion_length=20,
-        learning_rate=3e-3,
-        vllm_importance_sampling_mode="sequence_mask",
-        prefix_sharing="on",  # which changes the trainer's attention while the copy decodes
-        **AHEAD,
-    )
-    copy = trainer.engine._get_model()
-    assert copy is not trainer.model and copy.config is not trainer.model.config
-    assert trainer.correction.method == "bypass"
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert logs[0]["correction/k3"] < 1e-6 < logs[1]["correction/k3"], (
-        "the second batch was drawn before the first step"
-    )
-
-
 def test_a_rollout_that_fails_ends_the_run_with_its_own_error_and_a_checkpoint(tmp_path: Path) -> None:
     def says(request: SampleRequest, number: int) -> Reply:
         if number >= 24:

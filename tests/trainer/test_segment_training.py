@@ -10,13 +10,9 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.recorder import episodes_path
-from toolgrpo.observe.records import read_episodes
 from toolgrpo.rollout import RolloutBatch
-from toolgrpo.rollout.compaction import STUB
-from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
+from toolgrpo.testing import ScriptedTools, tiny_trainer
 from toolgrpo.testing.episodes import cut_into_segments, of_several_turns
 from toolgrpo.trainer.segmented_rows import SegmentedRows
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
@@ -137,36 +133,6 @@ def test_a_run_over_segments_has_the_gradients_of_whole_episodes(tmp_path: Path,
     whole_run, expected = trained(tmp_path / "whole", Whole, **changes)
     cut_run, found = trained(tmp_path / "cut", Cutting, **changes)
     check_alike(cut_run, whole_run, found, expected)
-
-
-def test_a_run_whose_context_is_limited_trains(tmp_path: Path) -> None:
-    """From the config to the log, the recording and the training pass."""
-
-    def talks(request: SampleRequest, number: int) -> list[int]:
-        text = ByteChat.text(request.ids)
-        return ByteChat.say('call look {"at": 1}' if STUB not in text else "abcdefghi"[: 1 + number % 9])
-
-    run = tiny_trainer(
-        tmp_path,
-        some_alike,
-        talks,
-        kind=Cutting,
-        parts={"tools": ScriptedTools({"look": lambda at: "r" * 100})},
-        context={"max_tokens": 500, "keep_last_turns": 1},
-        max_completion_length=1000,
-        max_steps=1,
-    )
-    run.cuts = False
-    run.train()
-    run.close()
-    (log,) = [log for log in run.state.log_history if "loss" in log]
-    assert log["context/segments"] == 2 and log["grad_norm"] > 0
-    (inputs,) = run.seen
-    for record in read_episodes(episodes_path(tmp_path, 0)):
-        episode = Trajectory.from_record(record)
-        assert len(episode.segments) == 2
-    trained = inputs["completion_mask"] * inputs["tool_mask"]
-    assert int(trained.sum()) == sum(sum(record["mask"]) for record in read_episodes(episodes_path(tmp_path, 0)))
 
 
 def test_a_run_resumes_in_the_middle_of_a_batch_of_segments(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict, IterableDatasetDict
+from datasets import Dataset
 from peft import LoraConfig
 
 from tests.support.chat_families import trl_tokenizer
@@ -196,20 +196,6 @@ def test_rewards_get_text_prompts_columns_and_messages(tmp_path: Path) -> None:
     assert trainer_measure(tmp_path / "again", reward) == [len("word ")]
 
 
-def test_the_rows_of_the_data_are_left_as_they_are(tmp_path: Path) -> None:
-    trainer: Any = job(tmp_path, by_length)
-    step, seen = trainer.training_step, list[Mapping[str, Any]]()
-
-    def training_step(model: Any, inputs: Any, *others: Any) -> Any:
-        result = step(model, inputs, *others)
-        seen.extend(inputs)
-        return result
-
-    trainer.training_step = training_step
-    trained(trainer)
-    assert seen and all(row.keys() == {"prompt"} for row in seen)
-
-
 def trainer_measure(folder: Path, reward: Any) -> list[float | None]:
     trainer = job(folder, reward, [{**TEXTS[0], "label": 0}] * 4)
     try:
@@ -299,22 +285,6 @@ def test_rows_that_stream(tmp_path: Path) -> None:
     trainer.close()
 
 
-@pytest.mark.parametrize("form", ["rows", "a stream", "splits", "split streams", "a dict", "a dict of streams"])
-def test_evaluation_rows_may_have_any_form(tmp_path: Path, form: str) -> None:
-    rows = Dataset.from_list(TEXTS[:2])
-    stream = rows.to_iterable_dataset()
-    forms: dict[str, Any] = {
-        **{"rows": rows, "a stream": stream, "a dict": {"one": rows}, "a dict of streams": {"one": stream}},
-        **{"splits": DatasetDict({"one": rows}), "split streams": IterableDatasetDict({"one": stream})},
-    }
-    trainer = job(tmp_path, by_length, parts={"eval_dataset": forms[form]}, num_generations_eval=2)
-    try:
-        found = trainer.evaluate()
-    finally:
-        trainer.close()
-    assert any(name.startswith("eval_") and name.endswith("reward") for name in found)
-
-
 def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
     trainer = job(tmp_path, by_length, QUESTIONS, chat_template_kwargs={"enable_thinking": False})
     assert trainer.args.enable_thinking is False
@@ -325,13 +295,6 @@ def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
         tiny_config(tmp_path, chat_template_kwargs={"enable_thinking": False}, enable_thinking=True)
     with pytest.raises(ConfigError, match="which each episode says itself"):
         tiny_config(tmp_path, chat_template_kwargs={"tools": []})
-
-
-def test_generation_kwargs_are_our_fields(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, generation_kwargs={"do_sample": True, "top_k": 50, "temperature": 0.7})
-    assert (config.top_k, config.temperature) == (50, 0.7)
-    with pytest.raises(ConfigError, match="always sampled"):
-        tiny_config(tmp_path, generation_kwargs={"do_sample": False})
 
 
 def test_an_environment_factory_is_an_environment(tmp_path: Path) -> None:
