@@ -102,19 +102,6 @@ def can_be_claimed_elsewhere(folder: Path) -> bool:
     return done.returncode == 0
 
 
-def test_a_file_system_without_locks_is_said_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
-    import fcntl
-
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    claim = claim_folder(tmp_path)
-    assert claim.warning is not None and "No locks available" in claim.warning
-    claim.release()
-
-
 def test_who_runs_in_a_folder_can_be_asked_without_keeping_it(tmp_path: Path) -> None:
     assert other_run_in(tmp_path / "none") is None
     first = Holder(tmp_path / "out")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl.chat_template_utils import add_response_schema
 
 from recipes.nano.tokenizer import build_tokenizer
 from tests.support.chat_families import template_names, template_text, trl_tokenizer
@@ -146,12 +145,6 @@ def test_no_text_from_anywhere_adds_a_control_token(loaded: Loaded) -> None:
         assert everywhere(token[1:]) == quiet
 
 
-def test_a_result_with_control_text_is_kept_as_text(loaded: Loaded) -> None:
-    text = "".join(loaded.chat.control)
-    bridge = loaded.text(loaded.chat.bridge([loaded.close], [tool_message("look_up", text)]))
-    assert text in bridge or json.dumps(text, ensure_ascii=False)[1:-1] in bridge
-
-
 def test_a_turn_that_was_cut_is_closed_as_context(loaded: Loaded) -> None:
     before, said = loaded.turn([("look_up", {"key": "x"})])
     result = [tool_message("look_up", "r")]
@@ -223,25 +216,9 @@ def test_a_turn_after_results_is_opened_as_the_turn_before_was(loaded: Loaded, v
     assert first == second == whole[len(whole) - len(first) :]
 
 
-def test_arguments_of_a_row_may_be_json_text(loaded: Loaded) -> None:
-    def prompt(arguments: Any) -> list[int]:
-        call = {"type": "function", "function": {"name": "look_up", "arguments": arguments}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-        question = {"role": "user", "content": "q"}
-        return loaded.chat.prompt([question, turn, tool_message("look_up", "r")], [LOOK_UP])
-
-    assert prompt('{"key": "x"}') == prompt({"key": "x"})
-
-
 def test_half_a_surrogate_pair_is_replaced(loaded: Loaded) -> None:
     assert loaded.chat.bridge([loaded.close], [tool_message("look_up", "a\ud800b")])
     assert loaded.chat.prompt([{"role": "user", "content": "a\udfffb"}], [LOOK_UP])
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_trl_has_no_response_template_for_what_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="Unrecognized chat template"):
-        add_response_schema(trl_tokenizer(name))
 
 
 @pytest.mark.parametrize("name", REFUSED)

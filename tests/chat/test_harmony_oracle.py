@@ -154,22 +154,3 @@ def test_calls_are_read_as_the_library_reads_them(
     assert attempt.status is AttemptStatus.OK
     assert (f"functions.{attempt.name}", attempt.raw) == (call[3], call[4])
     assert attempt.arguments == json.loads(call[4]) == arguments
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "<|channel|>final<|message|>Done.<|return|>",
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>",
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Wait.<|end|>"
-        "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
-    ],
-)
-def test_text_and_thoughts_are_told_apart_as_the_library_does(encoding: Any, chat: TemplateFormat, said: str) -> None:
-    ids = encoding.encode(said, allowed_special="all")
-    messages = read(encoding, ids, harmony.Role.ASSISTANT)
-    parsed = chat.parse(ids)
-    thoughts = [text for _, _, channel, _, text in messages if channel == "analysis"]
-    texts = [text for _, _, channel, recipient, text in messages if channel != "analysis" and recipient is None]
-    assert parsed.reasoning == ("\n".join(thoughts) if thoughts else None)
-    assert parsed.content == "\n".join(texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import pytest
@@ -80,38 +79,6 @@ def test_a_call_that_was_made_already_is_quoted() -> None:
     made = CallAttempt(AttemptStatus.OK, "", "calculator", {"expression": "2 + 3"})
     text = f"The sum is 5. I found it with\n```json\n{CALL}\n```"
     assert found(text, (made,)) is None and found(text) is not None
-
-
-def honest(draw: random.Random) -> str:
-    """A final answer: prose, numbers, code, JSON that was asked for, tools and calls that are spoken of."""
-    a, b = draw.randint(0, 99), draw.randint(0, 99)
-    call = json.dumps({"name": "calculator", "arguments": {"expression": f"{a} + {b}"}}, indent=draw.choice([None, 2]))
-    person = {"name": draw.choice(["Ann", "calculator", "search"]), "age": a, "tags": ["x", {"y": b}]}
-    asked_for = json.dumps(draw.choice([person, {"answer": a}, [a, b], {"arguments": [a, b], "winner": "b"}]), indent=2)
-    fence = draw.choice(["json", "python", "", "text"])
-    parts = [
-        f"The answer is {a + b}.",
-        f"#### {a + b}",
-        f"\\boxed{{{a + b}}}",
-        f"Because {a} + {b} = {a + b}, the total is {{{a}, {b}}}.",
-        f"```{fence}\n{asked_for}\n```",
-        asked_for,
-        "```python\ndef add(a, b):\n    return {'sum': a + b}\n```",
-        f"I called the calculator with\n```json\n{call}\n```\nand it said {a + b}.",
-        f"The call {call} gave {a + b}.",
-        f"The tool is described as\n{json.dumps(draw.choice(SCHEMAS)['function'], indent=2)}",
-        f"| a | b |\n|---|---|\n| {a} | {b} |",
-        f"{call}\n{call}",
-        "So:\n\n1. add\n2. check",
-    ]
-    return draw.choice(["\n", "\n\n", " "]).join(draw.choices(parts, k=draw.randint(1, 4)))
-
-
-def test_fewer_than_one_in_a_thousand_honest_answers_is_taken_for_a_call() -> None:
-    draw = random.Random(18)
-    answers = [honest(draw) for _ in range(20_000)]
-    taken = [answer for answer in answers if found(answer) is not None]
-    assert len(taken) < len(answers) / 1000, taken[:3]
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from toolgrpo.engines.memory import kv_bytes_per_token
 from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
-from toolgrpo.rollout.demand import Demand, Window, measure_window, suit
+from toolgrpo.rollout.demand import Demand, Window, suit
 from toolgrpo.testing.chat import ByteChat
-from toolgrpo.tools import load_tools
 
 ROOT = Path(__file__).parents[2]
 CHAT = ByteChat()
@@ -124,26 +123,6 @@ def test_an_evaluation_is_not_bound_to_the_training_batch(
         max_concurrent=max_concurrent,
     )
     assert demand.options.vllm_colocate.vllm.max_num_seqs == at_a_time
-
-
-def test_tools_and_thinking_of_a_row_count(tmp_path: Path) -> None:
-    tools = load_tools(ROOT / "tools_funcs" / "math_tools.py")
-    try:
-        rows: list[dict[str, Any]] = [{"prompt": "short", "tools": ["add"]}, {"prompt": "short", "tools": None}]
-        both = measure_window(rows, CHAT, tools, max_completion_length=100)
-        one = measure_window(rows[:1], CHAT, tools, max_completion_length=100)
-    finally:
-        tools.close()
-    assert both is not None and one is not None
-    assert both.longest_prompt == len(CHAT.prompt([{"role": "user", "content": "short"}], tools.schemas))
-    assert one.longest_prompt < both.longest_prompt
-
-
-def test_of_many_rows_the_longest_are_measured_and_room_is_left() -> None:
-    rows = rows_of(*[5] * 2000, 333, *[5] * 2000)
-    window = measure_window(rows, CHAT, None, max_completion_length=100)
-    assert window is not None and window.longest_prompt == prompt_tokens(333)
-    assert window.room == prompt_tokens(333) // 8 and "room for" in str(window)
 
 
 def test_the_cache_of_a_token() -> None:

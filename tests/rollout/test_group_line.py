@@ -7,7 +7,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
@@ -124,18 +123,6 @@ def test_nothing_is_taken_before_the_group_that_was_left_over() -> None:
     world.line.stop()
 
 
-def test_the_line_keeps_its_order_where_nothing_may_be_carried() -> None:
-    world = World(carried=0, beyond=2)
-    world.let("cd")
-    slow = threading.Timer(0.2, world.let, ["ab"])
-    slow.start()
-    assert named(world.draw(0)) == "ab"
-    assert named(world.draw(1)) == "cd"
-    slow.join()
-    world.let("ef")
-    world.line.stop()
-
-
 def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
     world = World(dead="ab", carried=0, beyond=1)
     drawn = world.draw(0, "abcde")
@@ -145,14 +132,6 @@ def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
     world.line.renumber(drawn.places)
     assert world.line.places == (0,) and sorted(world.judged)[:4] == ["a", "b", "c", "d"]
     world.line.stop()
-
-
-def test_a_group_that_fails_raises_its_own_error() -> None:
-    world = World(raises="<b>")
-    with pytest.raises(AssertionError, match="a bug of the chat"):
-        world.draw(0, "abc")
-    world.line.stop()
-    assert no_thread_is_left() and world.engine.open_requests == 0 and not world.engine.is_open
 
 
 def test_stopping_cancels_what_was_carried_over() -> None:

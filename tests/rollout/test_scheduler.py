@@ -208,24 +208,3 @@ def test_a_source_adds_episodes_when_some_end() -> None:
     assert [name for name, _ in ended] == ["q0", "q1", "q3", "q4", "q3", "q4", "q2"]
     assert ended[-1][1] == 50.0, "the slow one delayed nobody"
     assert not engine.is_open
-
-
-def test_surplus_episodes_are_withdrawn_and_the_others_go_on() -> None:
-    """Over-provisioning: four are started, the first two that end are kept; one never began, for lack of room."""
-    engine = ScriptedEngine(lambda r, _: ScriptedReply(ByteChat.say("a"), delay_s=10.0 - number(r)))
-    tools = ScriptedTools({})
-    kept: list[str] = []
-
-    async def main() -> list[bool]:
-        async with Scheduler(runner(engine, tools), max_concurrent=4) as scheduler:
-            handles = [scheduler.submit(one) for one in episodes(5)]
-            async for handle in scheduler.ended():
-                if handle.cancelled():
-                    continue
-                kept.append(handle.result().messages[0]["content"])
-                for other in handles if len(kept) == 2 else ():
-                    other.cancel()
-        return [handle.cancelled() for handle in handles]
-
-    assert FakeClock().run(main()) == [True, True, False, False, True]
-    assert kept == ["a", "a"] and engine.open_requests == 0 and tools.open_sessions == 0

@@ -93,13 +93,6 @@ def test_accept_runs_it_and_the_bridge_is_the_one_after_a_marked_call(said: str)
     assert merged([rollout_metrics(batch(accepted))])["tools/unmarked"] == 1.0
 
 
-def test_a_marked_call_is_not_looked_at_again_and_an_answer_ends_the_episode() -> None:
-    marked = "<tool_call>\n" + json.dumps(json.loads(CALL)) + "\n</tool_call>"
-    trajectory = run([marked, f"It is x, by\n{CALL}"], "answer")
-    assert trajectory.stop_reason is StopReason.FINISHED
-    assert [attempt.status for attempt in trajectory.attempts] == [AttemptStatus.OK]
-
-
 @pytest.mark.parametrize(("policy", "void"), [("answer", True), ("accept", False)])
 def test_in_the_last_turn_it_is_a_call_that_nobody_can_read_the_result_of(policy: str, void: bool) -> None:
     trajectory = run([CALL], policy, max_turns=1)

@@ -49,32 +49,6 @@ def test_a_reply_is_cut_as_a_real_engine_would(
     assert sample == Sample(ids, tuple(scripted_logprob(token) for token in ids), finish)
 
 
-def test_a_reply_can_have_its_own_logprobs_or_an_engine_none() -> None:
-    reply = ScriptedReply((5, STOP), logprobs=(-0.25, -0.5))
-    (sample,) = asyncio.run(ask(ScriptedEngine([reply]), request()))
-    assert sample.logprobs == (-0.25, -0.5)
-    (sample,) = asyncio.run(ask(ScriptedEngine([reply], gives_logprobs=False), request()))
-    assert sample.logprobs is None
-    with pytest.raises(ValueError, match="2 tokens but 1 log-probabilities"):
-        asyncio.run(ask(ScriptedEngine([ScriptedReply((5, STOP), logprobs=(-0.25,))]), request()))
-
-
-def test_a_function_sees_each_request_as_it_was_and_its_number() -> None:
-    engine = ScriptedEngine(lambda request, number: (number, len(request.ids), STOP))
-    ids = [1, 2, 3]
-
-    async def grow() -> list[Sample]:
-        await engine.open()
-        first = await engine.sample(request(ids))
-        ids.append(4)
-        return [first, await engine.sample(request(ids))]
-
-    samples = asyncio.run(grow())
-    assert [sample.ids for sample in samples] == [(0, 3, STOP), (1, 4, STOP)]
-    assert [kept.ids for kept in engine.requests] == [(1, 2, 3), (1, 2, 3, 4)]
-    assert engine.answered == 2
-
-
 def test_a_script_that_is_too_short_or_cannot_end_says_so() -> None:
     with pytest.raises(AssertionError, match="the script has 1 replies, but request number 2 came"):
         asyncio.run(ask(ScriptedEngine([(5,)]), request(), request()))

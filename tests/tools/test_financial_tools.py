@@ -142,21 +142,6 @@ def test_portfolio_against_matrices() -> None:
     assert number(text, "95% VaR") == pytest.approx(-stats.norm.ppf(0.05, mean, risk), abs=1e-3)
 
 
-def test_refinancing_against_numpy_financial() -> None:
-    npf = pytest.importorskip("numpy_financial")
-    old, new = -npf.pmt(0.07 / 12, 300, 200_000), -npf.pmt(0.05 / 12, 360, 200_000)
-    common = {"balance": 200_000, "current_rate": 7, "months_left": 300, "new_rate": 5, "new_months": 360}
-    text = call("mortgage_refinance", **common, closing_costs=4000)
-    assert number(text, "monthly saving") == pytest.approx(old - new, abs=0.006)
-    assert number(text, "break-even") == np.ceil(4000 / (old - new))
-    assert number(text, "total saved") == pytest.approx(old * 300 - new * 360 - 4000, abs=0.02)
-    rolled = call("mortgage_refinance", **common, closing_costs=4000, roll_costs_into_loan=True)
-    new = -npf.pmt(0.05 / 12, 360, 204_000)
-    assert number(rolled, "total saved") == pytest.approx(old * 300 - new * 360, abs=0.02)
-    assert number(rolled, "break-even") == 0  # nothing was paid at once that would have to come back
-    assert "never" in call("mortgage_refinance", **{**common, "new_rate": 9, "new_months": 120}, closing_costs=0)
-
-
 def test_retirement_against_closed_forms() -> None:
     npf = pytest.importorskip("numpy_financial")
     common = {

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -121,22 +119,6 @@ def test_one_session_per_trajectory_by_choice() -> None:
 
     with load_tools(mcp_config={"mcpServers": {"fixture": {**STDIO, "session": "trajectory"}}}) as box:
         assert asyncio.run(two(box)) == ["a, b", "c"]
-
-
-def test_a_server_from_pypi(tmp_path: Path) -> None:
-    command = shutil.which("mcp-server-time", path=str(Path(sys.executable).parent)) or shutil.which("mcp-server-time")
-    if command is None:
-        pytest.skip("mcp-server-time is not installed")
-    config = tmp_path / "mcp.json"
-    entry = {"command": command, "args": ["--local-timezone=UTC"], "prefix": "clock_", "tools": ["convert_time"]}
-    config.write_text(json.dumps({"mcpServers": {"time": entry, "off": {"command": "nothing", "disabled": True}}}))
-    arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
-    with load_tools(mcp_config=config) as box:
-        assert box.names == ["clock_convert_time"]
-        result = run_tool(box, {"name": "clock_convert_time", "arguments": arguments})
-        assert result.ok and json.loads(result.content)["time_difference"] == "+9.0h"
-        wrong = run_tool(box, {"name": "clock_convert_time", "arguments": {**arguments, "time": "noon"}})
-        assert wrong.error is ToolErrorKind.RAISED and "time" in wrong.content
 
 
 def test_two_servers_with_one_tool_need_a_prefix() -> None:

@@ -189,17 +189,6 @@ def test_environment_errors(tmp_path: Path, text: str, says: str) -> None:
     assert "my_environment.py" in str(caught.value)
 
 
-def test_a_file_may_export_both(tmp_path: Path) -> None:
-    body = "class E:\n    def reset(self): ...\n    def go(self) -> str:\n        '''Go.'''\n        return ''\nENVIRONMENT = E\n"
-    spec = load_plugin(PluginSource(path=str(write(tmp_path, GOOD + body + "TOOL_FUNCTIONS = [add]"))), None).spec
-    assert [tool.name for tool in spec.functions] == ["add"]
-    assert spec.environment is not None and [tool.name for tool in spec.environment.tools] == ["go"]
-    assert type(spec).from_json(spec.to_json()) == spec
-    clash = body.replace("def go", "def add") + "TOOL_FUNCTIONS = [add]"
-    with pytest.raises(PluginError, match="one function and one method"):
-        load_plugin(PluginSource(path=str(write(tmp_path, GOOD + clash, "clash.py"))), None)
-
-
 TRAINING_SCRIPT = '''
 import time
 import torch  # as a script that trains does; the tools need nothing of it

@@ -13,6 +13,7 @@ from toolgrpo.errors import PluginError
 from toolgrpo.tools.plugin.schema import (
     function_schema,
     modern_hint,
+    parse_docstring,
     type_schema,
     wrap_explicit_schema,
 )
@@ -87,53 +88,12 @@ def test_equals_what_transformers_makes(function: Any) -> None:
     assert function_schema(function, function.__name__, "here") == theirs
 
 
-def _google(a: int, b: str = "x") -> str:
-    """Take two.
-
-    Args:
-        a: The first,
-            over two lines.
-        b: The second.
-
-    Returns:
-        Something.
-    """
-    return ""
-
-
-def _numpy(a: int, b: str = "x") -> str:
-    """Take two.
-
-    Parameters
-    ----------
-    a : int
-        The first,
-        over two lines.
-    b : str, optional
-        The second.
-
-    Returns
-    -------
-    str
-        Something.
-    """
-    return ""
-
-
-def _rest(a: int, b: str = "x") -> str:
-    """Take two.
-
-    :param a: The first,
-        over two lines.
-    :param b: The second.
-    :returns: Something.
-    """
-    return ""
-
-
-@pytest.mark.parametrize("function", [_numpy, _rest])
-def test_a_function_has_the_same_schema_in_every_docstring_style(function: Any) -> None:
-    assert function_schema(function, "take", "here") == function_schema(_google, "take", "here")
+def test_rest_and_numpy_docstrings_say_the_same_as_google() -> None:
+    google = "Add.\n\nArgs:\n    a: First,\n        and more.\n    b: Second.\n\nReturns:\n    The sum."
+    numpy = "Add.\n\nParameters\n----------\na : int\n    First,\n    and more.\nb : int, optional\n    Second.\n\nReturns\n-------\nint\n    The sum."
+    rest = "Add.\n\n:param a: First,\n    and more.\n:param b: Second.\n:returns: The sum."
+    assert parse_docstring(google) == parse_docstring(numpy) == parse_docstring(rest)
+    assert parse_docstring(google).description == "Add." and set(parse_docstring(google).parameters) == {"a", "b"}
 
 
 @pytest.mark.parametrize(

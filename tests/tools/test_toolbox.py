@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,20 +245,6 @@ def test_an_episode_that_is_cancelled_leaves_the_tools_in_order(toolbox: Toolbox
     assert asyncio.run(run()) == "4"
 
 
-def test_sessions_on_several_threads_share_the_workers(toolbox: Toolbox) -> None:
-    answers: list[str] = []
-
-    def one(i: int) -> None:
-        answers.append(call_all(toolbox, attempt("add", a=i, b=i))[0].content)
-
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(answers) == sorted(str(2 * i) for i in range(8))
-
-
 def test_a_closed_toolbox_says_so() -> None:
     box = load_tools([add], workers=1)
     box.close()
@@ -335,24 +320,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), asyncio.run(box.session(
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["7", "2"], done.stderr
-
-
-def test_many_environments_leave_room_for_isolated_calls(tmp_path: Path) -> None:
-    path = tmp_path / "both.py"
-    path.write_text(
-        "from toolgrpo.tools import tool\n"
-        "class E:\n    def reset(self, **row): ...\n    def go(self) -> str:\n        '''Go.'''\n        return 'went'\n"
-        "@tool(isolate=True)\ndef alone() -> str:\n    '''Run alone.'''\n    return 'alone'\n"
-        "ENVIRONMENT, TOOL_FUNCTIONS = E, [alone]\n"
-    )
-
-    async def run() -> list[str]:
-        async with box.session({}) as one, box.session({}) as two, box.session({}) as three:
-            results = await asyncio.gather(*(s.call([attempt("alone"), attempt("go")]) for s in (one, two, three)))
-            return [result.content for pair in results for result in pair]
-
-    with load_tools(path, workers=1, threads_per_worker=2) as box:
-        assert asyncio.run(run()) == ["alone", "went"] * 3
 
 
 def test_values_that_cannot_be_are_refused() -> None:

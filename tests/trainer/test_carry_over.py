@@ -22,7 +22,6 @@ pytestmark = pytest.mark.e2e
 ROWS = [{"prompt": f"q{number:02}", "answer": "1", "number": number} for number in range(32)]
 GROUPS: dict[str, Any] = {"per_device_train_batch_size": 16, "max_steps": 4, "shuffle_dataset": False}
 CARRY: dict[str, Any] = {**GROUPS, "carry_over": 0.25}
-BACKFILL: dict[str, Any] = {**GROUPS, "dynamic_sampling": "backfill", "max_staleness": 1}
 DEAD = {1, 3, 4, 9}
 
 
