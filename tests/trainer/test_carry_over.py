@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
+from tests.support.trainings import BeforeOptimizerStep, KeptBatches, step_logs
 from toolgrpo.engines.base import SampleRequest
-from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.testing import ByteChat, ScriptedReply, tiny_trainer
 
 pytestmark = pytest.mark.e2e
@@ -47,27 +47,10 @@ def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
     ]
 
 
-class Kept(Observer):
-    def __init__(self) -> None:
-        self.batches: list[RolloutBatch] = []
-
-    def batch_done(self, batch: RolloutBatch) -> None:
-        self.batches.append(batch)
-
+class Kept(KeptBatches):
     def rows(self) -> list[list[int]]:
         """The rows of each step that was trained on."""
         return [[one.row["number"] for one in batch.episodes if one.trained][::4] for batch in self.batches]
-
-
-class During(TrainerCallback):
-    """Does something when the training pass of a step is almost over."""
-
-    def __init__(self, step: int, do: Any) -> None:
-        self.step, self.do = step, do
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step + 1 == self.step:
-            self.do()
 
 
 def run(folder: Path, says: Any, *callbacks: TrainerCallback, resume: Any = None, **changes: Any) -> tuple[Any, Kept]:
@@ -84,10 +67,6 @@ def run(folder: Path, says: Any, *callbacks: TrainerCallback, resume: Any = None
     return trainer, kept
 
 
-def logged(trainer: Any, name: str) -> list[Any]:
-    return [log[name] for log in trainer.state.log_history if "loss" in log]
-
-
 def all_rows(kept: Kept) -> list[int]:
     return sorted(row for rows in kept.rows() for row in rows)
 
@@ -99,15 +78,15 @@ def test_a_step_begins_without_the_slow_group_which_is_the_next_ones(tmp_path: P
     assert first == [0, 1, 3, 4] and second[0] == 2
     assert all_rows(kept) == list(range(16)), "every row is trained on once"
     assert len(trainer.engine.requests) == 4 * 16, "no group is begun that no step would train on"
-    assert max(logged(trainer, "overlap/staleness")) <= staleness + 1
-    assert logged(trainer, "overlap/carried") == [0, 1, 1, 1]
-    assert logged(trainer, "overlap/batches_in_flight")[-1] == 0
+    assert max([log["overlap/staleness"] for log in step_logs(trainer)]) <= staleness + 1
+    assert [log["overlap/carried"] for log in step_logs(trainer)] == [0, 1, 1, 1]
+    assert [log["overlap/batches_in_flight"] for log in step_logs(trainer)][-1] == 0
     began_with = {turn.weights[0] for t in kept.batches[1].trajectories[:4] for turn in t.turns if turn.weights}
     assert began_with == {0}, "the group went on, and was not begun anew"
 
 
 def test_a_signal_cancels_what_is_in_line_and_a_resumed_run_draws_it_anew(tmp_path: Path) -> None:
-    stop = During(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop = BeforeOptimizerStep(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     trainer, kept = run(tmp_path, Slow(never={2}), stop, **CARRY, max_staleness=1)
     assert trainer.stopped_by == "SIGTERM" and kept.rows() == [[0, 1, 3, 4]]
     assert trainer.engine.cancelled >= 4

@@ -15,12 +15,13 @@ import torch
 from datasets import IterableDataset
 
 from tests.support.meeting import Meeting
+from tests.support.trainings import KeptBatches, recorded, step_logs
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
-from toolgrpo.rollout import EpisodeLimits, Observer, RolloutBatch, Rollouts
-from toolgrpo.signal.admission import GroupDrawingOptions
+from toolgrpo.rollout import EpisodeLimits, Rollouts
+from toolgrpo.signal.group_drawing import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer
@@ -67,16 +68,8 @@ async def judged(number: list[int], trajectories: list[Any], log_metric: Any, lo
     return [1.0 if n in DEAD else float(len(t.ids) % 5) for n, t in zip(number, trajectories, strict=True)]
 
 
-class Kept(Observer):
-    def __init__(self) -> None:
-        self.batches: list[RolloutBatch] = []
-
-    def batch_done(self, batch: RolloutBatch) -> None:
-        self.batches.append(batch)
-
-
-def train(folder: Path, rewards: Any, data: list[dict[str, Any]], **changes: Any) -> tuple[Any, Kept]:
-    kept = Kept()
+def train(folder: Path, rewards: Any, data: list[dict[str, Any]], **changes: Any) -> tuple[Any, KeptBatches]:
+    kept = KeptBatches()
     options = {"max_steps": 1, "learning_rate": 1e-2, "shuffle_dataset": False, **changes}
     trainer = tiny_trainer(folder, rewards, Speaker(), rows=data, parts={"observers": [kept]}, **options)
     try:
@@ -87,7 +80,7 @@ def train(folder: Path, rewards: Any, data: list[dict[str, Any]], **changes: Any
 
 
 def logged(trainer: Any, *names: str) -> list[dict[str, Any]]:
-    return [{name: log.get(name) for name in names} for log in trainer.state.log_history if "loss" in log]
+    return [{name: log.get(name) for name in names} for log in step_logs(trainer)]
 
 
 LOGGED = ("loss", "grad_norm", "reward_std", "rewards/lengths/mean", "rewards/sometimes/mean", "entropy")
@@ -139,7 +132,7 @@ def test_what_was_drawn_and_what_was_trained_on_is_logged_recorded_and_told(tmp_
     assert [one.row["number"] for one in batch.episodes] == [n for n in range(5) for _ in range(4)]
     assert len(asked) == len(set(asked)) == 20, "once per episode"
     assert [t.metadata["episode"] for t in batch.trajectories] == list(range(20)) and trainer.n_episodes == 20
-    (log,) = [log for log in trainer.state.log_history if "loss" in log]
+    (log,) = step_logs(trainer)
     counts = ("groups_drawn", "dead_all_failed", "dead_all_solved", "live_rate")
     assert [log[f"sampling/{name}"] for name in counts] == [5, 2, 1, 0.4]
     assert log["reward"] == log["success"] == pytest.approx(8 / 20) and log["reward_trained"] == 0.5
@@ -193,14 +186,10 @@ def test_a_resumed_run_draws_what_the_run_that_never_stopped_draws(tmp_path: Pat
             trainer.close()
         return trainer
 
-    def episodes(folder: Path) -> list[Any]:
-        keys = ("step", "row", "ids", "reward_given")
-        return [[r[k] for k in keys] + [r["metadata"]["episode"]] for r in read_episodes(folder / "episodes.jsonl")]
-
     whole = run(tmp_path / "whole", 6)
     run(tmp_path / "stopped", 3)
     resumed = run(tmp_path / "stopped", 6, resume="auto")
-    assert episodes(tmp_path / "stopped") == episodes(tmp_path / "whole")
+    assert recorded(tmp_path / "stopped") == recorded(tmp_path / "whole")
     assert resumed.n_episodes == whole.n_episodes
     assert resumed.drawing.order.state() == whole.drawing.order.state()
     names = ("loss", "reward", "reward_trained", "sampling/groups_drawn")

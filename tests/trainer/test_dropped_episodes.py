@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from toolgrpo import DropEpisode, ToolGRPOTrainer
+from tests.support.trainings import LossInputs, recorded
+from toolgrpo import DropEpisode
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import TooManyDroppedError
@@ -17,14 +18,6 @@ from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
-
-
-class Seen(ToolGRPOTrainer):
-    """Keeps the batches that TRL computes its loss from, and its losses."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self.seen = [*getattr(self, "seen", []), inputs]
-        return super()._compute_loss(model, inputs)
 
 
 def lengths(request: SampleRequest, number: int) -> list[int]:
@@ -62,7 +55,7 @@ def says_none(completions: list[Any], **_: Any) -> list[float | None]:
 def test_a_dropped_episode_leaves_its_group_and_the_loss(
     tmp_path: Path, rewards: Any, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = tiny_trainer(tmp_path, rewards, lengths, kind=Seen, max_steps=1)
+    trainer = tiny_trainer(tmp_path, rewards, lengths, kind=LossInputs, max_steps=1)
     trainer.train()
     (inputs,) = trainer.seen
     sizes = inputs["completion_mask"].sum(1).tolist()  # a turn's text and its end
@@ -146,19 +139,15 @@ def test_a_run_that_too_many_drops_end_goes_on_from_the_step_before(tmp_path: Pa
             trainer.close()
         return trainer, len(calls)
 
-    def episodes(folder: Path) -> list[Any]:
-        keys = ("step", "row", "ids", "reward_given")
-        return [[r[k] for k in keys] + [r["metadata"]["episode"]] for r in read_episodes(folder / "episodes.jsonl")]
-
     whole, n_calls = train(tmp_path / "whole", None)
     broken, _ = train(tmp_path / "broken", n_calls // 2 + 2)
     assert [one.path.name for one in complete_checkpoints(tmp_path / "broken")] == [
         f"checkpoint-{broken.state.global_step}"
     ]
     assert 0 < broken.state.global_step < 6
-    assert any(row[3] is None for row in episodes(tmp_path / "broken")), "what was dropped can be looked at"
+    assert any(row[3] is None for row in recorded(tmp_path / "broken")), "what was dropped can be looked at"
     resumed, _ = train(tmp_path / "broken", None, resume="auto")
-    assert episodes(tmp_path / "broken") == episodes(tmp_path / "whole")
+    assert recorded(tmp_path / "broken") == recorded(tmp_path / "whole")
     assert resumed.n_episodes == whole.n_episodes
     for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -190,7 +179,7 @@ def test_dropped_episodes_of_groups_that_are_drawn_leave_their_group_too(tmp_pat
         tmp_path,
         reward,
         lengths,
-        kind=Seen,
+        kind=LossInputs,
         parts={"tools": tools},
         max_steps=1,
         max_turn_tokens=30,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from tests.support.trainings import step_logs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.signal.training_rows import NEEDS_EVERY_ROW, why_every_row
 from toolgrpo.testing import ByteChat, tiny_trainer
@@ -96,7 +97,7 @@ def trained(folder: Path, reward: Any = some_alike, **changes: Any) -> tuple[lis
     trainer = tiny_trainer(folder, reward, script, parts={"callbacks": [gradients]}, **{**STILL, **SMALL, **changes})
     trainer.train()
     trainer.close()
-    return gradients.found, [log for log in trainer.state.log_history if "loss" in log]
+    return gradients.found, step_logs(trainer)
 
 
 def gap(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
@@ -128,7 +129,7 @@ def test_the_gradient_is_that_of_the_full_pass(tmp_path: Path, loss_type: str) -
     steps = torch.stack(trainer.full).unflatten(0, (len(SCALES), 4)).sum(1)
     assert steps.abs().amax(dim=1).min() > 1e-2, "each step has something to teach"
     assert gap(trainer.skipped, trainer.full) < 1e-6
-    skipped = [log["signal/rows_skipped"] for log in trainer.state.log_history if "loss" in log]
+    skipped = [log["signal/rows_skipped"] for log in step_logs(trainer)]
     assert len(skipped) == len(SCALES) and min(skipped) >= 0.5
 
 
@@ -174,7 +175,7 @@ def test_the_old_policy_reads_live_groups_only(tmp_path: Path, engine_differs: b
     trainer = tiny_trainer(tmp_path, reward, script, kind=Counting, **STILL, **SMALL, **changes, max_steps=2)
     trainer.train()
     trainer.close()
-    logs = [log for log in trainer.state.log_history if "loss" in log]
+    logs = step_logs(trainer)
     assert asked == ([16, 16] if engine_differs else [16])
     assert read == ([8, 1] if engine_differs else [8])
     if engine_differs:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import TrainerCallback
 
+from tests.support.trainings import BeforeOptimizerStep, step_logs
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.errors import ConfigError
@@ -52,17 +52,6 @@ class Batches(Observer):
             self.weights.append({turn.weights for t in batch.trajectories for turn in t.turns})
 
 
-class During(TrainerCallback):
-    """Does something before the optimizer step of a step, when the training pass is almost over."""
-
-    def __init__(self, step: int, do: Callable[[], None]) -> None:
-        self.step, self.do = step, do
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step + 1 == self.step:
-            self.do()
-
-
 def run(
     folder: Path, *callbacks: TrainerCallback, says: Any = script, resume: Any = None, **changes: Any
 ) -> tuple[Any, Batches]:
@@ -84,7 +73,7 @@ def run(
 
 
 def losses(trainer: Any) -> list[float]:
-    return [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    return [log["loss"] for log in step_logs(trainer)]
 
 
 def nothing_is_left(trainer: Any) -> bool:
@@ -117,8 +106,8 @@ def test_rollouts_go_on_during_the_training_pass(tmp_path: Path) -> None:
     def wait() -> None:
         assert seen.wait(PATIENCE_S), "the rollouts of the next batch wait for the training pass"
 
-    trainer, batches = run(tmp_path, During(1, wait), says=says, **AHEAD)
-    logs = [log for log in trainer.state.log_history if "loss" in log]
+    trainer, batches = run(tmp_path, BeforeOptimizerStep(1, wait), says=says, **AHEAD)
+    logs = step_logs(trainer)
     assert [log["overlap/staleness"] for log in logs] == [0, 1, 1, 1, 1]
     assert [log["overlap/batches_in_flight"] for log in logs] == [1, 1, 1, 1, 0]
     assert batches.weights[0] == {(0, 0)} and batches.weights[1] == {(0, 0)}
@@ -156,7 +145,7 @@ def test_a_signal_ends_it_without_waiting_for_what_is_in_flight(tmp_path: Path) 
         assert isinstance(answer, list)
         return ScriptedReply(answer, stalls=True) if 8 <= number < 16 else answer
 
-    stop = During(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop = BeforeOptimizerStep(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
     trainer, _ = run(tmp_path, stop, says=says, **AHEAD)
     assert trainer.stopped_by == "SIGTERM" and trainer.state.global_step == 1
     assert nothing_is_left(trainer) and trainer.engine.answered == 8

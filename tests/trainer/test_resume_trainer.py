@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from tests.support.trainings import recorded, step_logs
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.records import read_episodes
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.trainer.checkpoint_files import complete_checkpoints
 
@@ -88,8 +88,7 @@ class Run:
         assert self.train(Signal(step, signal.SIGTERM)).state.global_step == step
 
     def episodes(self) -> list[Any]:
-        keys = ("step", "row", "ids", "mask", "logprobs", "reward_given")
-        return [[r[k] for k in keys] + [r["metadata"]["episode"]] for r in read_episodes(self.out / "episodes.jsonl")]
+        return recorded(self.out, "mask", "logprobs")
 
 
 def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
@@ -97,8 +96,7 @@ def assert_same(resumed: ToolGRPOTrainer, whole: ToolGRPOTrainer) -> None:
         timed = ("time", "seconds", "runtime", "per_second", "idle", "latency")
         return [
             {key: value for key, value in log.items() if not any(word in key for word in timed)}
-            for log in trainer.state.log_history
-            if "loss" in log
+            for log in step_logs(trainer)
         ]
 
     assert logged(resumed) == logged(whole)

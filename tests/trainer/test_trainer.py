@@ -16,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
+from tests.support.trainings import LossInputs
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError, EngineError, RewardError
@@ -40,19 +41,11 @@ def two_turns(request: SampleRequest, number: int) -> list[int]:
     return ByteChat.say("end" + "." * (number % 5) if answered else CALL)
 
 
-class Seen(ToolGRPOTrainer):
-    """Keeps the batches that TRL computes its loss from."""
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        self.seen = [*getattr(self, "seen", []), inputs]
-        return super()._compute_loss(model, inputs)
-
-
 def make(
     folder: Path,
     reward: Callable[..., Any],
     script: Any = two_turns,
-    kind: type = Seen,
+    kind: type = LossInputs,
     **changes: Any,
 ) -> Any:
     parts = {"eval_dataset": rows(4), "tools": ScriptedTools({"add": lambda a, b: str(a + b)})}

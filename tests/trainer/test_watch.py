@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
+from tests.support.trainings import KeptBatches
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import WorldError
@@ -20,7 +21,6 @@ from toolgrpo.observe.progress import RunProgress
 from toolgrpo.observe.records import iter_steps
 from toolgrpo.observe.watch import DoctorWatch
 from toolgrpo.rewards import get_reward
-from toolgrpo.rollout import Observer, RolloutBatch
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 
 
@@ -107,21 +107,17 @@ def test_logging_shows_the_run(level: int, tmp_path: Path, caplog: pytest.LogCap
     def by_number(completions: list[Any], **_: Any) -> list[float | None]:
         return [None if number % 4 == 3 else float(number) for number in range(len(completions))]
 
-    class Batches(Observer):
-        def batch_done(self, batch: RolloutBatch) -> None:
-            batches.append(batch)
-
-    batches: list[RolloutBatch] = []
+    kept = KeptBatches()
     rewards: Any = [get_reward("tool_use"), by_number]
     with caplog.at_level(level, logger="toolgrpo"):
-        parts = {**TOOLS, "observers": [Batches()]}
+        parts = {**TOOLS, "observers": [kept]}
         trainer = tiny_trainer(tmp_path, rewards, calls, parts=parts, max_steps=2, quiet=True)
         trainer.train()
         trainer.close()
     records = [record for record in caplog.records if record.levelno < logging.WARNING]
     texts = {number: [one.getMessage() for one in records if one.levelno == number] for number in (10, 20)}
     assert all(importlib.import_module(record.name) for record in records), "loggers have the names of modules"
-    turns = [turn for batch in batches for trajectory in batch.trajectories for turn in trajectory.turns]
+    turns = [turn for batch in kept.batches for trajectory in batch.trajectories for turn in trajectory.turns]
     shown = [text for text in texts[logging.DEBUG] if ", turn " in text]
     assert len(shown) == (len(turns) if level == logging.DEBUG else 0)
     assert all("add({" in text and "-> '3'" in text for text in shown if "call add" in text)
@@ -129,8 +125,8 @@ def test_logging_shows_the_run(level: int, tmp_path: Path, caplog: pytest.LogCap
     assert any(line.startswith("tools     add(") for line in start)
     assert any(line.endswith(f"by_number: {__file__}:{by_number.__code__.co_firstlineno}") for line in start)
     assert any("tool_use: built in, " in line and "rewards/tool_use.py:" in line for line in start)
-    assert len(lines) == len(batches) == 2
-    for line, batch in zip(lines, batches, strict=True):
+    assert len(lines) == len(kept.batches) == 2
+    for line, batch in zip(lines, kept.batches, strict=True):
         totals = [total for total in batch.totals if total is not None]
         own = [value for one in batch.episodes if (value := one.rewards["by_number"]) is not None]
         use = [value for one in batch.episodes if (value := one.rewards["tool_use"]) is not None]
