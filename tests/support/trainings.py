@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from toolgrpo import Observer, RolloutBatch, ToolGRPOTrainer
+from toolgrpo import ToolGRPOTrainer
 from toolgrpo.observe.records import read_episodes
+from toolgrpo.rollout import Observer, RolloutBatch
 
 
 class KeptBatches(Observer):
