@@ -17,7 +17,7 @@ from toolgrpo.commands.check import CheckRun, parse_check_arguments
 from toolgrpo.commands.check_draws import DrawnChecks
 from toolgrpo.commands.check_lines import CheckReport, Verdict
 from toolgrpo.commands.terminal import Terminal
-from toolgrpo.evaluation.untrained import Untrained
+from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.rollout import RolloutBatch
 from toolgrpo.testing import ScriptedTools
 

@@ -4,8 +4,7 @@ from math import nan
 
 import pytest
 
-from toolgrpo.signal.dead_groups import is_dead
-from toolgrpo.signal.group_worth import combined_rewards
+from toolgrpo.signal.advantages import combined_rewards, is_dead
 
 
 def test_rewards_that_cancel_out_in_the_sum_may_still_teach_when_each_is_normalized() -> None:

@@ -21,7 +21,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.admission import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer

@@ -14,7 +14,7 @@ from tests.support.meeting import Meeting
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PeerError
 from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.signal.group_drawing import GroupDrawingOptions
+from toolgrpo.signal.admission import GroupDrawingOptions
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply
