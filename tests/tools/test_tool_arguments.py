@@ -122,6 +122,12 @@ def test_many_complaints_are_counted_not_listed() -> None:
     assert complaint is not None and "and 48 more" in complaint and len(complaint) < 800
 
 
+def test_nothing_is_guessed_inside_a_list_that_may_be_of_several_kinds() -> None:
+    lists = [{"type": "array", "items": {"type": kind}} for kind in ("integer", "string")]
+    assert checker({"x": {"anyOf": lists}}).check({"x": ["1"]}).arguments == {"x": ["1"]}
+    assert checker({"x": {"anyOf": [lists[0], {"type": "null"}]}}).check({"x": ["1"]}).arguments == {"x": [1]}
+
+
 def test_a_schema_without_declared_parameters_that_allows_more_is_open() -> None:
     checker = ArgumentChecker("f", {"type": "object", "properties": {}, "additionalProperties": True})
     assert checker.check({"anything": [1]}).arguments == {"anything": [1]}
