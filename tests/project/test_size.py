@@ -1,0 +1,118 @@
+"""A budget of size: growth is a decision. Raise a number only in a commit that says what was gained."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from trl import GRPOConfig
+
+from toolgrpo import ToolGRPOConfig
+
+pytestmark = pytest.mark.lock
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "toolgrpo"
+
+# Of each package, when this was written, rounded up to 50.
+LINES = {
+    "chat": 2850,
+    "commands": 4700,
+    "credit": 550,
+    "data": 1550,
+    "engines": 4200,
+    "evaluation": 1050,
+    "gateway": 1900,
+    "models": 250,
+    "observe": 3350,
+    "processes": 350,
+    "report": 1100,
+    "rewards": 2200,
+    "rollout": 2650,
+    "sandbox": 3800,
+    "sft": 300,
+    "shared_pass": 1100,
+    "signal": 1100,
+    "testing": 1100,
+    "tools": 6000,
+    "trainer": 5600,
+    "(itself)": 1900,
+}
+MOST = {
+    "modules": 335,
+    "modules with one importer": 80,
+    "files that import TRL": 22,
+    "fields of our own": 45,
+    "lines of flags.json": 500,
+    "lines of tests": 39_600,
+    "lines of benchmarks": 5_500,
+}
+
+
+def n_lines(folder: Path, pattern: str = "*.py") -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.rglob(pattern))
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def importers() -> dict[str, set[str]]:
+    """Each module, with the modules that import it."""
+    known = modules()
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for name, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    imported = inner if inner in known else node.module
+                    if imported in known and imported != name:
+                        found[imported].add(name)
+    return found
+
+
+def packages() -> dict[str, int]:
+    sizes = {folder.name: n_lines(folder) for folder in sorted(PACKAGE.iterdir()) if (folder / "__init__.py").exists()}
+    sizes["(itself)"] = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.glob("*.py"))
+    return sizes
+
+
+def counts() -> dict[str, int]:
+    known = modules()
+    alone = [
+        name for name, by in importers().items() if len(by) == 1 and name in known and known[name].name != "__init__.py"
+    ]
+    trl = [path for path in known.values() if "from trl" in path.read_text() or "import trl" in path.read_text()]
+    theirs = {field.name for field in dataclasses.fields(GRPOConfig)}
+    return {
+        "modules": len(known),
+        "modules with one importer": len(alone),
+        "files that import TRL": len(trl),
+        "fields of our own": len({field.name for field in dataclasses.fields(ToolGRPOConfig)} - theirs),
+        "lines of flags.json": n_lines(PACKAGE, "flags.json"),
+        "lines of tests": n_lines(ROOT / "tests"),
+        "lines of benchmarks": n_lines(ROOT / "benchmarks"),
+    }
+
+
+def test_no_package_is_larger_than_its_budget() -> None:
+    over = {name: lines for name, lines in packages().items() if lines > LINES.get(name, 0)}
+    assert not over, f"larger than their budgets: {over}; remove something, or say in a commit what was gained"
+
+
+def test_no_count_is_above_its_budget() -> None:
+    over = {name: (number, MOST[name]) for name, number in counts().items() if number > MOST[name]}
+    assert not over, f"above their budgets: {over}; remove something, or say in a commit what was gained"
+
+
+if __name__ == "__main__":
+    print(packages(), counts(), sep="\n")
