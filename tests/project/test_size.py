@@ -32,7 +32,7 @@ LINES = {
     "report": 1100,
     "rewards": 2200,
     "rollout": 2650,
-    "sandbox": 3800,
+    "sandbox": 4050,
     "sft": 300,
     "shared_pass": 1100,
     "signal": 1100,

@@ -136,3 +136,142 @@ def test_only_an_exception_of_the_program_is_the_expected_one(sandbox: Sandbox, 
     assert grade(sandbox, honest, Suite((test,))).all_passed
     for name, program in NO_ANSWERS.items():
         assert not grade(sandbox, program, Suite((test,)), timeout=1.0).all_passed, name
+
+
+RAISED = [
+    name
+    for name in dir(builtins)
+    if isinstance(getattr(builtins, name), type) and issubclass(getattr(builtins, name), Exception)
+    and name not in ("MemoryError", "UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError", "ExceptionGroup")
+]  # fmt: skip
+
+
+def test_an_expected_exception_of_python_is_that_exception(sandbox: Sandbox) -> None:
+    """Each of them, one of the program's own below it, and those of modules; no other one is taken for it."""
+    kinds = [*RAISED, "decimal.InvalidOperation", "zipfile.BadZipFile"]
+    for kind in kinds:
+        test = f"import decimal, zipfile\ntry:\n    f(1)\nexcept {kind} as error:\n    caught = error\nassert caught.args == ('no',)"
+        suite = Suite((test,))
+        imports = "import decimal, zipfile\n"
+        assert grade(sandbox, f"{imports}def f(x): raise {kind}('no')", suite).all_passed, kind
+        own = f"{imports}class Own({kind}): pass\ndef f(x): raise Own('no')"
+        assert grade(sandbox, own, suite).all_passed, kind
+        assert not grade(sandbox, "def f(x): raise type('Other', (BaseException,), {})('no')", suite).all_passed
+        named_like_it = kind.rpartition(".")[2]
+        assert not grade(
+            sandbox, f"class {named_like_it}(BaseException): pass\ndef f(x): raise {named_like_it}('no')", suite
+        ).all_passed
+    message = Suite(
+        (
+            "try:\n    f('x')\n    raise AssertionError\nexcept ValueError as error:\n    assert 'invalid literal' in str(error)",
+        )
+    )
+    assert grade(sandbox, "def f(x): return int(x)", message).all_passed
+    assert not grade(sandbox, "def f(x): raise ValueError", message).all_passed
+
+
+CHANGES = {  # a function that changes its argument, with what stands in it before and after
+    "a list": ("x.sort()", [3, 1, 2], [1, 2, 3]),
+    "a list that grows": ("x.extend(x)", [3, 1], [3, 1, 3, 1]),
+    "a list that shrinks": ("del x[1:]", [3, 1, 2], [3]),
+    "lists of a list": ("[row.reverse() for row in x]", [[1, 2], [3, 4]], [[2, 1], [4, 3]]),
+    "a list of a dict": ("x['a'].append(x.pop('b'))", {"a": [1], "b": 2}, {"a": [1, 2]}),
+    "a dict": ("x.update(a=2)", {"a": 1, "b": 1}, {"a": 2, "b": 1}),
+    "a set": ("x.discard(1)", {1, 2}, {2}),
+    "bytes": ("x.append(66)", bytearray(b"A"), bytearray(b"AB")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_function_may_change_its_argument_in_place(sandbox: Sandbox, name: str) -> None:
+    change, before, after = CHANGES[name]
+    suite = Suite((f"x = {before!r}\nkept = x\nf(x)\nassert x == {after!r} and kept is x",))
+    graded = grade(sandbox, f"def f(x): {change}", suite)
+    assert graded.all_passed and not graded.forgeable, graded
+    for wrong in ("def f(x): pass", "def f(x): return x", "pass", f"def f(x):\n    {change}\n    raise ValueError"):
+        assert not grade(sandbox, wrong, suite).all_passed, wrong
+
+
+def test_what_is_done_to_an_argument_is_kept_from_tests_that_look_at_the_result(sandbox: Sandbox) -> None:
+    emptied = "def f(x):\n    x.clear()\n    return []"
+    assert not grade(sandbox, emptied, Suite(("x = [2, 1]\nassert f(x) == sorted(x)",))).all_passed
+
+
+OBJECTS = {  # what the program gives, a test of it, and programs that are wrong about it
+    "a generator": ("def f(n):\n    for i in range(n): yield i", "assert list(f(600)) == list(range(600))", "def f(n): return iter([0])"),
+    "a generator without an end": (
+        "def f(n):\n    while True:\n        yield n\n        n += 1",
+        "import itertools\ng = f(3)\nassert next(g) == 3 and list(itertools.islice(g, 3)) == [4, 5, 6]", "def f(n): yield n",
+    ),
+    "a map": ("def f(n): return map(str, range(n))", "assert sorted(f(3)) == ['0', '1', '2']", "def f(n): return range(n)"),
+    "a view of a dict": ("def f(n): return {n: 1}.items()", "assert dict(f(2)) == {2: 1} and len(f(2)) == 1", "def f(n): return {n: 2}.items()"),
+    "a deque": ("import collections\ndef f(n): return collections.deque([n])", "assert list(f(2)) == [2] and 2 in f(2) and f(2)[0] == 2", "def f(n): return [1]"),
+    "a range": ("def f(n): return range(n)", "assert f(2) == range(2) and list(f(2)) == [0, 1]", "def f(n): return [0, 1]"),
+    "a match": ("import re\ndef f(s): return re.match('a(b+)', s)", "assert f('abb').group(1) == 'bb' and not f('b')", "def f(s): return s"),
+    "a fraction": ("from fractions import Fraction as F\ndef f(n): return F(1, n)", "from fractions import Fraction\nassert f(3) == Fraction(1, 3)", "def f(n): return 1 / n"),
+    "a decimal": ("from decimal import Decimal as D\ndef f(n): return D('0.1') * n", "from decimal import Decimal\nassert f(3) == Decimal('0.3')", "def f(n): return n * 0.1"),
+    "a date": ("import datetime as d\ndef f(day): return day + d.timedelta(1)", "import datetime\nassert f(datetime.date(2024, 2, 28)) == datetime.date(2024, 2, 29)", "def f(day): return day"),
+    "a class of Python": ("def f(x): return type(x)", "assert f(3) is int and f('') == str", "def f(x): return int"),
+    "a class as an argument": ("def f(x, kind): return [i for i in x if isinstance(i, kind)]", "assert f([1, 'a'], str) == ['a']", "def f(x, kind): return x"),
+    "a method": (
+        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()",
+        "s = Stack()\ns.push(1)\ns.push([2])\nassert s.items == [1, [2]] and s.pop() == [2] and s.pop() == 1\n"
+        "try:\n    s.pop()\n    assert False\nexcept IndexError:\n    pass",
+        "class Stack:\n    items = [1, [2]]\n    def push(self, x): pass\n    def pop(self): return [2]",
+    ),
+    "objects in a list": (
+        "class P:\n    def __init__(self, a): self.a = a\ndef top(ps): return max(p.a for p in ps)", "assert top([P(2), P(5), P(3)]) == 5",
+        "class P:\n    def __init__(self, a): self.a = a\ndef top(ps): return ps[0].a",
+    ),
+    "an object that is built on": (
+        "class Node:\n    def __init__(self, v): self.v, self.next = v, None\ndef length(n): return 0 if n is None else 1 + length(n.next)",
+        "root = Node(1)\nroot.next = Node(2)\nassert length(root) == 2 and root.next.v == 2 and root.next.next is None",
+        "class Node:\n    def __init__(self, v): self.v, self.next = v, None\ndef length(n): return 1",
+    ),
+    "a text of an object": (
+        "class V:\n    def __init__(self, x): self.x = x\n    def __repr__(self): return f'V({self.x})'\n    def __len__(self): return self.x",
+        "assert str(V(3)) == 'V(3)' and repr(V(2)) == 'V(2)' and len(V(4)) == 4 and not V(0)", "class V:\n    def __init__(self, x): self.x = x",
+    ),
+}  # fmt: skip
+BELIEVE_ME = """
+class Liar:
+    def __init__(self, *a, **k): pass
+    def __call__(self, *a, **k): return self
+    def __getattr__(self, name): return self
+    def __iter__(self): return iter([self, self])
+    def __next__(self): return self
+    def __len__(self): return 1
+    def __eq__(self, o): return True
+    def __bool__(self): return True
+    def __getitem__(self, k): return self
+    __hash__ = None
+    __ne__ = __lt__ = __gt__ = __contains__ = __eq__
+"""
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_what_is_no_plain_literal_is_graded_all_the_same(sandbox: Sandbox, name: str) -> None:
+    right, test, wrong = OBJECTS[name]
+    suite = Suite((test,))
+    graded = grade(sandbox, right, suite)
+    assert graded.all_passed and not graded.forgeable, graded
+    liar = BELIEVE_ME + "\n".join(f"{called} = Liar()" for called in ("f", "Stack", "P", "top", "Node", "length", "V"))
+    for program in (wrong, "pass", liar):
+        graded = grade(sandbox, program, suite)
+        assert not graded.all_passed and not graded.forgeable, (program, graded)
+
+
+def test_objects_of_the_program_are_not_their_own_judge(sandbox: Sandbox) -> None:
+    point = (
+        "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
+        "    def __add__(self, o): return P(self.x + o.x)\ndef make(x): return P(x)"
+    )
+    for test in (
+        "assert P(1) + P(2) == P(3)",
+        "assert make(1) == make(1) and make(1).x == 1",
+        "assert P(2) in [P(1), P(2)] and P(2).x == 2",
+    ):
+        graded = grade(sandbox, point, Suite((test,)))
+        assert not graded.all_passed and graded.compared and not graded.forgeable, test
+        graded = grade(sandbox, point, Suite((test,), forgeable=True))
+        assert graded.all_passed and graded.forgeable, "where the row allows it"

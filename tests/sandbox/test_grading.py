@@ -69,20 +69,23 @@ def test_an_honest_solution_passes(sandbox: Sandbox, program: str, suite: Suite)
     assert result.all_passed, result
 
 
-def test_only_suites_that_need_objects_of_the_solution_are_forgeable(sandbox: Sandbox) -> None:
+def test_only_suites_that_give_objects_of_theirs_to_the_solution_are_forgeable(sandbox: Sandbox) -> None:
     assert not grade(sandbox, "def square(n):\n    return n ** 2", LOOP).forgeable
-    assert grade(sandbox, TREE, NODES).forgeable
+    assert not grade(sandbox, TREE, NODES).forgeable, "objects of the solution stay in its process"
+    assert grade(sandbox, "def apply(f, x): return f(x)", Suite(("assert apply(lambda x: x, 3) == 3",))).forgeable
 
 
 def test_what_forgeable_means(sandbox: Sandbox) -> None:
     """Stated so that the docs stay true: a compared value is safe there too, a bare expression is not."""
-    compared = Suite(("assert depth(root) == 2",), setup=NODES.setup)
-    liar = (
-        "class Node:\n    pass\n    def __init__(self, v): pass\nclass L(int):\n    def __eq__(self, o): return True\n"
-    )
-    assert not grade(sandbox, liar + "def depth(n): return L(7)", compared).all_passed
-    bare = Suite(("assert depth(root) in (2,)",), setup=NODES.setup)
-    assert grade(sandbox, liar + "def depth(n): return L(7)", bare).forgeable
+    liar = "class L(int):\n    def __eq__(self, o): return True\ndef apply(f, x): return L(7)"
+    compared = grade(sandbox, liar, Suite(("assert apply(lambda x: x, 3) == 3",)))
+    assert compared.forgeable and not compared.all_passed
+    bare = grade(sandbox, liar, Suite(("assert apply(lambda x: x, 3) in (3,)",)))
+    assert bare.forgeable and bare.all_passed
+    for test in ("assert depth(root) == 2", "assert depth(root) in (2,)"):
+        liar_of_nodes = f"class Node:\n    def __init__(self, v): pass\n{liar}\ndef depth(n): return L(7)"
+        graded = grade(sandbox, liar_of_nodes, Suite((test,), setup=NODES.setup))
+        assert not graded.forgeable and not graded.all_passed
 
 
 def test_bad_tests_are_an_error_of_the_data(sandbox: Sandbox) -> None:

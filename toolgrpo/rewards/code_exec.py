@@ -4,13 +4,15 @@ sandbox, else 0.0.
 The program is the last fenced block of Python, or the whole response where that is Python itself.
 Columns: `tests` (a list of asserts, or a text with `def check(candidate)`), and where a row has
 them `test_imports`, `test_setup_code`, `entry_point`, `answer` (a program that is right), and
-`allow_forgeable`: true for a row whose tests need objects of the solution, which scores 0 otherwise.
+`allow_forgeable`: true for a row whose tests give the solution objects of theirs or compare objects
+of it, which scores 0 otherwise.
 
 Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/grade.py says how) but
 in rows that allow it; a sandbox that fails is opened anew once, then the error stops the training:
 it is never a score. A program that takes two workers down, on a machine whose sandbox runs others,
-scores 0. `code_exec/forgeable` and `code_exec/worker_lost` are logged: the shares of rows with such
-tests, and of programs that did that.
+scores 0. Logged are the shares of rows with such tests (`code_exec/forgeable`), of programs that did
+that (`code_exec/worker_lost`), and of those that failed since a test would compare an object of
+theirs (`code_exec/compared`).
 """
 
 from __future__ import annotations
@@ -57,12 +59,14 @@ class _Task:
 class _Score:
     """What a program earned.
 
-    `forgeable`: its tests are; `worker_lost`: it took its worker down, twice.
+    `forgeable`: its tests are; `worker_lost`: it took its worker down, twice; `compared`: a test would
+    compare an object of it.
     """
 
     value: float
     forgeable: bool = False
     worker_lost: bool = False
+    compared: bool = False
 
 
 def code_exec(
@@ -91,8 +95,8 @@ def code_exec(
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
         scores = list(threads.map(_score, range(len(tasks)), programs, tasks))
     if log_metric is not None and scores:
-        log_metric("code_exec/forgeable", sum(score.forgeable for score in scores) / len(scores))
-        log_metric("code_exec/worker_lost", sum(score.worker_lost for score in scores) / len(scores))
+        for name in ("forgeable", "worker_lost", "compared"):
+            log_metric(f"code_exec/{name}", sum(getattr(score, name) for score in scores) / len(scores))
     return [score.value for score in scores]
 
 
@@ -177,13 +181,13 @@ def _graded(sandbox: Sandbox, program: str, task: _Task) -> _Score:
     graded = grade(sandbox, program, task.suite, timeout=_TIMEOUT_S, refuse_forgeable=not task.allow_forgeable)
     if graded.forgeable and not task.allow_forgeable:
         _say_that_rows_are_refused()
-    return _Score(float(graded.all_passed), forgeable=graded.forgeable)
+    return _Score(float(graded.all_passed), graded.forgeable, compared=graded.compared and not graded.all_passed)
 
 
 @cache
 def _say_that_rows_are_refused() -> None:
     """Warn once per process; the metric has the rest."""
     logger.warning(
-        "code_exec scores 0 in rows whose tests need objects of the solution (a class of it, a function given to it), "
+        "code_exec scores 0 in rows whose tests give the solution objects of theirs (a function) or compare objects of it, "
         "since a program can forge these; see code_exec/forgeable for how many. A row says `allow_forgeable: true` to be graded"
     )

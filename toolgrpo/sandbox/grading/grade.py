@@ -1,18 +1,18 @@
 """Does a solution pass its tests? Answered so that the solution has no say in it.
 
 Two processes: the solution's own only receives calls with literal arguments, after its code was
-loaded, and hands back plain literals; the judge (judge.py) runs the tests on those and never sees
-the solution. Whatever the solution does to `==`, to `print`, to builtins or to the frames it runs
+loaded, and hands back plain literals, or numbers of objects that it keeps; the judge (judge.py) runs
+the tests on those and never sees the solution. Whatever the solution does to `==`, to `print`, to builtins or to the frames it runs
 in happens in its own process, which holds no expected value. The judge's process belongs to workers
 that run judges alone, so nothing of a task is ever in a process that hosts a program.
 
-Invariants: no answer is a fail, and so is a value that is no plain literal; how a suite is graded
+Invariants: no answer is a fail, and so is an object of the solution where a test compares it; how a suite is graded
 depends on the tests alone, and is settled before the solution is run; answers pass through this
 process as texts that it does not read; one deadline holds for one grade. A lost worker is a
 WorkerLostError, never a fail.
-Not covered: suites that need objects of the solution (`SuiteGrade.forgeable`, see docs/sandbox.md):
-their expressions are evaluated in the solution's process, so a value that lies about itself can
-pass; helpers the tests take from the solution.
+Not covered: suites that give the solution objects of theirs, or compare objects of the solution
+(`SuiteGrade.forgeable`, see docs/sandbox.md): their expressions are evaluated in the solution's
+process, so a value that lies about itself can pass; helpers the tests take from the solution.
 """
 
 from __future__ import annotations
@@ -42,11 +42,15 @@ of it, or `{"lost": text}` where there is neither."""
 
 @dataclass(frozen=True, slots=True)
 class SuiteGrade:
-    """One entry per test in `passed`; `why` is the first failure's reason, for people."""
+    """One entry per test in `passed`; `why` is the first failure's reason, for people.
+
+    `compared`: the tests compare what the solution gave, and it is no plain literal.
+    """
 
     passed: tuple[bool, ...]
     why: str = ""
     forgeable: bool = False
+    compared: bool = False
 
     @property
     def all_passed(self) -> bool:
@@ -74,12 +78,11 @@ def grade(
 ) -> SuiteGrade:
     """Run `program` against its tests within `timeout`, by default the sandbox's `timeout_s`.
 
-    `refuse_forgeable`: what a suite that needs objects of the solution gets is a fail, and the
-    program is not run.
+    `refuse_forgeable`: what a forgeable suite gets is a fail, and the program is not run.
     """
     todo = plan(suite)
     most_s = sandbox.limits.timeout_s if timeout is None else timeout
-    reason = _not_splittable(sandbox, suite, todo, most_s)
+    reason = _not_splittable(sandbox, suite, todo)
     if reason is not None and refuse_forgeable:
         return SuiteGrade((False,) * len(todo.tests), why=reason, forgeable=True)
     deadline = _Deadline(time.monotonic() + most_s)
@@ -113,7 +116,7 @@ class _Solution:
         if said is None:
             self._lost = True
             return _NO_ANSWER
-        told = {key: said[key] for key in ("answer", "error", "lost") if type(said.get(key)) is str}
+        told = {key: said[key] for key in ("answer", "error", "raised", "lost") if type(said.get(key)) is str}
         return told or {"lost": "no answer"}
 
     def value_of(self, source: str) -> dict[str, str]:
@@ -142,11 +145,14 @@ def _judged(
         while said is not None and (need := said.get("need")) is not None:
             function, arguments = need
             came = answered(function, arguments)
-            said = None if last.is_over() else judging.exchange(came, timeout=last.left_s())
-    verdicts = _verdicts(_checked(said or {}), todo)
+            said = None if last.is_over() else judging.exchange({"came": came}, timeout=last.left_s())
+    said = _checked(said or {})
+    verdicts = _verdicts(said, todo)
     failures = [verdict[1] for verdict in verdicts if verdict[0] != "pass"]
     passed = tuple(verdict[0] == "pass" for verdict in verdicts)
-    return SuiteGrade(passed, why=failures[0] if failures else "", forgeable=forgeable)
+    return SuiteGrade(
+        passed, why=failures[0] if failures else "", forgeable=forgeable, compared=said.get("compared") is True
+    )
 
 
 def _verdicts(said: dict[str, Any], todo: Plan) -> list[list[str]]:
@@ -157,8 +163,8 @@ def _verdicts(said: dict[str, Any], todo: Plan) -> list[list[str]]:
 
 
 def _suite_job(todo: Plan, *, explore: bool) -> dict[str, Any]:
-    suite = {"prelude": todo.prelude, "tests": list(todo.tests), "names": dict(todo.names), "explore": explore}
-    return {"suite": suite}
+    suite = {"prelude": todo.prelude, "tests": list(todo.tests), "names": dict(todo.names), "in_place": todo.in_place}
+    return {"suite": {**suite, "explore": explore}}
 
 
 class _Remembered:
@@ -191,17 +197,17 @@ class _Remembered:
 _remembered = _Remembered()
 
 
-def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan, most_s: float) -> str | None:
+def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan) -> str | None:
     """Return why a suite needs objects of the solution, None where it does not.
 
     It is found with no solution to ask.
     """
     if not todo.splittable:
-        return "the tests need objects of the solution"
+        return "the tests use a function or class of the program otherwise than by calling it"
 
     def explored() -> dict[str, Any] | None:
         with sandbox.judging() as judging:
-            return judging.exchange(_suite_job(todo, explore=True), timeout=most_s)
+            return judging.exchange(_suite_job(todo, explore=True), timeout=sandbox.limits.timeout_s)
 
     reason: str | None = _checked(_remembered.of(suite, explored)).get("unsplittable")
     return reason

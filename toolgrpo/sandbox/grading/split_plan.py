@@ -1,9 +1,8 @@
 """Tests of a solution, read without running them: what they take from it, can they be split.
 
 Understood: a list of asserts (MBPP) and a `check(candidate)` function with an entry point
-(HumanEval). A suite is splittable when every name that it takes from the solution is only called
-(so the call can be made in the solution's process and everything else outside), and nothing before
-the tests needs the solution.
+(HumanEval). A suite is splittable when every name that it takes from the solution is only called:
+so the call can be made in the solution's process and everything else outside.
 
 Whose is a name? The tests', where they bind it; the solution's, where nobody else has it. A name of
 Python's own (`sum`) is the solution's if it is the entry point, or if the tests call nothing else
@@ -37,6 +36,8 @@ class Suite:
     setup: str = ""
     entry_point: str | None = None  # the function that the tests are about; `check(candidate)` needs it
     reference: str = ""  # a solution that is right, where there is one
+    in_place: bool = False  # its functions change their arguments; found where a test drops a result
+    forgeable: bool = False  # the tests compare objects of the solution; found for any other object
 
     def __post_init__(self) -> None:
         if not self.tests:
@@ -54,6 +55,7 @@ class Plan:
     tests: tuple[str, ...]
     names: tuple[tuple[str, str], ...]
     splittable: bool
+    in_place: bool = False  # what a call makes of its arguments reaches the tests
 
 
 @lru_cache(maxsize=4096)
@@ -79,9 +81,10 @@ def plan(suite: Suite) -> Plan:
     if not free and not aliases:
         free = _meant(called & _BUILT_IN - bound, suite.reference)
     names = {**{name: name for name in free}, **aliases}
-    splittable = not (_loaded(setup) & names.keys()) and not _uncalled(body, names.keys())
+    splittable = not suite.forgeable and not any(_uncalled(tree, names.keys()) for tree in (setup, body))
     prelude = "\n".join([*(f"import {name}" for name in sorted(modules)), before])
-    return Plan(prelude=prelude, tests=tests, names=tuple(sorted(names.items())), splittable=splittable)
+    in_place = suite.in_place or any(_drops_a_result(tree, names.keys()) for tree in (setup, body))
+    return Plan(prelude, tests, tuple(sorted(names.items())), splittable, in_place)
 
 
 def _meant(called: set[str], reference: str) -> set[str]:
@@ -158,6 +161,12 @@ def _used_otherwise(tree: ast.AST, name: str) -> bool:
     """Return whether a name stands anywhere but before a dot."""
     dotted = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return any(isinstance(n, ast.Name) and n.id == name and id(n) not in dotted for n in ast.walk(tree))
+
+
+def _drops_a_result(tree: ast.AST, names: Collection[str]) -> bool:
+    """Return whether a function of the solution is called for what it does alone."""
+    calls = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    return any(isinstance(call.func, ast.Name) and call.func.id in names for call in calls)
 
 
 def _uncalled(tree: ast.AST, names: Collection[str]) -> set[str]:

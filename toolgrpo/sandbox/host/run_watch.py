@@ -20,17 +20,7 @@ from toolgrpo.sandbox.host.scratch import holds_more_than
 
 _FRAME_BYTES = 4 << 20  # of a result
 _FLOOD_BYTES = 4 << 20  # of one output stream; more ends the run
-_JOB = (
-    "code",
-    "expressions",
-    "call",
-    "suite",
-    "answer",
-    "error",
-    "lost",
-    "keep",
-    "timeout_s",
-)  # what the process is told
+_JOB = ("code", "expressions", "call", "suite", "came", "keep", "timeout_s")  # what the process is told
 _CHECK_S = 0.1  # between looks at the CPU time used, the threads and the scratch folder
 _MOST_THREADS = 256
 

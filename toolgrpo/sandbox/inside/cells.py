@@ -12,16 +12,19 @@ from __future__ import annotations
 import ast
 import io
 import json
+import operator
 import os
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from types import CodeType
 from typing import Any
 
 from toolgrpo.processes.wire import pack, read_frame
 from toolgrpo.sandbox.inside import judge
-from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode_text
+from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode_text, form_of_python, python_of_form
 
 _REPR_CHARS = 2000
 _NAME = "<cell>"
@@ -91,21 +94,83 @@ def _ask_solution(call: list[str], pipes: Pipes) -> dict[str, Any]:
     answer = read_frame(pipes.requests)
     if answer is None:
         os._exit(0)
-    return dict(answer)
+    return dict(answer["came"])
 
 
 def answer_call(function: str, arguments: str, namespace: dict[str, Any]) -> dict[str, Any]:
     """Return the answer of a function to one call, or what went wrong.
 
-    Both cross as texts that only a judge reads.
+    Both cross as texts that only a judge reads. A function is one of the program's by its name, one
+    of OPERATIONS, or an expression.
     """
+    report: dict[str, Any] = {"status": "ok", "exit_code": 0}
     try:
-        if function.isidentifier() and function not in namespace:  # Python's own of that name is no answer
-            return {"status": "ok", "exit_code": 0, "lost": f"the program defines no {function}"}
-        args, kwargs = decode_text(arguments)
-        return {"status": "ok", "exit_code": 0, "answer": encode_text(eval(function, namespace)(*args, **kwargs))}
+        args, kwargs = decode_text(arguments, _objects.by_form)
+        name, args = (args[0], args[1:]) if function == judge.ON_ARGUMENTS else (function, args)
+        if name in OPERATIONS:
+            called = OPERATIONS[name]
+        elif name.isidentifier():
+            if name not in namespace:  # Python's own of that name is no answer
+                return {**report, "lost": f"the program defines no {name}"}
+            called = namespace[name]
+        else:
+            called = eval(name, namespace)
+        value = called(*args, **kwargs)
+        if function == judge.ON_ARGUMENTS:
+            value = [value, args, kwargs]
+        return {**report, "answer": encode_text(value, _objects.form)}
+    except MemoryError:
+        return {**report, "lost": "the program ran out of memory"}
     except BaseException as error:
-        return {"status": "ok", "exit_code": 0, "error": _error_text(error)}
+        return {**report, "error": _error_text(error), "raised": _raised(error)}
+
+
+OPERATIONS: dict[str, Any] = {
+    ".call": lambda function, *args, **kwargs: function(*args, **kwargs),
+    ".get": getattr,
+    ".set": setattr,
+    ".item": operator.getitem,
+    ".put": operator.setitem,
+    ".iter": iter,
+    ".next": next,
+    ".take": lambda iterator, most: list(islice(iterator, most)),
+    ".len": len,
+    ".bool": bool,
+    ".str": str,
+    ".repr": repr,
+}
+"""What a judge does with an object of the program."""
+
+
+class _Objects:
+    """Objects of the program that its judge knows by a number."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def form(self, value: Any) -> dict[str, Any]:
+        with suppress(NotPlainError):
+            return form_of_python(value)
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._kept)
+            self._kept.append(value)
+        return {"o": self._numbers[id(value)]}
+
+    def by_form(self, tag: str, body: Any) -> Any:
+        return self._kept[body] if tag == "o" else python_of_form(tag, body)
+
+
+_objects = _Objects()
+
+
+def _raised(error: BaseException) -> str:
+    """Return the classes of an exception, nearest first, and its arguments."""
+    classes = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__]
+    try:
+        return encode_text([classes, list(error.args)])
+    except BaseException:  # arguments of no plain kind
+        return encode_text([classes, [_error_text(error).partition(": ")[2]]])
 
 
 def _error_text(error: BaseException) -> str:
