@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 
@@ -51,6 +52,28 @@ def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.jsonl"):
         load(tmp_path, "--dataset_id_or_path", str(rows))
     assert "1 bad row was skipped" in load(tmp_path, "--dataset_id_or_path", str(rows), "--skip_bad_rows")
+
+
+def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
+    good = {"prompt": "Write f.", "answer": "def f(x): return 2 * x", "tests": ["assert f(2) == 4"]}
+    bad = {**good, "answer": "def f(x): return x"}
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in (good, bad, good, bad)))
+
+    def parts(*flags: str) -> RunParts:
+        given = ["--model_name_or_path", "nano", "--dataset_id_or_path", str(path), "--reward", "code_exec"]
+        script, config, model = parse_arguments([*given, "--output_dir", str(tmp_path / "out"), *flags])
+        return RunParts(script, config, model, Terminal(None, shown, quiet=False))
+
+    shown = io.StringIO()
+    rows = parts()._all_rows
+    said = "the training rows: code_exec refuses 2 of 4 rows .row 1: its own answer .*; row 3: its own answer"
+    with pytest.raises(DataError, match=f"{said}.*--skip_bad_rows"):
+        parts().rows_to_score(rows, parts().rewards(), "the training rows")
+    left = parts("--skip_bad_rows").rows_to_score(rows, parts().rewards(), "the training rows")
+    assert list(left["answer"]) == [good["answer"]] * 2 and re.search(f"{said}.*; left out", shown.getvalue())
+    with pytest.raises(DataError, match="refuses 2 of 2 rows"):
+        parts("--skip_bad_rows").rows_to_score(rows.select([1, 3]), parts().rewards(), "the training rows")
 
 
 def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:

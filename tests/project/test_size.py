@@ -20,7 +20,7 @@ PACKAGE = ROOT / "toolgrpo"
 # Of each package, when this was written, rounded up to 50.
 LINES = {
     "chat": 2850,
-    "commands": 4700,
+    "commands": 4750,
     "credit": 550,
     "data": 1550,
     "engines": 4200,
@@ -30,7 +30,7 @@ LINES = {
     "observe": 3350,
     "processes": 350,
     "report": 1100,
-    "rewards": 2200,
+    "rewards": 2300,
     "rollout": 2650,
     "sandbox": 4050,
     "sft": 300,
@@ -47,7 +47,7 @@ MOST = {
     "files that import TRL": 22,
     "fields of our own": 45,
     "lines of flags.json": 500,
-    "lines of tests": 39_600,
+    "lines of tests": 39_700,
     "lines of benchmarks": 5_500,
 }
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.code_exec import rows_refused
 from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.grading import grade
@@ -275,3 +278,61 @@ def test_objects_of_the_program_are_not_their_own_judge(sandbox: Sandbox) -> Non
         assert not graded.all_passed and graded.compared and not graded.forgeable, test
         graded = grade(sandbox, point, Suite((test,), forgeable=True))
         assert graded.all_passed and graded.forgeable, "where the row allows it"
+
+
+IN_PLACE_AND_MORE: dict[str, Any] = {
+    "tests": ["x = [1, 1, 2]\nassert f(x) == 2 and x == [1, 2]"],
+    "answer": "def f(x):\n    x[:] = sorted(set(x))\n    return len(x)",
+}
+COMPARED: dict[str, Any] = {
+    "tests": ["assert P(1) + P(2) == P(3)"],
+    "answer": "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
+    "    def __add__(self, o): return P(self.x + o.x)",
+}
+GRADED: list[dict[str, Any]] = [
+    {"tests": ["assert f(2) == 4"]},
+    {"tests": ["assert f(2) == 4"], "answer": "the text 4"},
+    {"tests": ["assert f(2) == 4"], "answer": "Here:\n```python\ndef f(x): return 2 * x\n```"},
+    IN_PLACE_AND_MORE,
+    {**COMPARED, "allow_forgeable": True},
+]
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("never ask the program", {"tests": ["assert 1 == 1"]}),
+    ("are no Python", {"tests": ["assert ("]}),
+    ("at least one", {"tests": []}),
+    ("must be true, false or absent", {"tests": ["assert f(2) == 4"], "allow_forgeable": "yes"}),
+    ("cannot run in the sandbox", {"tests": ["assert f(2) == 4"], "test_imports": "import no_such_library"}),
+    ("which a program can forge", {"tests": ["assert f(lambda x: x) == 4"]}),
+    (r"does not pass its tests \(AssertionError", {"tests": ["assert f(2) == 4"], "answer": "def f(x): return x"}),
+    ("does not pass its tests .*no g", {"tests": ["assert g(2) == 4"], "answer": "def f(x): return 2 * x"}),
+    ("does not pass its tests .*compare an object of the program", COMPARED),
+    (
+        "does not pass its tests",
+        {"tests": ["assert f(2) is f(2) and f(2) == [4]"], "answer": "L = [4]\ndef f(x): return L"},
+    ),
+]
+
+
+def test_rows_that_cannot_be_graded_right_are_named_before_a_training() -> None:
+    """By their number and with the reason; all others are graded right."""
+    refused = rows_refused([*GRADED, *(row for _, row in REFUSED), *GRADED])
+    assert list(refused) == list(range(len(GRADED), len(GRADED) + len(REFUSED)))
+    for (why, row), said in zip(REFUSED, refused.values(), strict=True):
+        assert re.search(why, said), (row, said)
+
+
+def test_how_a_row_is_graded_is_found_by_its_own_answer() -> None:
+    rows = [IN_PLACE_AND_MORE, {**COMPARED, "allow_forgeable": True}]
+    assert score([row["answer"] for row in rows], rows) == [1.0, 1.0]
+    assert score(["def f(x): return 2", COMPARED["answer"].replace("+ o.x", "")], rows) == [0.0, 0.0]
+
+
+def test_an_episode_of_a_row_whose_own_answer_fails_is_dropped_and_counted() -> None:
+    rows = [
+        {"tests": ["assert f(2) == 4"], "answer": "def f(x): return x"},
+        {"tests": ["assert f(2) == 4"], "answer": ""},
+    ]
+    metrics: dict[str, float] = {}
+    dropped, right = score(["def f(x): return 2 * x"] * 2, rows, metrics)
+    assert isinstance(dropped, DropEpisode) and "its own answer does not pass" in dropped.reason and right == 1.0
+    assert metrics["code_exec/refused"] == 0.5

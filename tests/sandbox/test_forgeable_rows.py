@@ -150,7 +150,12 @@ def test_the_reward_pays_for_forgeable_tests_only_where_the_row_says_so(caplog: 
     with caplog.at_level(logging.WARNING):
         scores, metrics = score(None)
     assert scores == [0.0, 0.0, 1.0]
-    assert metrics == {"code_exec/forgeable": 2 / 3, "code_exec/worker_lost": 0.0, "code_exec/compared": 0.0}
+    assert metrics == {
+        "code_exec/forgeable": 2 / 3,
+        "code_exec/worker_lost": 0.0,
+        "code_exec/compared": 0.0,
+        "code_exec/refused": 0.0,
+    }
     assert score([None, False, True])[0] == [0.0, 0.0, 1.0]
     scores, metrics = score([True, True, None])
     assert scores == [1.0, 0.0, 1.0]

@@ -126,6 +126,7 @@ class CheckRun:
                 self._tools(tools)
                 stage = "reward"
                 rewards = self.parts.rewards()
+                rows = self.parts.rows_to_score(rows, rewards, "the training rows")
                 self.parts.check(rows, tools, rewards)
                 by_agent = self.parts.script.agent is not None
                 rehearse(rows, tools, rewards, self.config.reward_weights, by_agent=by_agent)

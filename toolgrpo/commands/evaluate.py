@@ -146,6 +146,7 @@ class EvaluationRun:
         try:
             player = parts.player()
             rewards = parts.rewards()
+            rows = parts.rows_to_score(rows, rewards, "the questions")
             parts.check(rows, tools, rewards)
             loaded = load_model(Path(parts.model_path(name)), parts.model_init_kwargs(), config)
             rollouts = self._rollouts(loaded, config, tools, rows, player)

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
@@ -28,7 +29,7 @@ from toolgrpo.models import NAMED_MODELS, folder_of
 from toolgrpo.observe.engine_lines import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.plain_text import without_secrets
-from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward
+from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward, refused_rows
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.named import source_text
 from toolgrpo.rollout.row_tools import check_tool_names
@@ -48,6 +49,7 @@ LORA_TARGETS = [
 ]
 
 _NANO_TOOLS = 4
+_NAMED = 3  # rows that an error names
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,26 @@ class RunParts:
             )
             self.terminal.say(f"reward    {reward.name}: {source_text(reward)}{default}{gold}")
 
+    def rows_to_score(self, rows: Dataset, rewards: Sequence[Reward], name: str) -> Dataset:
+        """Return the rows that every reward can score; what becomes of the others, --skip_bad_rows says."""
+        try:
+            _check_reward_columns(rows, rewards)
+        except ToolGRPOError as error:
+            raise type(error)(f"{name}: {error}") from error
+        for reward in rewards:
+            refused = refused_rows(rows, reward) if self.terminal.is_main_process() else {}
+            (refused,) = broadcast_object_list([refused])
+            if not refused:
+                continue
+            first = "; ".join(f"row {number}: {why}" for number, why in sorted(refused.items())[:_NAMED])
+            more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            text = f"{name}: {reward.name} refuses {len(refused)} of {_count(len(rows), 'row')} ({first}{more})"
+            if not self.script.skip_bad_rows or len(refused) == len(rows):
+                raise DataError(f"{text}. Mend these rows, or leave them out with --skip_bad_rows")
+            self.terminal.say(f"          {text}; left out")
+            rows = rows.select([number for number in range(len(rows)) if number not in refused])
+        return rows
+
     def check_evaluation(self, heldout: Dataset | None) -> None:
         """Check that there is something to evaluate on during training, where that is wanted."""
         if self.config.eval_strategy != "no" and heldout is None:
@@ -287,6 +309,10 @@ def _check_columns(rows: Dataset, tools: Toolbox | None, rewards: Sequence[Rewar
     if "user_turns" in rows.column_names:
         for script in rows["user_turns"]:
             check_user_turns(tools, script)
+    _check_reward_columns(rows, rewards)
+
+
+def _check_reward_columns(rows: Dataset, rewards: Sequence[Reward]) -> None:
     for reward in rewards:
         reward.check_columns(rows.column_names)
         if isinstance(reward.function, ByTask):

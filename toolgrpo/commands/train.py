@@ -162,6 +162,8 @@ class TrainingRun:
             player = parts.player()
             rewards = parts.rewards()
             say(f"data      {parts.dataset_spec}: {len(dataset)} rows, {len(heldout or ())} held out")
+            dataset = parts.rows_to_score(dataset, rewards, "the training rows")
+            heldout = heldout and parts.rows_to_score(heldout, rewards, "the held-out rows")
             parts.check(dataset, tools, rewards, heldout)
             parts.check_evaluation(heldout)
             trainer = parts.trainer(

@@ -5,14 +5,16 @@ Knows no torch, TRL or vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from toolgrpo.calls import Call
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
 from toolgrpo.rewards.base import Reward, RewardFunction
 from toolgrpo.rewards.by_task import ByTask
-from toolgrpo.rewards.code_exec import code_exec
+from toolgrpo.rewards.code_exec import code_exec, rows_refused
 from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.episode_reading import calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.rewards.exact_match import exact_match
@@ -23,6 +25,7 @@ from toolgrpo.rewards.gold import (
     as_program,
     as_result_and_answer,
     check_gold,
+    refused_rows,
 )
 from toolgrpo.rewards.gold_calls import gold_calls
 from toolgrpo.rewards.gsm8k import gsm8k
@@ -41,21 +44,25 @@ __all__ = [
     "get_reward",
     "last_tool_response",
     "load_reward",
+    "refused_rows",
     "tool_counts",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A built-in reward, and how an episode is written down that earns full marks by its answer."""
+    """A built-in reward, how an episode is written down that earns full marks by its answer, and which
+    rows it refuses.
+    """
 
     function: RewardFunction
     gold: GoldEpisode | None = None
+    refused: Callable[[Any], dict[int, str]] | None = None
 
 
 BUILT_IN: dict[str, BuiltIn] = {
     "accuracy": BuiltIn(accuracy, as_result_and_answer),
-    "code_exec": BuiltIn(code_exec, as_program),
+    "code_exec": BuiltIn(code_exec, as_program, rows_refused),
     "environment": BuiltIn(environment),
     "exact_match": BuiltIn(exact_match, as_answer),
     "gold_calls": BuiltIn(gold_calls),
@@ -76,7 +83,8 @@ def get_reward(name: str) -> Reward:
             f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, _BY_TASK))}. A reward of your own is "
             f"given as a file: --reward_fn FILE.py"
         )
-    return Reward(BUILT_IN[name].function, name=name, source="built in", gold=BUILT_IN[name].gold)
+    found = BUILT_IN[name]
+    return Reward(found.function, name=name, source="built in", gold=found.gold, refused=found.refused)
 
 
 def _named_or_file(name: str) -> Reward:

@@ -52,6 +52,7 @@ class Reward:
     """A checked reward function. `source` says where it is from, for logs and errors.
 
     `gold(row)` gives the messages of an episode that earns full marks, where an answer alone can.
+    `refused(rows)` says which rows it cannot score, by number, and why.
 
     A call that takes longer than `timeout_s` is an error; one that takes long at all is spoken of
     with `say`.
@@ -63,6 +64,7 @@ class Reward:
     timeout_s: float | None = None
     say: Callable[[str], None] = field(default=logger.warning, repr=False, compare=False)
     gold: Callable[[Mapping[str, Any]], list[Message]] | None = field(default=None, repr=False, compare=False)
+    refused: Callable[[Any], dict[int, str]] | None = field(default=None, repr=False, compare=False)
     _signature: inspect.Signature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

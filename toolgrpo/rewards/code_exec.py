@@ -3,7 +3,8 @@ sandbox, else 0.0.
 
 The program is the last fenced block of Python, or the whole response where that is Python itself.
 Columns: `tests` (a list of asserts, or a text with `def check(candidate)`), and where a row has
-them `test_imports`, `test_setup_code`, `entry_point`, `answer` (a program that is right), and
+them `test_imports`, `test_setup_code`, `entry_point`, `answer` (a program that is right; where its
+own does not pass, a row is refused and its episodes dropped), and
 `allow_forgeable`: true for a row whose tests give the solution objects of theirs or compare objects
 of it, which scores 0 otherwise.
 
@@ -11,8 +12,8 @@ Invariants: grading cannot be forged by the program (toolgrpo/sandbox/grading/gr
 in rows that allow it; a sandbox that fails is opened anew once, then the error stops the training:
 it is never a score. A program that takes two workers down, on a machine whose sandbox runs others,
 scores 0. Logged are the shares of rows with such tests (`code_exec/forgeable`), of programs that did
-that (`code_exec/worker_lost`), and of those that failed since a test would compare an object of
-theirs (`code_exec/compared`).
+that (`code_exec/worker_lost`), of those that failed since a test would compare an object of theirs
+(`code_exec/compared`), and of episodes in refused rows (`code_exec/refused`).
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ import ast
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
 from typing import Any
 
+from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import DataError, RewardError, SandboxError, WorkerLostError
 from toolgrpo.rewards.episode_reading import final_answer
+from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.client.shared import SharedSandbox
-from toolgrpo.sandbox.grading import grade
-from toolgrpo.sandbox.grading.split_plan import Suite
+from toolgrpo.sandbox.grading import forgeable_because, grade
+from toolgrpo.sandbox.grading.split_plan import Suite, is_program
 from toolgrpo.trajectory import Message
 
 logger = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ _SHARED = SharedSandbox(workers=_WORKERS)  # one per process, started by the fir
 _OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)")
 _CLOSING = re.compile(r"[ \t]*```[ \t]*")
 _MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
+_COLUMNS = ("tests", "test_imports", "test_setup_code", "entry_point", "answer", "allow_forgeable")
 _PYTHON = ("python", "py", "python3", "")
 
 
@@ -60,13 +64,23 @@ class _Score:
     """What a program earned.
 
     `forgeable`: its tests are; `worker_lost`: it took its worker down, twice; `compared`: a test would
-    compare an object of it.
+    compare an object of it; `refused`: its row is.
     """
 
-    value: float
+    value: Score
     forgeable: bool = False
     worker_lost: bool = False
     compared: bool = False
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """How programs of a row are graded, or why they cannot be."""
+
+    suite: Suite
+    allow_forgeable: bool
+    refused: str | None = None
 
 
 def code_exec(
@@ -79,7 +93,7 @@ def code_exec(
     allow_forgeable: Sequence[bool | None] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **kwargs: Any,
-) -> list[float]:
+) -> list[Score]:
     nothing: Sequence[Any] = [None] * len(completions)
     columns = zip(
         tests,
@@ -92,10 +106,12 @@ def code_exec(
     )
     tasks = [_task(row, *cells) for row, cells in enumerate(columns)]
     programs = [program_of(final_answer(completion)) for completion in completions]
+    first = {task: row for row, task in reversed(list(enumerate(tasks)))}
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
-        scores = list(threads.map(_score, range(len(tasks)), programs, tasks))
+        rows = dict(zip(first, threads.map(_row_or_error, first.values(), first), strict=True))
+        scores = list(threads.map(_score, programs, [rows[task] for task in tasks]))
     if log_metric is not None and scores:
-        for name in ("forgeable", "worker_lost", "compared"):
+        for name in ("forgeable", "worker_lost", "compared", "refused"):
             log_metric(f"code_exec/{name}", sum(getattr(score, name) for score in scores) / len(scores))
     return [score.value for score in scores]
 
@@ -156,30 +172,75 @@ def _task(
     return _Task(suite, bool(allow_forgeable))
 
 
-def _score(row: int, program: str | None, task: _Task) -> _Score:
+def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return which rows of a data set cannot be graded, and why."""
+
+    def why(number: int) -> str | None:
+        columns = [rows[number].get(name) for name in _COLUMNS]
+        try:
+            row = _row(_task(number, *columns))
+            reason = row.refused or _in_sandbox(lambda sandbox: forgeable_because(sandbox, row.suite))
+        except (DataError, RewardError) as error:
+            return str(error)
+        if row.refused or reason is None or row.allow_forgeable:
+            return row.refused
+        return f"{reason}, which a program can forge; `allow_forgeable: true` in the row has it graded all the same"
+
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
+        found = dict(enumerate(threads.map(why, range(len(rows)))))
+    return {number: reason for number, reason in found.items() if reason is not None}
+
+
+def _row_or_error(number: int, task: _Task) -> _Row:
+    try:
+        return _row(task)
+    except DataError as error:
+        raise RewardError(f"reward code_exec: row {number}: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def _row(task: _Task) -> _Row:
+    """Find out how a row is graded: as it stands, or as its own answer passes."""
+    suite, allowed = task.suite, task.allow_forgeable
+    forgeable = _in_sandbox(lambda sandbox: forgeable_because(sandbox, suite))
+    if not is_program(suite.reference) or (forgeable and not allowed):
+        return _Row(suite, allowed)
+    in_place, objects = replace(suite, in_place=True), [replace(suite, forgeable=True)] if allowed else []
+    reasons = []
+    for tried in (suite, in_place, *objects, suite):  # again: on a busy machine it may have had no time
+        graded = _in_sandbox(partial(grade, program=suite.reference, suite=tried, timeout=_TIMEOUT_S))
+        if graded.all_passed:
+            return _Row(tried, allowed)
+        reasons.append(graded.why)
+    return _Row(suite, allowed, f"its own answer does not pass its tests ({reasons[-1].strip()[-200:]})")
+
+
+def _in_sandbox(use: Callable[[Sandbox], Any]) -> Any:
+    with suppress(SandboxError), _SHARED.lent() as sandbox:
+        return use(sandbox)
+    with _SHARED.lent() as sandbox:
+        return use(sandbox)
+
+
+def _score(program: str | None, row: _Row) -> _Score:
+    if row.refused is not None:
+        return _Score(DropEpisode(f"code_exec refuses the row: {row.refused}"), refused=True)
     if program is None:
         return _Score(0.0)
-    try:
-        return _score_program(program, task)
-    except DataError as error:
-        raise RewardError(f"reward code_exec: row {row}: {error}") from error
-
-
-def _score_program(program: str, task: _Task) -> _Score:
     with suppress(SandboxError), _SHARED.lent() as sandbox:
-        return _graded(sandbox, program, task)
+        return _graded(sandbox, program, row)
     with _SHARED.lent() as sandbox:
         try:
-            return _graded(sandbox, program, task)
+            return _graded(sandbox, program, row)
         except WorkerLostError:
             if sandbox.run("1 + 1").value != 2:
                 raise
             return _Score(0.0, worker_lost=True)  # the sandbox is well: it is this program that ends its worker
 
 
-def _graded(sandbox: Sandbox, program: str, task: _Task) -> _Score:
-    graded = grade(sandbox, program, task.suite, timeout=_TIMEOUT_S, refuse_forgeable=not task.allow_forgeable)
-    if graded.forgeable and not task.allow_forgeable:
+def _graded(sandbox: Sandbox, program: str, row: _Row) -> _Score:
+    graded = grade(sandbox, program, row.suite, timeout=_TIMEOUT_S, refuse_forgeable=not row.allow_forgeable)
+    if graded.forgeable and not row.allow_forgeable:
         _say_that_rows_are_refused()
     return _Score(float(graded.all_passed), graded.forgeable, compared=graded.compared and not graded.all_passed)
 

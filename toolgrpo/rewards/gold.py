@@ -56,6 +56,18 @@ def check_gold(rows: Iterable[Mapping[str, Any]], reward: Reward) -> int | None:
     return checked or None
 
 
+def refused_rows(rows: Any, reward: Reward) -> dict[int, str]:
+    """Return which rows of a table a reward cannot score, by their number, and why."""
+    if not isinstance(reward.function, ByTask):
+        return {} if reward.refused is None else reward.refused(rows)
+    refused: dict[int, str] = {}
+    for name in dict.fromkeys(rows["reward"]):
+        numbers = [number for number, wanted in enumerate(rows["reward"]) if wanted == name]
+        found = refused_rows(rows.select(numbers), reward.function.reward(name))
+        refused |= {numbers[number]: why for number, why in found.items()}
+    return refused
+
+
 def _check_row(number: int, row: Mapping[str, Any], reward: Reward, gold: GoldEpisode) -> None:
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     try:

@@ -2,6 +2,6 @@
 confined processes.
 """
 
-from toolgrpo.sandbox.grading.grade import SuiteGrade, grade
+from toolgrpo.sandbox.grading.grade import SuiteGrade, forgeable_because, grade
 
-__all__ = ["SuiteGrade", "grade"]
+__all__ = ["SuiteGrade", "forgeable_because", "grade"]

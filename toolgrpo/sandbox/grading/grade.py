@@ -82,7 +82,7 @@ def grade(
     """
     todo = plan(suite)
     most_s = sandbox.limits.timeout_s if timeout is None else timeout
-    reason = _not_splittable(sandbox, suite, todo)
+    reason = forgeable_because(sandbox, suite)
     if reason is not None and refuse_forgeable:
         return SuiteGrade((False,) * len(todo.tests), why=reason, forgeable=True)
     deadline = _Deadline(time.monotonic() + most_s)
@@ -197,11 +197,12 @@ class _Remembered:
 _remembered = _Remembered()
 
 
-def _not_splittable(sandbox: Sandbox, suite: Suite, todo: Plan) -> str | None:
-    """Return why a suite needs objects of the solution, None where it does not.
+def forgeable_because(sandbox: Sandbox, suite: Suite) -> str | None:
+    """Return why the tests of a suite are forgeable, None where they are not.
 
-    It is found with no solution to ask.
+    It is found with no solution to ask. DataError where the tests are of no use.
     """
+    todo = plan(suite)
     if not todo.splittable:
         return "the tests use a function or class of the program otherwise than by calling it"
 

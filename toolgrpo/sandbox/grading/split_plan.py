@@ -87,12 +87,21 @@ def plan(suite: Suite) -> Plan:
     return Plan(prelude, tests, tuple(sorted(names.items())), splittable, in_place)
 
 
+def is_program(text: str) -> bool:
+    """Return whether a text is Python that defines a function or a class."""
+    return bool(_defined(text))
+
+
+def _defined(program: str) -> set[str]:
+    try:
+        return {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+
+
 def _meant(called: set[str], reference: str) -> set[str]:
     """Return those names of Python's own that are the solution's, where the tests call no other."""
-    try:
-        defined = {getattr(node, "name", None) for node in ast.parse(reference).body}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        defined = set()
+    defined = _defined(reference)
     return called & defined if defined else called if len(called) == 1 else set()
 
 
