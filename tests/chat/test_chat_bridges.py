@@ -199,6 +199,21 @@ def test_tokens_that_swallow_space_swallow_it_here() -> None:
     assert bridge[0] == tokenizer.convert_tokens_to_ids("<|user|>"), "the line break before it is the end's"
 
 
+@pytest.mark.parametrize("name", ["gptoss", "qwen3", "gemma4_v5"])
+def test_keys_that_a_message_lacks_may_be_none(name: str) -> None:
+    """As `datasets` fills them."""
+    chat = proven(trl_tokenizer(name))
+    answer: Message = {"role": "assistant", "content": "a"}
+    filled = {**answer, "reasoning_content": None, "tool_calls": None, "name": None}
+    assert chat.prompt([QUESTION, filled, QUESTION], []) == chat.prompt([QUESTION, answer, QUESTION], [])
+    call = calling(("look_up", {"key": "x"}))
+    printed = [
+        chat.prompt([QUESTION, {**call, "content": said}, tool_message("look_up", "r", "aaaaaaaa1"), QUESTION], SCHEMAS)
+        for said in ("", None)
+    ]
+    assert printed[0] == printed[1], "from Transformers 5.24 on a template would find no content"
+
+
 @pytest.mark.parametrize(
     "name", ["qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano", "glm4moe", "qwen3", "lfm2_2_5"]
 )

@@ -44,7 +44,7 @@ def with_objects(messages: Sequence[Message], reasoning_key: str) -> list[Messag
     """Arguments as objects, reasoning under the key that the template reads."""
     shaped: list[Message] = []
     for message in messages:
-        message = {key: value for key, value in message.items() if value is not None or key == "content"}
+        message = {"content": "", **{key: value for key, value in message.items() if value is not None}}
         if message["role"] == "assistant":
             if reasoning_key != "reasoning_content" and "reasoning_content" in message:
                 message[reasoning_key] = message.pop("reasoning_content")

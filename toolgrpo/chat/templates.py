@@ -7,6 +7,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from toolgrpo.chat.transformers_seam import render_jinja_template
+
 _NAME, _KEY, _QUESTION = "look_up", "some_key", "Which one?"
 _SHOWN = 200
 
@@ -24,8 +26,11 @@ def own_call(tokenizer: Any) -> str:
             {"role": "user", "content": _QUESTION},
             {"role": "assistant", "content": content, "tool_calls": [call]},
         ]
-        try:
-            text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        try:  # not by `apply_chat_template`, which from Transformers 5.24 on leaves out what is None
+            template = tokenizer.get_chat_template(tools=tools)
+            text = render_jinja_template([messages], tools, chat_template=template, **tokenizer.special_tokens_map)[0][
+                0
+            ]
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
             continue
         said = str(text).rpartition(_QUESTION)[2]
