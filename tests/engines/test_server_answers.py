@@ -38,7 +38,9 @@ def train(train_tiny: ModuleType, tiny_model: Path, tmp_path: Path, server: Stan
     def run(*, servers: list[StandInVLLM] | None = None, **config: Any) -> dict[str, Any]:
         urls = [one.url for one in servers or [server]]
         options = {"use_cpu": True, "vllm_server_urls": urls, "engine_timeout": 20.0, "max_steps": STEPS, **config}
-        job = train_tiny.Job(out=str(tmp_path / "out"), model=str(tiny_model), engine="vllm_server", config=options)
+        job = train_tiny.Job(
+            out=str(tmp_path / "out"), model=str(tiny_model), engine="vllm_server", made_up=True, config=options
+        )
         result: dict[str, Any] = train_tiny.run(job)
         return result
 

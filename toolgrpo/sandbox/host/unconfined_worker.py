@@ -111,7 +111,7 @@ class SpawnLauncher:
             pass_fds=lent[3:],
             cwd=scratch,
             env={**_ENVIRONMENT, "HOME": scratch, "TMPDIR": scratch},
-            process_group=0,  # in our session: if we die while it is stopped, the system wakes and ends it
+            process_group=0,
         )
         for fd in lent:
             os.close(fd)

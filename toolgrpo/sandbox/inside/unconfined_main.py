@@ -20,6 +20,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from toolgrpo.processes.linux import wake_with_parents_end
 from toolgrpo.processes.wire import read_frame
 from toolgrpo.sandbox.inside import cells
 
@@ -39,6 +40,7 @@ def main() -> None:
     cells.warm_up()
     _limit(settings)
     most_memory = _peak_bytes() + (settings["memory_mb"] << 20)
+    wake_with_parents_end()  # the guard cannot end what is stopped
     # Not one of `threading`: programs see only the threads that they start.
     _thread.start_new_thread(_guard, (settings["leash"], results, most_memory))
     try:
