@@ -79,6 +79,7 @@ TABLE = {
     "gateway": Benchmark(about="The gateway, beside our own loop", minutes=40),
     "dead_rows": Benchmark(about="The training pass without its dead rows", minutes=8),
     "credit": Benchmark(about="Turn-level credit", minutes=2),
+    "code_tasks": Benchmark(about="Answers of code tasks, graded", minutes=1),
 }
 
 
