@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -91,6 +92,29 @@ def test_another_server_takes_over_from_one_that_fails(
     assert len(samples) == 6
     assert len(sound.asked) == 6
     assert len(broken.asked) == 1  # avoided for a while after its first failure
+
+
+def test_a_request_goes_to_the_server_with_the_fewest_open_ones(start: Callable[[], StandInVLLM]) -> None:
+    servers = [start(), start(), start()]
+
+    async def main() -> None:
+        engine = engine_of(*servers)
+        await engine.open()
+        await asyncio.gather(*(engine.sample(ask(ids=(n,))) for n in range(6)))
+        await engine.close()
+
+    for server in servers:
+        server.answers[COMPLETIONS] = HANG
+    threading.Thread(target=_release_when_all_are_there, args=(servers, 6), daemon=True).start()
+    asyncio.run(main())
+    assert [len(server.asked) for server in servers] == [2, 2, 2]
+
+
+def _release_when_all_are_there(servers: list[StandInVLLM], n_requests: int) -> None:
+    while sum(len(server.asked) for server in servers) < n_requests:
+        time.sleep(0.01)
+    for server in servers:
+        server.release()
 
 
 # Start
@@ -303,7 +327,7 @@ def test_a_cancelled_request_closes_its_connection(server: StandInVLLM) -> None:
             await task
         assert engine._run is not None
         assert not engine._run._in_flight
-        assert engine._run._router.open_requests == [0]
+        assert engine._run._open_requests == [0]
         await engine.close()
 
     asyncio.run(main())

@@ -23,7 +23,7 @@ LINES = {
     "commands": 4750,
     "credit": 550,
     "data": 1550,
-    "engines": 4200,
+    "engines": 4100,
     "evaluation": 1050,
     "gateway": 1900,
     "models": 250,
@@ -42,7 +42,7 @@ LINES = {
     "(itself)": 1900,
 }
 MOST = {
-    "modules": 335,
+    "modules": 334,
     "modules with one importer": 80,
     "files that import TRL": 22,
     "fields of our own": 45,

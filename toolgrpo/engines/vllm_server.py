@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.checks import BadAnswer, check_request
 from toolgrpo.engines.http_exchange import Answer, NoAnswer, decoded, exchange, new_client
-from toolgrpo.engines.prefix_router import PrefixRouter
 from toolgrpo.engines.server_answers import Completion, completion_sample
 from toolgrpo.engines.server_weights import ServerWeights
 from toolgrpo.engines.silence import Silence
@@ -189,9 +188,7 @@ class _CutShort(Lost):
 
 
 class _ServerRun:
-    """What lives between `open` and `close`: the connections, the router,
-    and the requests in flight.
-    """
+    """What lives between `open` and `close`: the connections, and the requests in flight."""
 
     def __init__(
         self,
@@ -205,7 +202,7 @@ class _ServerRun:
         self._models = models
         self._vocabulary = vocabulary
         self._limits = limits
-        self._router = PrefixRouter(len(servers))
+        self._open_requests = [0] * len(servers)
         self._down_until = [0.0] * len(servers)
         self._guards = guards
         self._clients = [new_client(server.headers, keepalive_s=_KEEPALIVE_S) for server in servers]
@@ -267,7 +264,7 @@ class _ServerRun:
         give_up_s = time.monotonic() + self._limits.timeout_s * servers_asked
         pause_s, bad_answers, why = _FIRST_PAUSE_S, 0, ""
         while True:
-            number = self._router.choose(request.ids, self._down())
+            number = self._least_busy()
             try:
                 sample = await self._attempt_within(number, request, give_up_s)
             except (Lost, BadAnswer) as problem:
@@ -281,7 +278,7 @@ class _ServerRun:
                     waited_s = self._limits.timeout_s * servers_asked
                     self._give_up(number, f"gave no answer within {waited_s:g} s (--engine_timeout): {why}", request)
             else:
-                self._silence[number].answered(time.monotonic(), self._router.open_requests[number])
+                self._silence[number].answered(time.monotonic(), self._open_requests[number])
                 return sample
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -305,14 +302,15 @@ class _ServerRun:
                 task.cancel()
         raise error
 
-    def _down(self) -> set[int]:
+    def _least_busy(self) -> int:
+        """Return the server with the fewest open requests, one that has just failed last."""
         now = time.monotonic()
-        return {number for number, until in enumerate(self._down_until) if until > now}
+        return min(range(len(self._servers)), key=lambda n: (self._down_until[n] > now, self._open_requests[n]))
 
     async def _attempt_within(self, number: int, request: SampleRequest, give_up_s: float) -> Sample:
         """Try once, for as long as one server may take, and count the request there."""
         limit_s = min(self._limits.timeout_s, give_up_s - time.monotonic())
-        self._router.open_requests[number] += 1
+        self._open_requests[number] += 1
         self._silence[number].asked(time.monotonic())
         try:
             async with asyncio.timeout(limit_s):
@@ -320,10 +318,10 @@ class _ServerRun:
         except TimeoutError:
             raise _CutShort(f"silent for {limit_s:.3g} s") from None
         except asyncio.CancelledError:
-            self._silence[number].left(self._router.open_requests[number] - 1)
+            self._silence[number].left(self._open_requests[number] - 1)
             raise
         finally:
-            self._router.open_requests[number] -= 1
+            self._open_requests[number] -= 1
 
     async def _attempt(self, number: int, request: SampleRequest) -> Sample:
         server, guard = self._servers[number], self._guards[number]
