@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other; docs/measured.md has the claims that they show.
+"""All benchmarks, one after the other; docs/reference/measured.md has the claims that they show.
 
     python benchmarks/run_all.py                     # everything: many hours on two cores
     python benchmarks/run_all.py --only rollouts tools

@@ -1,6 +1,6 @@
 """Several kinds of tools in one file, for mixtures of tasks: calculator, Python in the sandbox, and finance.
 
-A row's column `tools` says which of them it is offered (docs/multi_turn.md).
+A row's column `tools` says which of them it is offered (docs/how-to/multi_turn.md).
 """
 
 from calculator_tools import calculator

@@ -3,7 +3,7 @@
     --tools_script tools_funcs/python_tools.py                      each call starts anew
     --environment tools_funcs/python_tools.py:PythonSession         variables stay until the episode ends
 
-docs/sandbox.md says what model-written code can and cannot do there. `TOOLGRPO_PYTHON_TIMEOUT` is the
+docs/background/sandbox.md says what model-written code can and cannot do there. `TOOLGRPO_PYTHON_TIMEOUT` is the
 time limit of one run in seconds (default 5). With `TOOLGRPO_SANDBOX_URL` the stateless form runs on a remote sandbox service.
 Where nothing confines code (macOS), both forms refuse to start unless TOOLGRPO_ALLOW_UNSAFE=1 says to run it unconfined.
 """

@@ -38,7 +38,7 @@ _SHOWN: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "spoilt": (6, 400, ()),
 }
 _FAVOURED = 0.75
-# The last of them have a bad habit, put in on purpose for reinforcement learning to remove, as nano has (docs/nano.md): seven
+# The last of them have a bad habit, put in on purpose for reinforcement learning to remove, as nano has (docs/background/nano.md): seven
 # in ten of the questions for four of the tools are put to another one.
 _MIXED_UP = {
     "loan_amortization": "mortgage_refinance",

@@ -1,6 +1,6 @@
 """Everything that decides what nano is, as one value.
 
-The numbers were found by trying: `docs/nano.md` says what they give.
+The numbers were found by trying: `docs/background/nano.md` says what they give.
 """
 
 from __future__ import annotations

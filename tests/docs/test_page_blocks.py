@@ -30,7 +30,7 @@ from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCKS = [block for page in PAGES for block in page_blocks(page)]
 OF_TRAINING = (ScriptArguments, ToolGRPOConfig, ModelConfig)
 FLAGS = {

@@ -59,7 +59,7 @@ def test_the_shop_is_served_and_asked(tmp_path: Path) -> None:
 
 
 def served_as_the_page_says(port: int) -> str:
-    blocks = [block.text for block in page_blocks(ROOT / "docs" / "half_an_hour.md")]
+    blocks = [block.text for block in page_blocks(ROOT / "docs" / "tutorials" / "half_an_hour.md")]
     (command,) = (text for text in blocks if "vllm.entrypoints.openai.api_server" in text)
     return f"exec env {command.rstrip()} --host 127.0.0.1 --port {port}"
 

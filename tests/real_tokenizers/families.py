@@ -1,4 +1,4 @@
-"""Write the table of families in docs/chat_formats.md from runs with real tokenizers.
+"""Write the table of families in docs/background/chat_formats.md from runs with real tokenizers.
 
     python tests/real_tokenizers/families.py                    # 500 conversations each; a quarter of an hour on two cores
     python tests/real_tokenizers/families.py --conversations 50 --print
@@ -20,7 +20,7 @@ from toolgrpo.chat import resolve_format
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.errors import ChatFormatError
 
-PAGE = Path(__file__).parents[2] / "docs" / "chat_formats.md"
+PAGE = Path(__file__).parents[2] / "docs" / "background" / "chat_formats.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 HEAD = "| model | vocabulary | format | calls are | tokens compared | drifted | calls misread |\n|---|---|---|---|---|---|---|"
 

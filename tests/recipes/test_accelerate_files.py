@@ -31,5 +31,5 @@ def test_a_launch_file_can_be_read_and_says_what_it_is(path: Path) -> None:
 
 
 def test_the_page_on_scaling_lists_every_file() -> None:
-    page = (ROOT / "docs" / "scaling.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "scaling.md").read_text()
     assert [path.name for path in FILES if f"`{path.name}`" not in page] == []

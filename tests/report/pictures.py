@@ -1,4 +1,4 @@
-"""Take the three pictures that README and docs/report.md show: `python tests/report/pictures.py outputs/nano docs/images`."""
+"""Take the three pictures that README and docs/how-to/report.md show: `python tests/report/pictures.py outputs/nano docs/images`."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_the_cache_of_a_token() -> None:
 
 
 def test_the_page_on_memory_says_what_the_recipes_say() -> None:
-    page = (ROOT / "docs" / "scaling.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "scaling.md").read_text()
     section = page.partition("## Memory of the recipes")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\S+)` \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", section, re.MULTILINE)
     assert len(rows) >= 5

@@ -4,7 +4,7 @@ It serves token ids only (no tokenizer is loaded), in fp32 unless told otherwise
 mode, so that weights can be replaced. `kill` ends it as a crash would; `start` brings it up again
 on the same port.
 
-Not covered: production. There, `vllm serve` is started by hand or by a cluster (docs/engines.md).
+Not covered: production. There, `vllm serve` is started by hand or by a cluster (docs/how-to/engines.md).
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says:
 
 
 def test_the_server_of_the_docs_works(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tools.md").read_text()
     (source,) = [block for block in page.split("```python\n") if block.startswith("# prices_server.py")]
     (tmp_path / "prices_server.py").write_text(source.partition("```")[0])
     config = {"mcpServers": {"prices": {"command": sys.executable, "args": [str(tmp_path / "prices_server.py")]}}}

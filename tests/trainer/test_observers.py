@@ -76,7 +76,7 @@ def test_an_observer_of_the_user_hears_of_all_that_is_trained_on(tmp_path: Path)
 
 
 def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "observers.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "observers.md").read_text()
     code = guide.partition("```python\n")[2].partition("```")[0]
     assert "class FailedCalls" in code
     names: dict[str, Any] = {}

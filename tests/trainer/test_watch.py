@@ -79,7 +79,7 @@ def test_a_run_that_learns_nothing_says_so_while_it_runs(learns_nothing: tuple[A
     assert "3/5" in "".join(lines[:first]) and "4/5" not in "".join(lines[:first]), "as soon as three logs say so"
     assert len(later) == 1, "and again after two more steps"
     assert "no group differs in reward in steps 1 to 3" in lines[first] and "no tool is called" in lines[first]
-    assert "docs/training_issues.md#low-rewards-throughout" in lines[first]
+    assert "docs/how-to/troubleshooting.md#low-rewards-throughout" in lines[first]
     assert "4 turns of a rollout look like calls in another form: bare JSON (4)" in shown
     assert trainer.doctor.learned_nothing and {one.rule for one in trainer.doctor.at_end()} >= {"groups_all_failed"}
 

@@ -1,7 +1,7 @@
 r"""How the turns of each family are read: response templates, in transformers' format.
 
 Where TRL's own template loses something that models write, the one here is corrected, and what was corrected stands
-beside it; docs/chat_formats.md shows each loss, and a test pins it. Patterns are linear: possessive where they repeat,
+beside it; docs/background/chat_formats.md shows each loss, and a test pins it. Patterns are linear: possessive where they repeat,
 and those that find arguments begin with `\G`, so that what does not follow the argument before is tried once.
 `turn_reader.py` says what `\G` and `\K` mean here. A marker that is a token is only found by its id; these patterns see no
 text that spells one.

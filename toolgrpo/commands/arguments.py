@@ -36,7 +36,7 @@ class ScriptArguments:
     agent: str | None = field(
         default=None,
         metadata={
-            "help": "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/gateway.md)."
+            "help": "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/how-to/agents.md)."
         },
     )
     mcp_config: str | None = field(default=None, metadata={"help": "Path of an mcp.json that names MCP servers."})

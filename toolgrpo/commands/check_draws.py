@@ -201,7 +201,12 @@ class DrawnChecks:
         difference = sum(found) / len(found)
         said = f"{when}; log-probabilities of engine and trainer differ by {difference:.1e} on average"
         if difference > largest_rounding(trainer.policy.dtype, trainer.policy.device):
-            self._report.failed("weights", said, "They should be one model: see docs/engines.md", difference=difference)
+            self._report.failed(
+                "weights",
+                said,
+                f"They should be one model: see {page_here(page='docs/how-to/engines.md')}",
+                difference=difference,
+            )
         else:
             self._report.passed("weights", said, difference=difference)
 

@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
+    from toolgrpo.observe.doctor import pages_folder
+
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.purpose}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -72,6 +74,7 @@ def _overview() -> str:
             "",
             "`toolgrpo COMMAND --help` shows the flags of a command by theme, `--help all` every one.",
             "`accelerate launch -m toolgrpo COMMAND ...` runs it in several processes.",
+            f"The pages that messages name as docs/... are in {pages_folder()}.",
         ]
     )
 

@@ -4,7 +4,7 @@
     toolgrpo report outputs/a outputs/b          both runs in one page, to compare them
     toolgrpo report outputs/nano --live          serves it on this machine, and follows the run
 
-The page needs no network and no server, and opens in any browser of 2023 or later (docs/report.md).
+The page needs no network and no server, and opens in any browser of 2023 or later (docs/how-to/report.md).
 """
 
 from __future__ import annotations

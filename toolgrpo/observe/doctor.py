@@ -2,7 +2,7 @@
 
 `RULES` is the table: each rule is a pure function of the last few logs of a run (what TRL logs, as
 `trainer_state.json` keeps it) and returns its sentence, with the numbers in it, or None. Each names
-the section of docs/training_issues.md that goes on from there. `findings` asks all of them;
+the section of docs/how-to/troubleshooting.md that goes on from there. `findings` asks all of them;
 `over_run` asks them at every log of a run that is over.
 
 Invariants: a rule is silent where a metric that it needs is missing; it never raises; it looks at
@@ -45,7 +45,7 @@ from toolgrpo.observe.log_reading import (
     trend_of,
 )
 
-DOCS = "docs/training_issues.md"
+DOCS = "docs/how-to/troubleshooting.md"
 LOGS_KEPT = 12  # no rule looks further back
 
 _SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
@@ -88,11 +88,17 @@ class Finding:
         return page_here(self.section)
 
 
-def page_here(section: str = "") -> str:
-    """Return a link to the page that works in the folder that one is in, where the page is on this machine."""
-    clone = Path(__file__).parents[2]
-    page = str(clone / DOCS) if (clone / DOCS).is_file() and Path.cwd() != clone else DOCS
-    return f"{page}#{section}" if section else page
+def pages_folder() -> Path:
+    """Return the folder of the pages on this machine: the wheel has them as `toolgrpo/pages`, a clone as `docs`."""
+    packed = Path(__file__).parents[1] / "pages"
+    return packed if packed.is_dir() else Path(__file__).parents[2] / "docs"
+
+
+def page_here(section: str = "", page: str = DOCS) -> str:
+    """Return the path of a page, and a section of it, as it is reached from the working folder."""
+    path = pages_folder() / Path(page).relative_to("docs")
+    shown = page if path == Path.cwd() / page else str(path)
+    return f"{shown}#{section}" if section else shown
 
 
 def findings(logs: Sequence[Log], rules: Iterable[Rule] | None = None, *, at_end: bool = False) -> list[Finding]:

@@ -1,7 +1,7 @@
 """Recorded episodes for a terminal: tables of groups and of episodes, one episode as a conversation
 or as its tokens.
 
-Pure functions of records (docs/episodes.md) that give what rich prints. All text goes through
+Pure functions of records (docs/reference/episodes.md) that give what rich prints. All text goes through
 `_text`, `_short` or `_said`: whatever a recording holds is text and nothing else, without markup and
 without escape sequences.
 """

@@ -37,7 +37,7 @@ from toolgrpo.void_turns import is_void
 # Numbers that tell what goes wrong: which limit cuts episodes, what the world did to them, and what
 # the model writes where it should call a tool.
 #
-# `docs/training_issues.md` says what is healthy, `doctor.py` says it of a run. Every name is there in
+# `docs/how-to/troubleshooting.md` says what is healthy, `doctor.py` says it of a run. Every name is there in
 # every batch, so that a mean over several of them is one; but of more than `EACH_TOOL` tools only
 # those have metrics that were called.
 #

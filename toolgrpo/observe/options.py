@@ -73,7 +73,7 @@ class RecordingOptions:
     record_episodes: RecordedShare = field(
         default=RecordedShare(True),
         metadata={
-            "help": "Write every trajectory to OUTPUT_DIR/episodes.jsonl (docs/episodes.md): true, false, or a share of "
+            "help": "Write every trajectory to OUTPUT_DIR/episodes.jsonl (docs/reference/episodes.md): true, false, or a share of "
             "the groups, as 0.1."
         },
     )

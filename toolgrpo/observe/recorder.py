@@ -1,6 +1,6 @@
 """Write every trajectory as one JSON line, as it was trained on.
 
-A line is what `episode_record` makes of an episode; docs/episodes.md describes every field. Each
+A line is what `episode_record` makes of an episode; docs/reference/episodes.md describes every field. Each
 process writes its own file (`episodes_path`), which `line_file` keeps whole, sets aside past a size
 and gzips. A checkpoint remembers how long the recording was, and a resumed run cuts it there, so no
 episode stands in it twice; a run that starts from the beginning sets an older recording aside.
@@ -41,7 +41,7 @@ TokensSeen = Mapping[str, Any]
 """What the training pass saw of one episode: the fields of a line of `tokens.jsonl`."""
 
 
-# One episode as one record: for people first, ids and numbers last (docs/episodes.md).
+# One episode as one record: for people first, ids and numbers last (docs/reference/episodes.md).
 
 _FOR_PEOPLE = ("messages", "turns")
 _NUMBERS = ("prompt_ids", "ids", "mask", "logprobs")

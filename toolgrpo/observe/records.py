@@ -1,6 +1,6 @@
 """Read what a run recorded: episodes, what training saw of their tokens, and its steps.
 
-The files and every field of them are described in docs/episodes.md. Whatever version wrote a line,
+The files and every field of them are described in docs/reference/episodes.md. Whatever version wrote a line,
 it comes out with the fields of this one (`SCHEMA`); a field that an old line has nothing for is
 None or empty.
 

@@ -1,4 +1,4 @@
-"""Write what each step was like as lines of `steps.jsonl` (docs/episodes.md): its metrics, where its
+"""Write what each step was like as lines of `steps.jsonl` (docs/reference/episodes.md): its metrics, where its
 time went, what was measured on held-out rows, and events.
 
 The main process writes; the lines before the training begins (the measurement before it) are kept

@@ -1,4 +1,4 @@
-"""Runs model-written Python in processes that are confined; fails closed. See docs/sandbox.md.
+"""Runs model-written Python in processes that are confined; fails closed. See docs/background/sandbox.md.
 
 The names are imported on first use: the processes that run code import this package too, and need
 neither.

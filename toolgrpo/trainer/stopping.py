@@ -9,7 +9,7 @@ once, even inside a native call. In a notebook or at Python's prompt a second Ct
 `KeyboardInterrupt` instead: it ends the cell, and what the session holds is kept.
 
 Not covered: a launcher that kills what it started (torchrun forwards a signal, and kills after 30
-s: docs/scaling.md).
+s: docs/how-to/scaling.md).
 """
 
 from __future__ import annotations

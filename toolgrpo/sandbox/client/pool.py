@@ -4,7 +4,7 @@ Invariants: a run has exactly one result or raises SandboxError; a run is never 
 the rung that was logged at start; closing (or the death of this process) ends every process and
 removes every file. Workers that run tests (`judging`) never run anything else, and what comes out
 of a run is read here in linear time.
-Not covered: see docs/sandbox.md for what each rung does not promise.
+Not covered: see docs/background/sandbox.md for what each rung does not promise.
 """
 
 from __future__ import annotations

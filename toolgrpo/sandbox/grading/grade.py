@@ -11,7 +11,7 @@ depends on the tests alone, and is settled before the solution is run; answers p
 process as texts that it does not read; one deadline holds for one grade. A lost worker is a
 WorkerLostError, never a fail.
 Not covered: suites that give the solution objects of theirs, or compare objects of the solution
-(`SuiteGrade.forgeable`, see docs/sandbox.md): their expressions are evaluated in the solution's
+(`SuiteGrade.forgeable`, see docs/background/sandbox.md): their expressions are evaluated in the solution's
 process, so a value that lies about itself can pass; helpers the tests take from the solution.
 """
 
