@@ -50,6 +50,13 @@ class ToolErrorKind(StrEnum):
     DROPPED = "dropped"  # the tool raised DropEpisode, which ends the episode
 
 
+INFRASTRUCTURE_CAUSES = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
+NO_NAME = "unnamed"
+"""The name in metrics of the tool of a call whose name could not be read."""
+NO_TOOL = "unknown"
+"""The name in metrics of all tools that models make up: there may be any number of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallAttempt:
     """One tool call as the model wrote it, well formed or not."""
@@ -92,6 +99,11 @@ class ToolResult:
     @property
     def truncated(self) -> bool:
         return self.left_out > 0
+
+    @property
+    def tool(self) -> str:
+        """Return the name of the tool in metrics."""
+        return NO_TOOL if self.error is ToolErrorKind.UNKNOWN_TOOL else self.name or NO_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,11 @@ import pytest
 
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.ledger import Ledger
-from toolgrpo.observe.metric import Metric
+from toolgrpo.observe.doctor import findings
 from toolgrpo.observe.metrics import (
+    EACH_TOOL,
+    Known,
+    Metric,
     MetricsLog,
     batch_metrics,
     groups_without_spread,
@@ -15,6 +18,7 @@ from toolgrpo.observe.metrics import (
     rollout_metrics,
     tool_metrics,
 )
+from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
@@ -36,7 +40,7 @@ def batch(*trajectories: Trajectory, totals: tuple[float, ...] = (), group_size:
     return made.graded([Grade({}, total) for total in totals], lambda one: one.total == 1.0) if totals else made
 
 
-GOOD = ToolResult("3", "add", duration_s=0.5)
+GOOD = ToolResult("3", "add", duration_s=0.5, cached=True)
 BAD = ToolResult("?", "add", ToolErrorKind.TIMEOUT, duration_s=2.0, left_out=7)
 ODD = ToolResult("?", None, ToolErrorKind.INVALID_JSON)
 
@@ -56,15 +60,47 @@ def test_rollout_metrics_count_what_is_in_the_trajectories() -> None:
     assert metrics["tools/add/calls"] == 2 and metrics["tools/add/failures"] == 1
     assert metrics["tools/unnamed/failures"] == 1
     assert metrics["tools/error/timeout"] == 1 and metrics["tools/error/invalid_json"] == 1
-    assert metrics["tools/truncated"] == 1
+    assert metrics["tools/truncated"] == 1 and metrics["tools/cached"] == 1
     assert metrics["tools/latency_p50"] == 0.5 and metrics["tools/latency_p95"] == 2.0
 
 
 def test_names_that_a_model_makes_up_are_one_tool_that_there_is_not() -> None:
     made_up = [ToolResult("?", name, ToolErrorKind.UNKNOWN_TOOL) for name in ("plus", "sum", "plus")]
-    metrics = tool_metrics([GOOD, *made_up], n_episodes=1)
+    metrics = tool_metrics([trajectory(1, 0, (GOOD, *made_up), StopReason.FINISHED)])
     named = {name.split("/")[1] for name in metrics if name.endswith(("/calls", "/failures"))}
     assert named == {"add", "unknown"} and metrics["tools/unknown/failures"].value == 3
+
+
+def metrics_of_catalogue(n_tools: int, *results: ToolResult) -> dict[str, float]:
+    """Return the metrics of an episode with these results, to which so many tools were offered."""
+    tools = [f"tool{number}" for number in range(n_tools)]
+    known = Known(tools, EpisodeLimits(max_completion_length=9))
+    return merged([rollout_metrics(batch(trajectory(1, 0, results, StopReason.FINISHED)), known)])
+
+
+CALLED = ToolResult("3", "tool0")
+
+
+@pytest.mark.parametrize(
+    ("n_tools", "results", "expected"),
+    [
+        (EACH_TOOL, [CALLED], {"tool0": 1, **{f"tool{n}": 0 for n in range(1, EACH_TOOL)}}),
+        (400, [CALLED], {"tool0": 1, "unknown": 0}),
+        (400, [CALLED, ToolResult("?", "made_up", ToolErrorKind.UNKNOWN_TOOL)], {"tool0": 1, "unknown": 1}),
+    ],
+)
+def test_each_of_a_few_tools_has_metrics_and_of_a_catalogue_those_that_were_called(
+    n_tools: int, results: list[ToolResult], expected: dict[str, int]
+) -> None:
+    found = metrics_of_catalogue(n_tools, *results)
+    calls = {name: value for name, value in found.items() if name.startswith("tools/") and name.endswith("/calls")}
+    assert calls == {f"tools/{name}/calls": count for name, count in expected.items()}
+
+
+@pytest.mark.parametrize(("n_calls", "told"), [(0, {"no_tool_calls"}), (60, set())])
+def test_the_doctor_sees_a_catalogue_that_is_not_called_and_does_not_list_it(n_calls: int, told: set[str]) -> None:
+    logs = [{**metrics_of_catalogue(400, *[CALLED] * n_calls), "step": step, "reward": 0.5} for step in range(1, 21)]
+    assert {one.rule for one in findings(logs)} & {"no_tool_calls", "tool_never_used"} == told
 
 
 def test_counts_are_added_bounds_are_the_extremes_and_shares_are_averaged() -> None:

@@ -17,7 +17,7 @@ from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.commands.given_words import ALIASES
 from toolgrpo.ledger import Ledger
-from toolgrpo.observe.metrics import batch_metrics, trouble_metrics
+from toolgrpo.observe.metrics import Known, batch_metrics
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
@@ -71,8 +71,8 @@ def known_metrics() -> set[str]:
     found |= {"signal/rows_skipped", "signal/tokens_skipped", "sampling/dropped_episodes"}
     rows = weights_of_rows(torch.zeros(4, 1), torch.ones(4, 1), torch.ones(4, 1))
     found |= set(weight_metrics(rows))
-    found |= set(trouble_metrics([episode()], ["NAME"], EpisodeLimits(max_completion_length=9)))
-    found |= set(batch_metrics(batch)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
+    run = Known(["NAME"], EpisodeLimits(max_completion_length=9))
+    found |= set(batch_metrics(batch, run)) | {"tools/error/CAUSE", "reward/groups_without_spread"}
     found |= set(re.findall(r'_metrics\[mode\]\["([^"]+)"\]', TRL_SOURCE))
     parts: dict[str, float] = {}
     get_reward("tool_use")(

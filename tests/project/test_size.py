@@ -27,7 +27,7 @@ LINES = {
     "evaluation": 1050,
     "gateway": 1900,
     "models": 250,
-    "observe": 3350,
+    "observe": 3200,
     "processes": 350,
     "report": 1100,
     "rewards": 2300,

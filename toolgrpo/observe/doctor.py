@@ -1,55 +1,32 @@
-"""What a person finds out about a run a day later, said in one sentence when it begins.
+"""The doctor: rules that say in one sentence what goes wrong in a training, with the numbers in it.
 
-`RULES` is the table: each rule is a pure function of the last few logs of a run (what TRL logs, as
-`trainer_state.json` keeps it) and returns its sentence, with the numbers in it, or None. Each names
-the section of docs/how-to/troubleshooting.md that goes on from there. `findings` asks all of them;
-`over_run` asks them at every log of a run that is over.
+`RULES` is the table. Each rule looks at the last few logs of a run (what TRL logs, as
+`trainer_state.json` keeps it), yields its sentence if it holds, and names the section of
+docs/how-to/troubleshooting.md that goes on from there. `findings` asks all of them; `over_run` asks them at
+every log of a run that is over.
 
-Invariants: a rule is silent where a metric that it needs is missing; it never raises; it looks at
-nothing but the logs.
+Invariants: a rule is silent where a metric that it needs is missing, because a missing metric is NaN
+and no comparison holds of NaN; it never raises; it looks at nothing but the logs.
 
-Not covered: who hears of it and how often (`watch.py`); the episodes themselves (`report`, `show`).
+Not covered: who is told of it and how often (`watch.py`); the episodes themselves (`report`, `show`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_NAME, NO_TOOL
 from toolgrpo.observe.call_lookalikes import FORMS
-from toolgrpo.observe.doctor_phrases import (
-    LOST,
-    WORLD_CAUSES,
-    groups_are_dead,
-    listed_causes,
-    of_dead_groups,
-    share_failed,
-    why_failed,
-    world_causes,
-)
-from toolgrpo.observe.log_reading import (
-    Log,
-    calls_in,
-    cut_shares,
-    episodes_in,
-    last_of,
-    listed,
-    mean_of,
-    named_tools_in,
-    percent,
-    span_of,
-    tools_in,
-    total_of,
-    trend_of,
-)
 
 DOCS = "docs/how-to/troubleshooting.md"
 LOGS_KEPT = 12  # no rule looks further back
 
 _SHORT, _LONG = 3, 10  # logs that a rule looks at: of a state, of a trend
-_SWAY = 0.1  # by which the success of a few batches differs with the questions that were drawn
+_SWAY = 0.1  # by which the success of a few batches differs with the rows that were drawn
 _PARSE_CAUSES = {
     "invalid_json": "what stands in the call is no JSON",
     "unclosed": "the call is never closed",
@@ -58,6 +35,96 @@ _PARSE_CAUSES = {
     "unknown_tool": "there is no tool of that name",
     "bad_arguments": "the arguments do not fit the schema",
 }
+_LOST = {"timeout": "timed out", "died": "lost their process or server"}
+
+Log = Mapping[str, float]
+"""One log of a training: metrics by name, and `step`, the step after which it was written."""
+
+
+class Logs:
+    """The last few logs of a training, as the rules ask about them. A metric that is missing is NaN."""
+
+    def __init__(self, logs: Sequence[Log]) -> None:
+        self._logs = logs
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def each(self, name: str) -> list[float]:
+        return [log.get(name, math.nan) for log in self._logs]
+
+    def last(self, name: str) -> float:
+        return self._logs[-1].get(name, math.nan)
+
+    def mean(self, name: str) -> float:
+        """Return the mean of the logs that have it."""
+        values = [log[name] for log in self._logs if name in log]
+        return sum(values) / len(values) if values else math.nan
+
+    def total(self, name: str) -> float:
+        return sum(log.get(name, 0.0) for log in self._logs)
+
+    def trend(self, name: str) -> tuple[float, float]:
+        """Return the mean of the first three logs and that of the last three."""
+        values = self.each(name)
+        return sum(values[:3]) / len(values[:3]), sum(values[-3:]) / len(values[-3:])
+
+    @property
+    def span(self) -> str:
+        if "step" not in self._logs[-1]:
+            return f"in {len(self)} logs"
+        first, last = int(self._logs[0].get("step", 0)), int(self._logs[-1]["step"])
+        return f"at step {last}" if first == last else f"in steps {first} to {last}"
+
+    @property
+    def tools(self) -> list[str]:
+        """Return the tools that are offered or were called, by their names in the metrics."""
+        names = {name for log in self._logs for name in log if name.startswith("tools/") and name.endswith("/calls")}
+        return sorted(name.removeprefix("tools/").removesuffix("/calls") for name in names)
+
+    @property
+    def named_tools(self) -> list[str]:
+        """Return those that exist: calls that name no tool, or a made-up one, are another matter."""
+        return [name for name in self.tools if name not in (NO_NAME, NO_TOOL)]
+
+    @property
+    def calls(self) -> float:
+        return sum(self.total(f"tools/{name}/calls") for name in self.tools)
+
+    def share_failed(self, tool: str) -> float:
+        calls = self.total(f"tools/{tool}/calls")
+        return self.total(f"tools/{tool}/failures") / calls if calls >= 10 else 0.0
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Return the calls without a good result, by cause."""
+        names = {name for log in self._logs for name in log if name.startswith("tools/error/")}
+        return Counter({name.removeprefix("tools/error/"): self.total(name) for name in sorted(names)})
+
+    @property
+    def episodes(self) -> float:
+        """Return the number of episodes: all sampled tokens, divided by the mean of an episode."""
+        pairs = zip(self.each("rollout/sampled_tokens"), self.each("completions/mean_length"), strict=True)
+        return sum(tokens / mean for tokens, mean in pairs if mean)
+
+    @property
+    def cut(self) -> dict[str, float]:
+        """Return the share of the episodes that each limit has cut."""
+        by_turn = self.total("stop/length_of_turn") / len(self)
+        return {
+            "max_turn_tokens": by_turn,
+            "max_completion_length": max(self.mean("stop/length") - by_turn, 0.0),
+            "the context window (vllm_max_model_length)": self.mean("stop/context_full"),
+        }
+
+    @property
+    def dead(self) -> str:
+        """Say of nearly all groups that their episodes do not differ in reward; nothing where they do."""
+        share = self.mean("reward/groups_without_spread")
+        if not all(one >= 0.9 for one in self.each("reward/groups_without_spread")):
+            return ""
+        whole = "no group differs" if share >= 1.0 else f"{_percent(share)} of the groups do not differ"
+        return f"{whole} in reward {self.span}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +134,12 @@ class Rule:
     name: str
     section: str
     logs: int
-    look: Callable[[Sequence[Log]], str | None]
+    look: Callable[[Logs], Iterator[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule that spoke, and after which step."""
+    """A rule that holds, and after which step."""
 
     rule: str
     section: str
@@ -101,19 +168,20 @@ def page_here(section: str = "", page: str = DOCS) -> str:
     return f"{shown}#{section}" if section else shown
 
 
-def findings(logs: Sequence[Log], rules: Iterable[Rule] | None = None, *, at_end: bool = False) -> list[Finding]:
-    """Return what the rules say of the last logs.
+def findings(logs: Sequence[Log], *, at_end: bool = False) -> list[Finding]:
+    """Return what holds of the last logs.
 
     A rule that has not seen enough of them is silent; at the end of a run it looks at what there
     is.
     """
-    found = []
     trained = [log for log in logs if "reward" in log]
-    for rule in RULES if rules is None else rules:
-        enough = len(trained) >= rule.logs or (at_end and bool(trained) and rule.logs == _SHORT)
-        said = rule.look(trained[-rule.logs :]) if enough else None
-        if said is not None:
-            found.append(Finding(rule.name, rule.section, int(trained[-1].get("step", 0)), said))
+    found = []
+    for rule in RULES:
+        last = Logs(trained[-rule.logs :])
+        enough = len(last) == rule.logs or (at_end and bool(trained) and rule.logs == _SHORT)
+        if enough:
+            step = int(trained[-1].get("step", 0))
+            found += [Finding(rule.name, rule.section, step, sentence) for sentence in rule.look(last)]
     return found
 
 
@@ -131,222 +199,191 @@ def over_run(logs: Iterable[Log]) -> Iterator[Finding]:
 def why_broken(errors: Mapping[str, float], calls: float) -> str | None:
     """Return why calls cannot be run, to be added to a sentence, where so many cannot that it matters.
 
-    `errors` counts calls by cause; causes that are none of the form are passed over.
+    `errors` counts calls by cause; causes that are not about the form are passed over.
     """
-    counts = Counter({cause: errors.get(cause, 0) for cause in _PARSE_CAUSES})
-    broken, (cause, count) = counts.total(), counts.most_common(1)[0]
+    counts = {cause: errors.get(cause, 0) for cause in _PARSE_CAUSES}
+    broken, cause = sum(counts.values()), max(counts, key=lambda cause: counts[cause])
     if not calls or broken < 10:
         return None
-    if broken >= 0.2 * calls and count >= 0.7 * broken:
+    if broken >= 0.2 * calls and counts[cause] >= 0.7 * broken:
         return f", most of them for one cause: {_PARSE_CAUSES[cause]}"
     if broken < 0.4 * calls:
         return None
     return ": the model does not know the form of calls yet, which `toolgrpo sft` teaches"
 
 
-# The rules, in the order in which they are told.
+def infrastructure_failures(metrics: Log) -> str:
+    """Return what the infrastructure did to the episodes of a rollout, for a sentence."""
+    engine = metrics.get("stop/engine_failure", 0.0)
+    counts = {cause: metrics.get(f"tools/error/{cause}", 0.0) for cause in INFRASTRUCTURE_CAUSES}
+    parts = [f"{_percent(engine)} lost by the engine"] if engine else []
+    parts += [f"{count:.3g} tool calls {_LOST[cause]}" for cause, count in counts.items() if count]
+    return ", ".join(parts) or "see tools.log"
 
 
-def _no_tool_calls(logs: Sequence[Log]) -> str | None:
-    if not tools_in(logs):
-        return None  # no tool is offered
-    calls = calls_in(logs) - total_of(logs, "tools/error/unmarked")  # those are answered, and not run
-    episodes = episodes_in(logs)
-    if not episodes or calls > 0.05 * episodes:
-        return None
-    said = f"no tool is called: {calls / episodes:.2f} calls per episode {span_of(logs)}"
-    forms = Counter({form: total_of(logs, f"answers/like_calls/{form}") for form in FORMS})
-    written = [f"{FORMS[form]} ({count / len(logs):.3g})" for form, count in forms.most_common() if count]
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _listed(shares: Mapping[str, float]) -> str:
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{_percent(share)} by {name}" for name, share in ordered if share >= 0.005)
+
+
+# The rules, in the order of the table.
+
+
+def _infrastructure_fails(logs: Logs) -> Iterator[str]:
+    share, slow = logs.mean("world/failed_episodes"), logs.last("tools/latency_p95")
+    if share >= 0.1:
+        engine = {"stop/engine_failure": logs.total("stop/engine_failure") / len(logs)}
+        causes = infrastructure_failures(engine | {f"tools/error/{c}": n / len(logs) for c, n in logs.errors.items()})
+        slowest = "" if math.isnan(slow) else f"; one call in twenty takes {slow:.1f} s or more"
+        yield f"the infrastructure fails in {_percent(share)} of the episodes {logs.span} (of a rollout: {causes}){slowest}"
+
+
+def _no_tool_calls(logs: Logs) -> Iterator[str]:
+    calls = logs.calls - logs.total("tools/error/unmarked")  # those are answered, and not run
+    if not logs.tools or not logs.episodes > 0 or calls > 0.05 * logs.episodes:
+        return
+    said = f"no tool is called: {calls / logs.episodes:.2f} calls per episode {logs.span}"
+    forms = {form: logs.total(f"answers/like_calls/{form}") / len(logs) for form in FORMS}
+    ordered = sorted(forms.items(), key=lambda item: -item[1])
+    written = [f"{FORMS[form]} ({count:.3g})" for form, count in ordered if count]
     if written:
-        like = forms.total() / len(logs)
-        said += f"; {like:.3g} turns of a rollout look like calls in another form: {', '.join(written)}"
-    return said
+        turns = sum(forms.values())
+        said += f"; {turns:.3g} turns of a rollout look like calls in another form: {', '.join(written)}"
+    yield said
 
 
-def _groups_all_failed(logs: Sequence[Log]) -> str | None:
-    success = mean_of(logs, "success")
-    if not groups_are_dead(logs) or success is None or success > 0.1:
-        return None
-    return f"{of_dead_groups(logs)}, and their episodes fail (success {success:.2f}), so nothing is learned{why_failed(logs)}"
+def _groups_all_failed(logs: Logs) -> Iterator[str]:
+    success, cut = logs.mean("success"), sum(logs.cut.values())
+    if not logs.dead or not success <= 0.1:
+        return
+    reasons = []
+    if cut > 0.3:
+        reasons.append(f"{_percent(cut)} of the episodes are cut, {_listed(logs.cut)}")
+    if logs.tools and logs.calls == 0:
+        reasons.append("no tool is called")
+    elif logs.total("tools/failure_frequency") > 0.5 * len(logs):
+        reasons.append(f"{_percent(logs.mean('tools/failure_frequency'))} of the tool calls fail")
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    yield f"{logs.dead}, and their episodes fail (success {success:.2f}), so nothing is learned{why}"
 
 
-def _groups_all_solved(logs: Sequence[Log]) -> str | None:
-    success = mean_of(logs, "success")
-    if not groups_are_dead(logs) or success is None or success < 0.9:
-        return None
-    return (
-        f"{of_dead_groups(logs)}, because they are solved (success {success:.2f}): little is left to learn from "
-        f"these rows"
-    )
+def _groups_all_solved(logs: Logs) -> Iterator[str]:
+    success = logs.mean("success")
+    if logs.dead and success >= 0.9:
+        yield (f"{logs.dead}, because they are solved (success {success:.2f}): little is left to learn from these rows")
 
 
-def _groups_all_alike(logs: Sequence[Log]) -> str | None:
-    success = mean_of(logs, "success")
-    if not groups_are_dead(logs) or success is None or not 0.1 < success < 0.9:
-        return None
-    return (
-        f"{of_dead_groups(logs)} at success {success:.2f}: the episodes of a group all succeed or all fail, "
-        f"and nothing is learned"
-    )
-
-
-def _broken_calls(logs: Sequence[Log]) -> str | None:
-    calls = calls_in(logs)
-    errors = Counter({cause: total_of(logs, f"tools/error/{cause}") for cause in _PARSE_CAUSES})
-    why = why_broken(errors, calls)
-    if why is None:
-        return None
-    by = ", ".join(f"{name} {percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
-    return f"{percent(errors.total() / calls)} of the calls {span_of(logs)} cannot be run ({by}){why}"
-
-
-def _cut_by_length(logs: Sequence[Log]) -> str | None:
-    by = cut_shares(logs)
-    if by is None or sum(by.values()) <= 0.5:
-        return None
-    return f"{percent(sum(by.values()))} of the episodes {span_of(logs)} are cut: {listed(by)}"
-
-
-def _tool_fails(logs: Sequence[Log]) -> str | None:
-    worst = max(named_tools_in(logs), key=lambda name: share_failed(logs, name), default=None)
-    if worst is None or share_failed(logs, worst) < 0.5:
-        return None
-    return (
-        f"the tool {worst} fails: {percent(share_failed(logs, worst))} of its calls {span_of(logs)} (failures of all "
-        f"tools a rollout: {listed_causes(logs)})"
-    )
-
-
-def _tool_times_out(logs: Sequence[Log]) -> str | None:
-    calls = calls_in(logs)
-    lost = {cause: total_of(logs, f"tools/error/{cause}") for cause in WORLD_CAUSES}
-    if calls < 10 or sum(lost.values()) < 0.1 * calls:
-        return None
-    parts = " and ".join(f"{percent(count / calls)} {LOST[cause]}" for cause, count in lost.items() if count)
-    slow = last_of(logs, "tools/latency_p95")
-    return (
-        f"tools are lost or too slow: of the calls {span_of(logs)}, {parts}"
-        f"{'' if slow is None else f'; one call in twenty takes {slow:.1f} s or more'}"
-    )
-
-
-def _engine_differs(logs: Sequence[Log]) -> str | None:
-    name = "sampling/sampling_logp_difference/mean"
-    values = [log[name] for log in logs if name in log]
-    if len(values) < len(logs) or min(values) <= 0.02:
-        return None
-    return (
-        f"engine and trainer disagree: their log-probabilities of the same tokens differ by {values[-1]:.3f} on average "
-        f"{span_of(logs)} (below 0.01 is usual)"
-    )
-
-
-def _engine_draws_oddly(logs: Sequence[Log]) -> str | None:
-    surprise, entropy = mean_of(logs, "sampling/surprise"), mean_of(logs, "entropy")
-    if surprise is None or entropy is None or surprise <= 2.0 + 3.0 * entropy:
-        return None
-    return (
-        f"the engine draws tokens that it calls improbable itself: {surprise:.1f} nats a token {span_of(logs)}, where "
-        f"{entropy:.2g} would follow from its distribution; what is drawn is not what the model says"
-    )
-
-
-def _episodes_dropped(logs: Sequence[Log]) -> str | None:
-    share = mean_of(logs, "sampling/dropped_episodes")
-    if share is None or share < 0.1:
-        return None
-    return (
-        f"the correction for the engine drops {percent(share)} of the episodes {span_of(logs)} whole: their "
-        f"log-probabilities in the engine and in the trainer are too far apart"
-    )
-
-
-def _lengths_weighted_unlike(logs: Sequence[Log]) -> str | None:
-    masked, ess = (
-        [mean_of(logs, f"correction/{name}/{quarter}") for quarter in ("q1", "q4")]
-        for name in ("masked_episodes", "ess")
-    )
-    if None in masked or None in ess:
-        return None
-    short, long = (share or 0.0 for share in masked)
-    if abs(long - short) >= 0.1:
-        return (
-            f"the correction for the engine chooses by length: it leaves out {percent(long)} of the longest quarter of "
-            f"the episodes {span_of(logs)} and {percent(short)} of the shortest (rollout_correction)"
+def _groups_all_alike(logs: Logs) -> Iterator[str]:
+    success = logs.mean("success")
+    if logs.dead and 0.1 < success < 0.9:
+        yield (
+            f"{logs.dead} at success {success:.2f}: the episodes of a group all succeed or all fail, and nothing is learned"
         )
-    of_short, of_long = (share or 0.0 for share in ess)
-    if of_long > 0.5 or of_long > 0.7 * of_short:
-        return None
-    return (
-        f"the correction for the engine makes long episodes noise: the weights of the longest quarter {span_of(logs)} "
-        f"leave {percent(of_long)} of their tokens' effect, those of the shortest {percent(of_short)} (rollout_correction)"
+
+
+def _broken_calls(logs: Logs) -> Iterator[str]:
+    calls, errors = logs.calls, Counter({cause: logs.errors[cause] for cause in _PARSE_CAUSES})
+    why = why_broken(errors, calls)
+    if why is not None:
+        by = ", ".join(f"{name} {_percent(n / calls)}" for name, n in errors.most_common() if n >= 0.005 * calls)
+        yield f"{_percent(errors.total() / calls)} of the calls {logs.span} cannot be run ({by}){why}"
+
+
+def _cut_by_length(logs: Logs) -> Iterator[str]:
+    share = sum(logs.cut.values())
+    if share > 0.5:
+        yield f"{_percent(share)} of the episodes {logs.span} are cut: {_listed(logs.cut)}"
+
+
+def _tool_fails(logs: Logs) -> Iterator[str]:
+    tool = max(logs.named_tools, key=logs.share_failed, default="")
+    if logs.share_failed(tool) >= 0.5:
+        causes = ", ".join(f"{cause} {n / len(logs):.3g}" for cause, n in logs.errors.most_common(3) if n)
+        yield (
+            f"the tool {tool} fails: {_percent(logs.share_failed(tool))} of its calls {logs.span} (failures of all tools "
+            f"a rollout: {causes})"
+        )
+
+
+def _engine_differs(logs: Logs) -> Iterator[str]:
+    differences = logs.each("sampling/sampling_logp_difference/mean")
+    if all(difference > 0.02 for difference in differences):
+        yield (
+            f"engine and trainer disagree: their log-probabilities of the same tokens differ by {differences[-1]:.3f} on "
+            f"average {logs.span} (below 0.01 is usual)"
+        )
+
+
+def _engine_draws_oddly(logs: Logs) -> Iterator[str]:
+    surprise, entropy = logs.mean("sampling/surprise"), logs.mean("entropy")
+    if surprise > 2.0 + 3.0 * entropy:
+        yield (
+            f"the engine draws tokens that it calls improbable itself: {surprise:.1f} nats a token {logs.span}, where "
+            f"{entropy:.2g} would follow from its distribution; what is drawn is not what the model says"
+        )
+
+
+def _lengths_weighted_unlike(logs: Logs) -> Iterator[str]:
+    masked, ess = (
+        [logs.mean(f"correction/{name}/{quarter}") for quarter in ("q1", "q4")] for name in ("masked_episodes", "ess")
     )
+    if abs(masked[1] - masked[0]) >= 0.1:
+        yield (
+            f"the off-policy correction chooses by length: it leaves out {_percent(masked[1])} of the longest quarter of "
+            f"the episodes {logs.span} and {_percent(masked[0])} of the shortest (rollout_correction)"
+        )
+    elif ess[1] <= 0.5 and ess[1] <= 0.7 * ess[0]:
+        yield (
+            f"the off-policy correction makes long episodes noise: the weights of the longest quarter {logs.span} leave "
+            f"{_percent(ess[1])} of their tokens' effect, those of the shortest {_percent(ess[0])} (rollout_correction)"
+        )
 
 
-def _entropy_collapses(logs: Sequence[Log]) -> str | None:
-    values = [log["entropy"] for log in logs if "entropy" in log]
-    success = last_of(logs, "success")
-    if len(values) < len(logs) or (success is not None and success >= 0.9):
-        return None
+def _void_turns(logs: Logs) -> Iterator[str]:
+    share = logs.mean("turns/void")
+    if share >= 0.1:
+        yield f"{_percent(share)} of the turns {logs.span} hold no call that can be read and no answer"
+
+
+def _entropy_collapses(logs: Logs) -> Iterator[str]:
+    values = logs.each("entropy")
     before, now = max(values[:3]), sum(values[-3:]) / 3
-    if before <= 0 or now > 0.25 * before:
-        return None
-    return f"the entropy collapses: from {before:.3g} to {now:.3g} {span_of(logs)}, so the episodes of a group become alike"
+    if before > 0 and now <= 0.25 * before and not logs.each("success")[-1] >= 0.9:
+        yield f"the entropy collapses: from {before:.3g} to {now:.3g} {logs.span}, so the episodes of a group become alike"
 
 
-def _void_turns(logs: Sequence[Log]) -> str | None:
-    share = mean_of(logs, "turns/void")
-    if share is None or share < 0.1:
-        return None
-    return f"{percent(share)} of the turns {span_of(logs)} hold no call that can be read and no answer"
+def _tool_never_used(logs: Logs) -> Iterator[str]:
+    unused = [name for name in logs.named_tools if not logs.total(f"tools/{name}/calls")]
+    if unused and logs.calls >= 50:
+        names = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
+        yield f"never called {logs.span}, in which a rollout has {logs.calls / len(logs):.3g} calls: {names}"
 
 
-def _tool_never_used(logs: Sequence[Log]) -> str | None:
-    calls = calls_in(logs)
-    unused = [name for name in named_tools_in(logs) if not total_of(logs, f"tools/{name}/calls")]
-    if not unused or calls < 50:
-        return None
-    names = ", ".join(sorted(unused)[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
-    per_rollout = calls / len(logs)
-    return f"never called {span_of(logs)}, in which a rollout has {per_rollout:.3g} calls: {names}"
+def _calls_given_up(logs: Logs) -> Iterator[str]:
+    (calls, calls_now), (success, success_now) = logs.trend("tools/call_frequency"), logs.trend("success")
+    if calls >= 0.5 and 0.05 < calls_now <= 0.7 * calls and success_now - success <= _SWAY and success_now < 0.9:
+        yield (
+            f"calls are given up: an episode has {calls_now:.2f} of them, and had {calls:.2f}, {logs.span}, while success "
+            f"goes from {success:.2f} to {success_now:.2f}"
+        )
 
 
-def _calls_given_up(logs: Sequence[Log]) -> str | None:
-    trend = trend_of(logs, "tools/call_frequency", "success")
-    if trend is None:
-        return None
-    (calls, calls_now), (success, success_now) = trend
-    if calls < 0.5 or not 0.05 < calls_now <= 0.7 * calls or success_now - success > _SWAY or success_now >= 0.9:
-        return None
-    return (
-        f"calls are given up: an episode has {calls_now:.2f} of them, and had {calls:.2f}, {span_of(logs)}, while success "
-        f"goes from {success:.2f} to {success_now:.2f}"
-    )
-
-
-def _reward_without_success(logs: Sequence[Log]) -> str | None:
-    trend = trend_of(logs, "reward", "success")
-    if trend is None:
-        return None
-    (reward, now), (success, success_now) = trend
-    spread = mean_of(logs[:3], "reward_std") or 0.0
-    if now - reward < max(0.05, 0.5 * spread) or success_now - success > 0.02 or success_now >= 0.9:
-        return None
-    return (
-        f"the reward rises from {reward:.2f} to {now:.2f} {span_of(logs)}, while success goes from {success:.2f} to "
-        f"{success_now:.2f}: something else than success is paid for"
-    )
-
-
-def _world_fails(logs: Sequence[Log]) -> str | None:
-    share = mean_of(logs, "world/failed_episodes")
-    if share is None or share < 0.1:
-        return None
-    return f"the world fails in {percent(share)} of the episodes {span_of(logs)}: {world_causes(logs)}"
+def _reward_without_success(logs: Logs) -> Iterator[str]:
+    (reward, now), (success, success_now) = logs.trend("reward"), logs.trend("success")
+    rise = max(0.05, 0.5 * logs.trend("reward_std")[0])
+    if now - reward >= rise and success_now - success <= 0.02 and success_now < 0.9:
+        yield (
+            f"the reward rises from {reward:.2f} to {now:.2f} {logs.span}, while success goes from {success:.2f} to "
+            f"{success_now:.2f}: something else than success is rewarded"
+        )
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("world_fails", "slow-tools", _SHORT, _world_fails),
+    Rule("world_fails", "slow-tools", _SHORT, _infrastructure_fails),
     Rule("no_tool_calls", "the-model-does-not-call-tools", _SHORT, _no_tool_calls),
     Rule("groups_all_failed", "low-rewards-throughout", _SHORT, _groups_all_failed),
     Rule("groups_all_solved", "reward-collapse", _SHORT, _groups_all_solved),
@@ -354,10 +391,8 @@ RULES: tuple[Rule, ...] = (
     Rule("broken_calls", "calls-that-fail", _SHORT, _broken_calls),
     Rule("cut_by_length", "length-and-truncation", _SHORT, _cut_by_length),
     Rule("tool_fails", "calls-that-fail", _SHORT, _tool_fails),
-    Rule("tool_times_out", "slow-tools", _SHORT, _tool_times_out),
     Rule("engine_differs", "vllm-and-the-trainer-disagree", _SHORT, _engine_differs),
     Rule("engine_draws_oddly", "vllm-and-the-trainer-disagree", _SHORT, _engine_draws_oddly),
-    Rule("episodes_dropped", "vllm-and-the-trainer-disagree", _SHORT, _episodes_dropped),
     Rule("lengths_weighted_unlike", "vllm-and-the-trainer-disagree", _SHORT, _lengths_weighted_unlike),
     Rule("void_turns", "length-and-truncation", _SHORT, _void_turns),
     Rule("entropy_collapses", "entropy-collapse", _LONG, _entropy_collapses),
@@ -365,4 +400,4 @@ RULES: tuple[Rule, ...] = (
     Rule("calls_given_up", "the-model-does-not-call-tools", _LONG, _calls_given_up),
     Rule("reward_without_success", "sparse-and-dense-rewards", _LONG, _reward_without_success),
 )
-"""Every rule, in the order in which they are told."""
+"""Every rule, in the order in which findings are told."""

@@ -19,13 +19,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from accelerate.utils import gather_object
 
-from toolgrpo.calls import WITHOUT_MARKERS, ToolErrorKind, ToolResult
+from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_TOOL, WITHOUT_MARKERS, ToolErrorKind
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
-from toolgrpo.observe.log_reading import NO_NAME, NO_TOOL
-from toolgrpo.observe.metric import Metric, Metrics
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import Observer
@@ -34,40 +33,42 @@ from toolgrpo.signal.shaping import Member, Shaping, members_of
 from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void
 
-# Numbers that tell what goes wrong: which limit cuts episodes, what the world did to them, and what
-# the model writes where it should call a tool.
-#
-# `docs/how-to/troubleshooting.md` says what is healthy, `doctor.py` says it of a run. Every name is there in
-# every batch, so that a mean over several of them is one; but of more than `EACH_TOOL` tools only
-# those have metrics that were called.
-#
-# Not covered: metrics that need no knowledge of the run's tools and limits (`metrics.py`).
-
 EACH_TOOL = 32
-"""Of so many tools each has metrics in every batch; a catalogue of hundreds would bury all others."""
-WORLD_CAUSES = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
+"""Up to so many tools have metrics in every batch; of a larger catalogue only those that were called."""
 
 
-def trouble_metrics(trajectories: Sequence[Trajectory], tools: Sequence[str], limits: EpisodeLimits) -> Metrics:
-    """Return the metrics of these episodes, which were offered these tools within these limits."""
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class Metric(NamedTuple):
+    """A number, and how those of several processes become one."""
+
+    value: float
+    over_processes: Callable[[Sequence[float]], float] = _mean
+
+
+Metrics = dict[str, Metric]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a run knows of its episodes beforehand: the tools that are offered, and the limits.
+
+    The metrics of tools, causes and limits that it knows are there in every batch.
+    """
+
+    tools: Sequence[str]
+    limits: EpisodeLimits
+
+
+def limit_metrics(trajectories: Sequence[Trajectory], limits: EpisodeLimits) -> Metrics:
+    """Return which of the limits cut episodes."""
     n = max(1, len(trajectories))
-    metrics = {
-        "stop/length_of_turn": Metric(sum(cut_in_turn(t, limits) for t in trajectories) / n),
-        "world/failed_episodes": Metric(sum(map(failed_by_world, trajectories)) / n),
-    }
+    found = {"stop/length_of_turn": Metric(sum(cut_in_turn(t, limits) for t in trajectories) / n)}
     if limits.context is not None:
-        metrics["context/segments"] = Metric(sum(len(t.segment_starts) + 1 for t in trajectories) / n)
-    if not tools:
-        return metrics
-    results = [result for trajectory in trajectories for result in trajectory.results]
-    like_calls = count_lookalikes(trajectories, tools)
-    for name in tools if len(tools) <= EACH_TOOL else (NO_TOOL,):
-        own = [result for result in results if tool_called(result) == name]
-        metrics[f"tools/{name}/calls"] = Metric(float(len(own)), sum)
-        metrics[f"tools/{name}/failures"] = Metric(float(sum(not result.ok for result in own)), sum)
-    for cause in ToolErrorKind:
-        metrics[f"tools/error/{cause}"] = Metric(float(sum(result.error is cause for result in results)), sum)
-    return metrics | {f"answers/like_calls/{form}": Metric(float(like_calls[form]), sum) for form in FORMS}
+        found["context/segments"] = Metric(sum(len(t.segment_starts) + 1 for t in trajectories) / n)
+    return found
 
 
 def cut_in_turn(trajectory: Trajectory, limits: EpisodeLimits) -> bool:
@@ -83,10 +84,10 @@ def cut_in_turn(trajectory: Trajectory, limits: EpisodeLimits) -> bool:
     )
 
 
-def failed_by_world(trajectory: Trajectory) -> bool:
+def failed_by_infrastructure(trajectory: Trajectory) -> bool:
     """Return whether the engine lost the episode, or a tool of it was lost or too slow."""
     return trajectory.stop_reason is StopReason.ENGINE_FAILURE or any(
-        result.error in WORLD_CAUSES for result in trajectory.results
+        result.error in INFRASTRUCTURE_CAUSES for result in trajectory.results
     )
 
 
@@ -121,17 +122,17 @@ class MetricsLog(Observer):
     def __init__(
         self,
         log: Callable[[Mapping[str, float]], None],
-        more: Callable[[Sequence[Trajectory]], Metrics] = lambda trajectories: {},
+        known: Known | None = None,
         shaping: Shaping | None = None,
     ) -> None:
         self._log = log
-        self._more = more  # what only a run that knows its tools and limits can say
+        self._known = known
         self._shaping = shaping or Shaping()
 
     def batch_done(self, batch: RolloutBatch) -> None:
         if batch.mode != "heldout":
             # A process may have had no group to draw.
-            own = {**batch_metrics(batch), **self._more(batch.trajectories)} if len(batch) else {}
+            own = batch_metrics(batch, self._known) if len(batch) else {}
             parts = gather_object([_Part(own, tuple(members_of(batch)))])
             members = [member for part in parts for member in part.members]
             spread = groups_without_spread(self._shaping.rewards(members, batch.group_size), batch.group_size)
@@ -152,13 +153,13 @@ def merged(parts: Sequence[Metrics]) -> dict[str, float]:
     return {name: reduce([part[name].value for part in parts if name in part]) for name, reduce in names.items()}
 
 
-def batch_metrics(batch: RolloutBatch) -> Metrics:
+def batch_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
     """Return all metrics of a graded batch but those of whole groups."""
     agents = agent_metrics(batch.trajectories)
-    return {**rollout_metrics(batch), **reward_metrics(batch), **dropped_metrics(batch), **agents}
+    return {**rollout_metrics(batch, known), **reward_metrics(batch), **dropped_metrics(batch), **agents}
 
 
-def rollout_metrics(batch: RolloutBatch) -> Metrics:
+def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
     """Return what the trajectories say. The names under `completions/` are TRL's own."""
     trajectories, times = batch.trajectories, batch.times
     n = len(trajectories)
@@ -182,7 +183,9 @@ def rollout_metrics(batch: RolloutBatch) -> Metrics:
         "rollout/seconds": Metric(times.duration_s, max),
         "rollout/engine_idle_share": Metric(idle_share),
         **{f"stop/{reason}": Metric(stops[reason] / n) for reason in StopReason},
-        **tool_metrics([result for t in trajectories for result in t.results], n),
+        "world/failed_episodes": Metric(sum(map(failed_by_infrastructure, trajectories)) / n),
+        **({} if known is None else limit_metrics(trajectories, known.limits)),
+        **tool_metrics(trajectories, () if known is None else known.tools),
         "tools/unmarked": Metric(float(unmarked), sum),  # answered or run, as `unmarked_calls` says
     }
 
@@ -193,31 +196,35 @@ def _surprise(trajectories: Sequence[Trajectory]) -> Metrics:
     return {"sampling/surprise": Metric(-sum(drawn) / len(drawn))} if drawn else {}
 
 
-def tool_called(result: ToolResult) -> str:
-    """Return the name of the tool in metrics: a call that names none, or none of these, has a common one."""
-    return NO_TOOL if result.error is ToolErrorKind.UNKNOWN_TOOL else result.name or NO_NAME
+def tool_metrics(trajectories: Sequence[Trajectory], offered: Sequence[str] = ()) -> Metrics:
+    """Return calls and failures, per tool and by cause, latency percentiles, and turns that look like calls.
 
-
-def tool_metrics(results: Sequence[ToolResult], n_episodes: int) -> Metrics:
-    """Return calls and failures, per tool and by cause, and latency percentiles."""
-    calls = len(results)
-    failures = [r for r in results if not r.ok]
+    Tools that are offered, and all causes, are there whether they occurred or not.
+    """
+    results = [result for trajectory in trajectories for result in trajectory.results]
+    n_calls = len(results)
+    failures = [result for result in results if not result.ok]
     metrics = {
-        "tools/call_frequency": Metric(calls / n_episodes),
-        "tools/failure_frequency": Metric(len(failures) / calls if calls else 0.0),
-        "tools/truncated": Metric(float(sum(r.truncated for r in results)), sum),
-        "tools/cached": Metric(float(sum(r.cached for r in results)), sum),
+        "tools/call_frequency": Metric(n_calls / len(trajectories)),
+        "tools/failure_frequency": Metric(len(failures) / n_calls if n_calls else 0.0),
+        "tools/truncated": Metric(float(sum(result.truncated for result in results)), sum),
+        "tools/cached": Metric(float(sum(result.cached for result in results)), sum),
     }
-    failed = Counter(map(tool_called, failures))
-    for name, count in Counter(map(tool_called, results)).items():
-        metrics[f"tools/{name}/calls"] = Metric(float(count), sum)
+    called, failed = (Counter(result.tool for result in some) for some in (results, failures))
+    for name in dict.fromkeys([*(offered if len(offered) <= EACH_TOOL else (NO_TOOL,)), *called]):
+        metrics[f"tools/{name}/calls"] = Metric(float(called[name]), sum)
         metrics[f"tools/{name}/failures"] = Metric(float(failed[name]), sum)
-    for cause, count in Counter(r.error for r in failures if r.error is not None).items():
-        metrics[f"tools/error/{cause}"] = Metric(float(count), sum)
-    latencies = sorted(r.duration_s for r in results)
+    causes = Counter(result.error for result in failures)
+    for cause in ToolErrorKind:
+        if offered or causes[cause]:
+            metrics[f"tools/error/{cause}"] = Metric(float(causes[cause]), sum)
+    latencies = sorted(result.duration_s for result in results)
     if latencies:
         metrics["tools/latency_p50"] = Metric(_quantile(latencies, 0.5))
         metrics["tools/latency_p95"] = Metric(_quantile(latencies, 0.95))
+    if offered:
+        like_calls = count_lookalikes(trajectories, offered)
+        metrics |= {f"answers/like_calls/{form}": Metric(float(like_calls[form]), sum) for form in FORMS}
     return metrics
 
 

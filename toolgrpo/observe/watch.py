@@ -1,7 +1,7 @@
-"""The doctor at a run's side: it looks at each log, tells what is wrong, and stops what cannot go on.
+"""Ask the doctor's rules at each log of a training, and stop a run whose infrastructure fails.
 
 Invariants: the same trouble is told at most once in `every` steps; what was told is kept, for the
-summary and the recording; only failures of the world stop a run, and then in all processes after
+summary and the recording; only infrastructure failures stop a run, and then in all processes after
 the same rollout.
 
 Not covered: what counts as trouble (`doctor.py`).
@@ -16,8 +16,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from toolgrpo.errors import WorldError
-from toolgrpo.observe.doctor import LOGS_KEPT, Finding, findings
-from toolgrpo.observe.log_reading import Log
+from toolgrpo.observe.doctor import LOGS_KEPT, Finding, Log, findings, infrastructure_failures
 
 _ALL = 1 - 1e-6
 
@@ -81,20 +80,11 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
 
 def stop_if_world_fails(metrics: Mapping[str, float], most: float | None) -> None:
-    """Raise if a larger share of a rollout's episodes than `most` was failed by the world."""
+    """Raise if the infrastructure failed a larger share of a rollout's episodes than `most`."""
     share = metrics.get("world/failed_episodes", 0.0)
-    if most is None or share <= most:
-        return
-    causes = {
-        "lost by the engine": metrics.get("stop/engine_failure", 0.0),
-        "tool calls timed out": metrics.get("tools/error/timeout", 0.0),
-        "tool calls lost their process or server": metrics.get("tools/error/died", 0.0),
-    }
-    engine, *calls = causes.items()
-    parts = [f"{100 * engine[1]:.0f} % of the episodes {engine[0]}"] if engine[1] else []
-    parts += [f"{count:.0f} {what}" for what, count in calls if count]
-    raise WorldError(
-        f"{100 * share:.0f} % of the episodes of this rollout were failed by the world, not by the model "
-        f"({', '.join(parts) or 'see tools.log'}); what is left is not what you want to train on. Mend the engine or the "
-        f"tools and go on with resume_from_checkpoint auto, or raise max_world_failures (now {most:g})."
-    )
+    if most is not None and share > most:
+        raise WorldError(
+            f"{100 * share:.0f} % of the episodes of this rollout failed for infrastructure reasons, not because of the "
+            f"model ({infrastructure_failures(metrics)}); refusing to train on the remainder. Fix the engine or the tools "
+            f"and go on with resume_from_checkpoint auto, or raise max_world_failures (now {most:g})."
+        )

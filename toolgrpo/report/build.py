@@ -34,7 +34,6 @@ _EXAMPLES = {
     "broken_calls": {"ready": "failedcall"},
     "cut_by_length": {"ready": "cut"},
     "tool_fails": {"ready": "failedcall"},
-    "tool_times_out": {"cause": "timeout"},
     "void_turns": {"ready": "void"},
     "reward_without_success": {"ready": "hack"},
 }

@@ -23,7 +23,7 @@ from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.engines.policy import Policy
 from toolgrpo.models.untrained_markers import output_rows, untrained_line
 from toolgrpo.observe.doctor import Finding
-from toolgrpo.observe.metrics import MetricsLog, trouble_metrics
+from toolgrpo.observe.metrics import Known, MetricsLog
 from toolgrpo.observe.own_display import loaded_lines
 from toolgrpo.observe.progress import RunProgress, StepsCallback
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
@@ -209,7 +209,7 @@ def open_watchers(
         step_log=step_log,
         metrics=MetricsLog(
             log_unless_world_fails,
-            lambda done: trouble_metrics(done, tool_names, args.episode_limits()),
+            Known(tool_names, args.episode_limits()),
             args.shaping(),
         ),
         tables=RolloutTables(callbacks, with_tables=args.log_completions),
