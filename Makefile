@@ -5,6 +5,7 @@
 # and for those who work on toolgrpo:
 #   make check       formatting, lint, types          make test-slow   the long tests
 #   make bench       the benchmarks                   make lock        resolve the lock files again
+#   make docs        the pages as a site, in build/site
 #   make gpu-proof   on a machine with an NVIDIA GPU: what only a GPU can show, as one table
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ UV := uv==0.13.9
 
 CORES = $(BIN)/python -c 'import psutil; print(psutil.cpu_count(logical=False) or 1)'
 
-.PHONY: setup train test test-slow check bench gpu-proof lock clean
+.PHONY: setup train test test-slow check bench docs gpu-proof lock clean
 
 setup:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "toolgrpo needs Python 3.11 or newer; %s is %s. Try: make setup PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
@@ -63,6 +64,14 @@ check: setup
 bench: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python benchmarks/run_all.py $(if $(FAST),--fast) $(ARGS)
 
+# An environment of its own: the API reference is read from the source, so nothing of ours is imported.
+docs:
+	@cmp -s requirements-docs.lock build/docs-env/requirements-docs.lock || \
+		{ $(PYTHON) -m venv --clear build/docs-env && build/docs-env/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.lock \
+		  && cp requirements-docs.lock build/docs-env; }
+	@NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --quiet
+	@echo "ready: build/site/index.html"
+
 # It asks for the driver before it installs anything. `make gpu-proof ARGS="--only nano sleep"`: some parts.
 gpu-proof:
 	@nvidia-smi >/dev/null 2>&1 || { echo "make gpu-proof needs an NVIDIA GPU with a driver for CUDA 13, and nvidia-smi finds none here; 'python benchmarks/gpu_proof.py --device cpu --tiny' runs what can be run without one"; exit 2; }
@@ -83,6 +92,7 @@ lock: setup
 	@for lock in requirements.lock requirements-cuda.lock; do grep '^#' $$lock > build/$$lock.head; done
 	@$(COMPILE) --extra cpu --override build/overrides-cpu.txt $(UVFLAGS) -o requirements.lock
 	@$(COMPILE) --extra cuda --override build/overrides-cuda.txt $(UVFLAGS) -o requirements-cuda.lock
+	@$(BIN)/uv pip compile -q --no-config --no-header --no-annotate --python-version 3.11 --group pyproject.toml:docs $(UVFLAGS) -o requirements-docs.lock
 	@for lock in requirements.lock requirements-cuda.lock; do \
 	   { cat build/$$lock.head; grep -v '^#' $$lock; grep -h "==" recipes/bfcl/requirements.txt recipes/environments/requirements.txt; } > build/$$lock; \
 	   cp build/$$lock $$lock; done

@@ -1,0 +1,39 @@
+"""Fit the repository's Markdown to the site: README is its first page, files outside docs/ are named and not linked."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add README as index.md."""
+    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Rewrite links: seen from the site where they lead to a page, as a file's name where they do not."""
+    folder = "" if page.file.src_uri == "index.md" else os.path.join("docs", os.path.dirname(page.file.src_uri))
+
+    def seen_from_the_site(found: re.Match[str]) -> str:
+        image, text, target, section = found.groups("")
+        if re.match(r"[a-z]+:", target) or not target:
+            return found[0]
+        path = os.path.normpath(os.path.join(folder, target))
+        assert (ROOT / path).exists(), f"{page.file.src_uri}: {target} does not exist"
+        if path == "README.md":
+            path = "docs/index.md"
+        if not path.startswith("docs/"):
+            return f"{text} (`{path}`)" if path not in text else text
+        return f"{image}[{text}]({os.path.relpath(path, os.path.dirname(f'docs/{page.file.src_uri}'))}{section})"
+
+    parts = re.split(r"(^ *```.*?^ *```)", markdown, flags=re.M | re.S)  # code stays as it is
+    link = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+    return "".join(part if n % 2 else link.sub(seen_from_the_site, part) for n, part in enumerate(parts))

@@ -1,0 +1,43 @@
+"""The API page has an entry for each public name, and each name that a page uses is public."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.support.page_blocks import page_blocks
+
+ROOT = Path(__file__).parents[2]
+API = ROOT / "docs" / "reference" / "api.md"
+ENTRIES = re.findall(r"^::: (\S+)$", API.read_text(), re.MULTILINE)
+FACES = ("toolgrpo", "toolgrpo.tools", "toolgrpo.data", "toolgrpo.sandbox", "toolgrpo.testing")
+PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def names_in(page: Path) -> set[str]:
+    """Return the names of toolgrpo that the page's Python blocks import and its text mentions."""
+    blocks = [ast.parse(block.text) for block in page_blocks(page) if block.language == "python"]
+    imports = [node for tree in blocks for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    used = {f"{node.module}.{name.name}" for node in imports for name in node.names}
+    mentioned = set(re.findall(r"`(toolgrpo(?:\.[a-z_]+)*\.[A-Z]\w+)", page.read_text()))
+    return {name for name in used | mentioned if name.startswith("toolgrpo.")}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_names_something_that_is_there(entry: str) -> None:
+    module, _, name = entry.rpartition(".")
+    assert hasattr(import_module(module), name)
+
+
+def test_every_name_of_a_face_has_an_entry() -> None:
+    public = {f"{face}.{name}" for face in FACES for name in import_module(face).__all__}
+    assert sorted(public - set(ENTRIES)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_that_a_page_uses_has_an_entry(page: Path) -> None:
+    assert sorted(names_in(page) - set(ENTRIES)) == []
