@@ -298,10 +298,9 @@ def _finance(rng: random.Random, favoured: tuple[str, ...] = ()) -> Row:
     among = favoured if favoured and rng.random() < _FAVOURED else tuple(_FINANCE)
     name = rng.choice(among)
     question, arguments = _FINANCE[name](rng)
-    bound = _FUNCTIONS[name].convert.bind(arguments)
     return {
         "prompt": question,
-        "answer": _FUNCTIONS[name].function(*bound.args, **bound.kwargs),
+        "answer": _FUNCTIONS[name].call(arguments),
         "expected_tools": [name],
         "call": json.dumps({"name": name, "arguments": arguments}),
     }

@@ -37,7 +37,7 @@ LINES = {
     "shared_pass": 1100,
     "signal": 1100,
     "testing": 1100,
-    "tools": 6000,
+    "tools": 5850,
     "trainer": 5600,
     "(itself)": 1900,
 }

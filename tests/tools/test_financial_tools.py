@@ -19,8 +19,8 @@ TOOLS = {tool.spec.name: tool for tool in load_functions(PluginSource(path=str(F
 
 def call(name: str, **arguments: Any) -> str:
     """As a worker calls it: JSON arguments, converted."""
-    bound = TOOLS[name].convert.bind(arguments)
-    return TOOLS[name].function(*bound.args, **bound.kwargs)
+    result: str = TOOLS[name].call(arguments)
+    return result
 
 
 def number(text: str, label: str) -> float:

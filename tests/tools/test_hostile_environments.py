@@ -98,7 +98,7 @@ def test_a_reward_and_a_close_that_hang_are_given_up() -> None:
         async with box.session({}) as session:
             assert session.observation == "ready"
             pid = int((await call(session, "process_id")).content)
-            with pytest.raises(EnvironmentLost, match="its reward method: no answer within 3 s"):
+            with pytest.raises(EnvironmentLost, match="reward: no answer within 3 s"):
                 await session.reward()
             return pid
 

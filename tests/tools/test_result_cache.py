@@ -11,7 +11,7 @@ import pytest
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.tools.backends import CacheLookup, ResultCache
-from toolgrpo.tools.tool_reply import Reply
+from toolgrpo.tools.base import Reply
 
 
 def ask(cache: ResultCache, number: int, reply: Reply | Exception | None) -> CacheLookup:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +132,7 @@ def test_the_decorator_says_more(tmp_path: Path) -> None:
     stop, free = (tool.spec for tool in load_functions(PluginSource(path=str(path))))
     assert (stop.name, stop.ends_episode, stop.timeout_s, stop.cache, stop.isolate) == ("stop", True, 3, False, True)
     assert free.is_async and free.parameters["required"] == ["x"]
-    assert type(stop).from_json(stop.to_json()) == stop
+    assert type(stop)(**json.loads(json.dumps(asdict(stop)))) == stop
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"in_process": True, "isolate": True}])

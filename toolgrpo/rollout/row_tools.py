@@ -20,7 +20,7 @@ from typing import Any
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import DataError
 from toolgrpo.nearest import nearest
-from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession, speaks
+from toolgrpo.tools.base import ToolProvider, ToolSession, speaks
 
 
 def offered_tools(tools: ToolProvider | None, row: Mapping[str, Any]) -> ToolProvider | None:
@@ -77,32 +77,20 @@ class _Offered:
         self._tools.close()
 
 
-class _OfferedSession:
+class _OfferedSession(ToolSession):
     """A session that answers calls of tools that are not offered itself."""
 
     def __init__(self, session: ToolSession, names: Sequence[str], hidden: frozenset[str]) -> None:
+        super().__init__(session)
         self._session = session
         self._names = names
         self._callable = hidden.union(names)
-
-    @property
-    def observation(self) -> str | None:
-        return self._session.observation
 
     async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]:
         refused = {index: self._refuse(attempt) for index, attempt in enumerate(attempts) if self._is_strange(attempt)}
         allowed = [attempt for index, attempt in enumerate(attempts) if index not in refused]
         answered = iter(await self._session.call(allowed) if allowed else ())
         return tuple(refused[index] if index in refused else next(answered) for index in range(len(attempts)))
-
-    async def reward(self) -> float | None:
-        return await self._session.reward()
-
-    async def after_turn(self) -> AfterTurn:
-        return await self._session.after_turn()
-
-    async def next_user_message(self, answer: str) -> str | None:
-        return await self._session.next_user_message(answer)
 
     async def __aenter__(self) -> _OfferedSession:
         await self._session.__aenter__()

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.tools.base import AfterTurn, ToolProvider
+from toolgrpo.tools.base import AfterTurn, ToolProvider, ToolSession
 
 Answer = str | ToolResult
 
@@ -76,8 +76,9 @@ class ScriptedTools:
         pass
 
 
-class _Session:
+class _Session(ToolSession):
     def __init__(self, tools: ScriptedTools, row: Mapping[str, Any]) -> None:
+        super().__init__()
         self._tools = tools
         self._row = row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from toolgrpo.tools.plugin.decorator import tool
+from toolgrpo.tools.plugin.tool_spec import tool
 
 if TYPE_CHECKING:
     from toolgrpo.tools.open_toolbox import load_tools

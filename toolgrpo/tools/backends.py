@@ -13,9 +13,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from toolgrpo.tools.base import AfterTurn
+from toolgrpo.calls import ToolErrorKind
+from toolgrpo.tools.base import EpisodeHooks, Reply
+from toolgrpo.tools.loop_thread import LoopThread
+from toolgrpo.tools.plugin.plugin_file import LoadedTool
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
-from toolgrpo.tools.tool_reply import Reply
+from toolgrpo.tools.render import describe_failure, render_result
 from toolgrpo.tools.workers.pool import WorkerPool
 
 # Answers of pure tools, remembered for a run.
@@ -83,23 +86,17 @@ def _chars(call: _Call, reply: Reply) -> int:
     return sum(map(len, call)) + len(reply.text)
 
 
-class BackendSession(Protocol):
+class BackendSession(EpisodeHooks, ABC):
     """One backend as one episode sees it. `open` comes first, `close` last and always."""
 
-    @property
-    def observation(self) -> str | None: ...
-
-    async def open(self) -> None: ...
-
+    @abstractmethod
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply: ...
 
-    async def reward(self) -> float | None: ...
+    async def open(self) -> None:
+        """Make ready for the first call."""
 
-    async def after_turn(self) -> AfterTurn: ...
-
-    async def next_user_message(self, answer: str) -> str | None: ...
-
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End what the episode has opened."""
 
 
 class ToolBackend(Protocol):
@@ -144,31 +141,12 @@ class StatelessBackend(ABC):
         return replace(reply, cached=True, started=asked, ended=time.monotonic()) if lookup.hit else reply
 
 
-class _StatelessSession:
-    """An episode's view of a stateless backend."""
-
-    observation = None
-
+class _StatelessSession(BackendSession):
     def __init__(self, backend: StatelessBackend) -> None:
         self._backend = backend
 
-    async def open(self) -> None:
-        """Do nothing: there is nothing to open."""
-
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments)
-
-    async def after_turn(self) -> AfterTurn:
-        return AfterTurn()
-
-    async def next_user_message(self, answer: str) -> str | None:
-        return None
-
-    async def reward(self) -> float | None:
-        return None
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
 
 
 class FunctionBackend(StatelessBackend):
@@ -184,3 +162,66 @@ class FunctionBackend(StatelessBackend):
 
     def close(self) -> None:
         self._pool.close()
+
+
+class InProcessBackend(StatelessBackend):
+    """Functions in the trainer's process: each call on a thread, coroutines on a loop of their own.
+
+    Deadlines are kept towards the model, but nothing can end such a tool: a call that overruns keeps
+    its thread, and a crash is the trainer's. `@tool(in_process=True)` is for tools that need the
+    trainer's own objects.
+    """
+
+    def __init__(
+        self, tools: Sequence[LoadedTool], timeout_s: float, *, cache_all: bool, max_result_chars: int
+    ) -> None:
+        super().__init__([tool.spec for tool in tools], timeout_s, cache_all=cache_all)
+        self._tools = {tool.spec.name: tool for tool in tools}
+        self._max_result_chars = max_result_chars
+        self._deadlines = LoopThread("toolgrpo-in-process")
+        self._coroutines = LoopThread("toolgrpo-in-process-async")
+
+    def submit(self, spec: ToolSpec, arguments: Mapping[str, Any], timeout_s: float) -> Future[Reply]:
+        return self._deadlines.submit(self._run(self._tools[spec.name], arguments, timeout_s))
+
+    def close(self) -> None:
+        self._coroutines.close()
+        self._deadlines.close()
+
+    async def _run(self, tool: LoadedTool, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
+        started = time.monotonic()
+        running: Future[Reply] = Future()
+        if tool.spec.is_async:
+            running = self._coroutines.submit(self._call_async(tool, arguments))
+        else:
+            running.set_running_or_notify_cancel()  # nobody can cancel it from here on
+            threading.Thread(target=self._call, args=(tool, arguments, running), daemon=True).start()
+        try:
+            reply = await asyncio.wait_for(asyncio.wrap_future(running), timeout_s)
+        except TimeoutError:
+            reply = Reply(f"no answer within {timeout_s:g} s", ToolErrorKind.TIMEOUT)
+        return reply.timed(started, time.monotonic())
+
+    def _call(self, tool: LoadedTool, arguments: Mapping[str, Any], result: Future[Reply]) -> None:
+        try:
+            reply = self._rendered(tool.call(arguments))
+        except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
+            reply = _failed(error)
+        result.set_result(reply)
+
+    async def _call_async(self, tool: LoadedTool, arguments: Mapping[str, Any]) -> Reply:
+        try:
+            return self._rendered(await tool.call(arguments))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
+            return _failed(error)
+
+    def _rendered(self, value: object) -> Reply:
+        rendered = render_result(value, self._max_result_chars)
+        return Reply(rendered.text, left_out=rendered.left_out)
+
+
+def _failed(error: BaseException) -> Reply:
+    kind, text = describe_failure(error)
+    return Reply(text, kind)

@@ -8,11 +8,13 @@ second.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
-from toolgrpo.calls import CallAttempt, ToolResult
+from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 
 TOOL_TIMEOUT_S = 30.0  # seconds that a call may take where nobody says otherwise
 TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they share what it has imported
@@ -25,33 +27,53 @@ class AfterTurn(NamedTuple):
     over: bool = False
 
 
-class ToolSession(Protocol):
-    """The tools as one episode sees them."""
+class EpisodeHooks:
+    """What a stateful environment may say in an episode; tools without state say nothing, as here."""
 
     @property
     def observation(self) -> str | None:
-        """What a stateful environment says before the first turn, if anything."""
-        ...
-
-    async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]: ...
+        """The text before the first turn, if any."""
+        return None
 
     async def reward(self) -> float | None:
-        """Return what a stateful environment gives for the episode so far, if anything."""
-        ...
+        """Return the reward of the episode so far, if any."""
+        return None
 
     async def after_turn(self) -> AfterTurn:
-        """Return what a stateful environment says after the calls of a turn, if anything."""
-        ...
+        """Return what there is to say after the calls of a turn."""
+        return AfterTurn()
 
     async def next_user_message(self, answer: str) -> str | None:
-        """Return what a stateful environment says for the user to an answer, or None.
+        """Return what the user says to an answer, or None; asked only of tools that speak (`speaks`)."""
+        return None
 
-        Asked only of tools that say they speak (`speaks`).
-        """
-        ...
 
-    async def __aenter__(self) -> ToolSession: ...
+class ToolSession(EpisodeHooks, ABC):
+    """The tools as one episode sees them; what they say is what `hooks` says."""
 
+    def __init__(self, hooks: EpisodeHooks | None = None) -> None:
+        self._hooks = hooks or EpisodeHooks()
+
+    @abstractmethod
+    async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]: ...
+
+    @property
+    def observation(self) -> str | None:
+        return self._hooks.observation
+
+    async def reward(self) -> float | None:
+        return await self._hooks.reward()
+
+    async def after_turn(self) -> AfterTurn:
+        return await self._hooks.after_turn()
+
+    async def next_user_message(self, answer: str) -> str | None:
+        return await self._hooks.next_user_message(answer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    @abstractmethod
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None: ...
@@ -78,3 +100,38 @@ def speaks(tools: ToolProvider | None) -> bool:
     A provider of somebody's own that does not know of it does not.
     """
     return bool(getattr(tools, "speaks", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a worker, an environment or a server answered: a text, or an error and what it says.
+
+    Times are of `time.monotonic`.
+    """
+
+    text: str
+    error: ToolErrorKind | None = None
+    left_out: int = 0  # characters that were cut out of the text
+    started: float = 0.0
+    ended: float = 0.0
+    cached: bool = False
+    silent: bool = False  # there was no text at all, as for an environment without a first observation
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Reply:
+        """Read a worker's frame.
+
+        What does not look like one is the tool's doing and counts as its death.
+        """
+        error, text, left_out = message.get("error"), message.get("text"), message.get("left_out", 0)
+        if error is not None and error not in list(ToolErrorKind):
+            return cls("the process of the tool answered nonsense", ToolErrorKind.DIED)
+        return cls(
+            text=text if isinstance(text, str) else "",
+            error=None if error is None else ToolErrorKind(error),
+            left_out=left_out if isinstance(left_out, int) and left_out > 0 else 0,
+            silent=text is None,
+        )
+
+    def timed(self, started: float, ended: float) -> Reply:
+        return replace(self, started=started or ended, ended=ended)

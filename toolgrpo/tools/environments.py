@@ -20,10 +20,10 @@ from toolgrpo.calls import ToolErrorKind
 from toolgrpo.drops import DropEpisode, EnvironmentLost
 from toolgrpo.errors import PluginError
 from toolgrpo.processes.wire import pack_objects
-from toolgrpo.tools.base import AfterTurn
+from toolgrpo.tools.backends import BackendSession
+from toolgrpo.tools.base import AfterTurn, Reply
 from toolgrpo.tools.plugin.loaded_plugin import EnvironmentSpec
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
-from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.pool import WorkerPool
 
 _logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class EnvironmentBackend:
 
     @property
     def speaks(self) -> bool:
-        return self._spec.speaks
+        return "next_user_message" in self._spec.hooks
 
     def session(self, row: Mapping[str, Any]) -> EnvironmentSession:
         return EnvironmentSession(self._pool, self._spec, self._timeout_s, row)
@@ -55,7 +55,7 @@ class EnvironmentBackend:
         self._pool.close()
 
 
-class EnvironmentSession:
+class EnvironmentSession(BackendSession):
     """One instance, for one episode."""
 
     def __init__(self, pool: WorkerPool, spec: EnvironmentSpec, timeout_s: float, row: Mapping[str, Any]) -> None:
@@ -66,7 +66,11 @@ class EnvironmentSession:
         self._worker: int | None = None
         self._lost_by = "it was never opened"
         self._one_at_a_time = asyncio.Lock()
-        self.observation: str | None = None
+        self._observation: str | None = None
+
+    @property
+    def observation(self) -> str | None:
+        return self._observation
 
     async def open(self) -> None:
         """Make the instance and reset it with the row.
@@ -78,7 +82,7 @@ class EnvironmentSession:
             self._worker = self._pool.reserve()
             reply = await self._ask({"op": "open", "row": row}, self._timeout_s)
             if reply.error is None:
-                self.observation = None if reply.silent else reply.text
+                self._observation = None if reply.silent else reply.text
                 return
             self._release()
             if reply.error is ToolErrorKind.DROPPED:
@@ -106,51 +110,50 @@ class EnvironmentSession:
 
         One that is gone and was to give one is `EnvironmentLost`.
         """
-        if not self._spec.gives_reward:
-            return None
-        return _as_reward(await self._said({"op": "reward"}, "its reward method"), self._spec.name)
+        method = next((name for name in ("reward", "get_reward") if name in self._spec.hooks), None)
+        return None if method is None else _as_reward((await self._said(method)).text, self._spec.name)
 
     async def after_turn(self) -> AfterTurn:
         """Return what the instance says after the calls of a turn, if its class has anything to say."""
-        said = {method: await self._said({"op": "by_step", "method": method}, method) for method in self._spec.by_step}
-        reward, over = said.get("step_reward"), said.get("episode_over", "false")
-        if over not in ("true", "false"):
+        reward, over = [
+            (await self._said(name)).text if name in self._spec.hooks else None
+            for name in ("step_reward", "episode_over")
+        ]
+        if over not in ("true", "false", None):
             raise PluginError(f"environment {self._spec.name}: episode_over must be True or False, got {over[:80]}")
         return AfterTurn(None if reward is None else _as_step_reward(reward, self._spec.name), over == "true")
 
     async def next_user_message(self, answer: str) -> str | None:
         """Return what the user says to an answer of the assistant, or None if nothing."""
-        if not self._spec.speaks:
+        if "next_user_message" not in self._spec.hooks:
             return None
-        reply = await self._reply({"op": "next_user_message", "answer": answer}, "next_user_message")
+        reply = await self._said("next_user_message", answer)
         return None if reply.silent else reply.text
 
-    async def _said(self, message: Mapping[str, Any], what: str) -> str:
-        return (await self._reply(message, what)).text
-
-    async def _reply(self, message: Mapping[str, Any], what: str) -> Reply:
+    async def _said(self, method: str, *args: str) -> Reply:
         """Return what a method of the instance gives; one that is gone is `EnvironmentLost`."""
         if self._worker is None:
             raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
-        reply = await self._ask(message, self._timeout_s)
+        reply = await self._ask({"op": "hook", "method": method, "args": args}, self._timeout_s)
         if reply.error in _GONE:
-            self._lose(f"{what}: {reply.text}")
+            self._lose(f"{method}: {reply.text}")
             raise EnvironmentLost(f"environment {self._spec.name}: {self._lost_by}")
         if reply.error is ToolErrorKind.DROPPED:
             raise DropEpisode(reply.text)
         if reply.error is not None:
-            raise PluginError(f"environment {self._spec.name}: {what} failed: {reply.text}")
+            raise PluginError(f"environment {self._spec.name}: {method} failed: {reply.text}")
         return reply
 
     async def close(self) -> None:
         """Let the instance clean up, within a short time, and end its process."""
-        if self._worker is not None:
-            try:
-                reply = await self._ask({"op": "close"}, min(self._timeout_s, _CLOSE_TIMEOUT_S))
+        try:
+            if self._worker is not None and "close" in self._spec.hooks:
+                message = {"op": "hook", "method": "close", "args": ()}
+                reply = await self._ask(message, min(self._timeout_s, _CLOSE_TIMEOUT_S))
                 if reply.error is not None:
                     _logger.warning("environment %s: close failed: %s", self._spec.name, reply.text)
-            finally:
-                self._release()
+        finally:
+            self._release()
 
     async def _ask(self, message: Mapping[str, Any], timeout_s: float) -> Reply:
         if self._worker is None:

@@ -11,16 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import ConfigError
-from toolgrpo.tools.backends import FunctionBackend, ToolBackend
+from toolgrpo.tools.backends import FunctionBackend, InProcessBackend, ToolBackend
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS
 from toolgrpo.tools.environments import EnvironmentBackend
-from toolgrpo.tools.in_process import InProcessBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
-from toolgrpo.tools.plugin.decorator import options_of
 from toolgrpo.tools.plugin.heavy_modules import slow_import
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
-from toolgrpo.tools.plugin.tool_spec import ToolSpec
+from toolgrpo.tools.plugin.tool_spec import ToolSpec, options_of
 from toolgrpo.tools.toolbox import Toolbox
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool import WorkerPool

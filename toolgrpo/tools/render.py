@@ -13,6 +13,15 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from toolgrpo.calls import ToolErrorKind
+from toolgrpo.drops import DropEpisode
+
+_MAX_ERROR_CHARS = 600
+
+
+class BadArguments(Exception):
+    """The arguments do not fit the function; the message is for the model."""
+
 
 class UnrenderableResult(Exception):
     """A tool returned something that has no text form; the message says what."""
@@ -78,6 +87,17 @@ def describe_exception(error: BaseException, max_chars: int = 500) -> str:
     except BaseException:  # a user's __str__ is user code
         text = "(its message cannot be read)"
     return cut(f"{kind}: {text}" if text else kind, max_chars).text
+
+
+def describe_failure(error: BaseException) -> tuple[ToolErrorKind, str]:
+    """Return what kind of error a call ended with, and what to tell the model."""
+    if isinstance(error, BadArguments):
+        return ToolErrorKind.BAD_ARGUMENTS, str(error)
+    if isinstance(error, UnrenderableResult):
+        return ToolErrorKind.BAD_RESULT, str(error)
+    if isinstance(error, DropEpisode):
+        return ToolErrorKind.DROPPED, cut(error.reason, _MAX_ERROR_CHARS).text
+    return ToolErrorKind.RAISED, describe_exception(error)
 
 
 def _as_json(value: object) -> str:

@@ -19,8 +19,9 @@ from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker, names_near
 from toolgrpo.tools.backends import BackendSession, ToolBackend
-from toolgrpo.tools.base import TOOL_TIMEOUT_S, AfterTurn
+from toolgrpo.tools.base import TOOL_TIMEOUT_S, ToolSession
 from toolgrpo.tools.bounds import read_json
+from toolgrpo.tools.environments import EnvironmentSession
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import RenderedText, cut
@@ -161,7 +162,7 @@ class Toolbox:
         return None if spec is None else (spec, self._checkers[name], self._owners[name])
 
 
-class ToolboxSession:
+class ToolboxSession(ToolSession):
     """The tools as one episode sees them: an async context manager.
 
     With a plain `with` it can be tried by hand: `run` answers one call, and state is kept from one
@@ -169,15 +170,11 @@ class ToolboxSession:
     """
 
     def __init__(self, toolbox: Toolbox, parts: Sequence[BackendSession]) -> None:
+        super().__init__(next((part for part in parts if isinstance(part, EnvironmentSession)), None))
         self._toolbox = toolbox
         self._parts = parts
         self._open = AsyncExitStack()
         self._began = time.monotonic()
-
-    @property
-    def observation(self) -> str | None:
-        """What the environment says before the first turn, if anything."""
-        return next((part.observation for part in self._parts if part.observation is not None), None)
 
     async def __aenter__(self) -> ToolboxSession:
         self._began = time.monotonic()
@@ -208,30 +205,6 @@ class ToolboxSession:
     async def call(self, attempts: Sequence[CallAttempt]) -> tuple[ToolResult, ...]:
         """Answer all attempts at the same time, in their order."""
         return tuple(await asyncio.gather(*(self._answer(attempt) for attempt in attempts)))
-
-    async def reward(self) -> float | None:
-        """Return what the environment gives for the episode so far, if it gives anything."""
-        for part in self._parts:
-            reward = await part.reward()
-            if reward is not None:
-                return reward
-        return None
-
-    async def after_turn(self) -> AfterTurn:
-        """Return what the environment says after the calls of a turn, if it says anything."""
-        for part in self._parts:
-            said = await part.after_turn()
-            if said != AfterTurn():
-                return said
-        return AfterTurn()
-
-    async def next_user_message(self, answer: str) -> str | None:
-        """Return what the environment says for the user to an answer, if it says anything."""
-        for part in self._parts:
-            text = await part.next_user_message(answer)
-            if text is not None:
-                return text
-        return None
 
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
         if attempt.status is not AttemptStatus.OK or attempt.name is None:

@@ -28,10 +28,10 @@ from mcp.client.streamable_http import streamable_http_client
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
+from toolgrpo.tools.base import Reply
 from toolgrpo.tools.mcp.config_file import McpServerConfig
 from toolgrpo.tools.mcp.stdio import MAX_MESSAGE_BYTES, Keepers, ServerOutput, stdio_transport
 from toolgrpo.tools.render import cut, describe_exception
-from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.output_log import OutputLog
 
 _PROBE_TIMEOUT_S = 5.0

@@ -14,14 +14,14 @@ import mcp_types
 
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.arguments import ArgumentChecker
-from toolgrpo.tools.base import AfterTurn
+from toolgrpo.tools.backends import BackendSession
+from toolgrpo.tools.base import Reply
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.mcp.config_file import McpServerConfig
 from toolgrpo.tools.mcp.connection import ConnectionOptions, McpConnection
 from toolgrpo.tools.mcp.stdio import Keepers
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import describe_exception
-from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.output_log import OutputLog
 
 _CLOSE_TIMEOUT_S = 40.0  # all servers at once; each has limits of its own that are shorter
@@ -143,7 +143,7 @@ class McpBackend:
             ) from error
         described = {"name": name, "description": description, "parameters": parameters}
         self._remote[name] = _Remote(server.name, tool.name)
-        self._specs.append(ToolSpec(name, {"type": "function", "function": described}, is_async=True))
+        self._specs.append(ToolSpec(name=name, schema={"type": "function", "function": described}, is_async=True))
 
     def _check_name(self, server: McpServerConfig, name: str, where: str) -> None:
         if not _NAME.fullmatch(name):
@@ -165,29 +165,15 @@ class McpBackend:
         await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
 
 
-class McpSession:
-    """One episode's connections: the run's, or its own."""
-
-    observation = None
+class McpSession(BackendSession):
+    """One episode's connections: the run's, or its own; they open with the first call."""
 
     def __init__(self, backend: McpBackend, own: Mapping[str, McpConnection]) -> None:
         self._backend = backend
         self._own = own
 
-    async def open(self) -> None:
-        """Do nothing: connections open with the first call."""
-
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments, self._own)
-
-    async def after_turn(self) -> AfterTurn:
-        return AfterTurn()
-
-    async def next_user_message(self, answer: str) -> str | None:
-        return None
-
-    async def reward(self) -> float | None:
-        return None
 
     async def close(self) -> None:
         await self._backend.leave(self._own.values())

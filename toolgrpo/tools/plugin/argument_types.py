@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any
 
@@ -19,24 +18,13 @@ import pydantic
 from toolgrpo.errors import PluginError
 from toolgrpo.nearest import nearest
 from toolgrpo.tools.plugin.schema import type_hints, type_schema
+from toolgrpo.tools.render import BadArguments
 
 _PLAIN = (str, bool, Any)  # JSON already gives these
 
 
-class BadArguments(Exception):
-    """The arguments do not fit the function; the message is for the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Arguments ready for `function(*args, **kwargs)`."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 class ArgumentConverter:
-    """Makes the call of one function from JSON arguments."""
+    """Calls one function with JSON arguments."""
 
     def __init__(self, function: Callable[..., Any], where: str, *, typed: bool) -> None:
         parameters = inspect.signature(function).parameters.values()
@@ -51,8 +39,8 @@ class ArgumentConverter:
                     self._adapters[parameter.name] = _adapter(hint, where, parameter.name)
                     self._schemas[parameter.name] = type_schema(hint, where)
 
-    def bind(self, arguments: Mapping[str, Any]) -> Bound:
-        """Return the call's arguments, or raise BadArguments."""
+    def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """Return what the function, or its bound method, returns; raise BadArguments before it is called."""
         values = dict(arguments)
         problems: list[str] = []
         for name, adapter in self._adapters.items():
@@ -65,8 +53,8 @@ class ArgumentConverter:
                 problems += [_problem(name, item) for item in error.errors(include_url=False)[:3]]
         if problems:
             raise BadArguments("; ".join(problems))
-        args = tuple(values.pop(name) for name in self._positional if name in values)
-        return Bound(args, values)
+        positional = [values.pop(name) for name in self._positional if name in values]
+        return function(*positional, **values)
 
 
 def _unknown_keys(value: Any, schema: Any, path: str) -> Iterator[str]:

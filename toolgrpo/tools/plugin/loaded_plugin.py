@@ -9,7 +9,7 @@ all asked after the calls of a turn, `next_user_message(answer)`, which speaks f
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,20 +25,8 @@ from toolgrpo.tools.plugin.plugin_file import (
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 
 _SPEAKS = "next_user_message"
-_BY_STEP = ("step_reward", "episode_over")
-_NOT_TOOLS = ("reset", "reward", "get_reward", *_BY_STEP, "state_key", _SPEAKS, "close")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEnvironment:
-    """An environment class with its tools."""
-
-    name: str
-    factory: Callable[[], Any]
-    tools: Mapping[str, LoadedTool]
-    reward_method: str | None
-    by_step: tuple[str, ...] = ()
-    speaks: bool = False
+_HOOKS = ("reward", "get_reward", "step_reward", "episode_over", _SPEAKS, "close")  # methods that are no tools
+_NOT_TOOLS = ("reset", "state_key", *_HOOKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,52 +35,39 @@ class EnvironmentSpec:
 
     name: str
     tools: tuple[ToolSpec, ...]
-    gives_reward: bool
-    by_step: tuple[str, ...] = ()  # what it is asked after each turn
-    speaks: bool = False  # it has next_user_message
+    hooks: tuple[str, ...] = ()  # which of the optional methods it has
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEnvironment:
+    """An environment class with its tools."""
+
+    spec: EnvironmentSpec
+    factory: Callable[[], Any]
+    tools: Mapping[str, LoadedTool]
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSpec:
-    """What the trainer knows of everything a supervisor loaded."""
+    """What the trainer knows of everything a supervisor loaded; it crosses processes as JSON."""
 
     functions: tuple[ToolSpec, ...] = ()
     environment: EnvironmentSpec | None = None
     import_s: float = 0.0  # how long loading took
     heavy_imports: tuple[str, ...] = ()  # packages that training needs and tools seldom do, if it imported any
 
-    def to_json(self) -> dict[str, Any]:
-        environment = self.environment
-        return {
-            "functions": [spec.to_json() for spec in self.functions],
-            "environment": environment
-            and {
-                "name": environment.name,
-                "tools": [spec.to_json() for spec in environment.tools],
-                "gives_reward": environment.gives_reward,
-                "by_step": list(environment.by_step),
-                "speaks": environment.speaks,
-            },
-            "import_s": self.import_s,
-            "heavy_imports": list(self.heavy_imports),
-        }
-
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> PluginSpec:
         environment = record["environment"]
-        return cls(
-            functions=tuple(ToolSpec.from_json(item) for item in record["functions"]),
-            environment=environment
-            and EnvironmentSpec(
-                name=environment["name"],
-                tools=tuple(ToolSpec.from_json(item) for item in environment["tools"]),
-                gives_reward=environment["gives_reward"],
-                by_step=tuple(environment["by_step"]),
-                speaks=environment["speaks"],
-            ),
-            import_s=record["import_s"],
-            heavy_imports=tuple(record["heavy_imports"]),
-        )
+        if environment is not None:
+            environment = EnvironmentSpec(
+                environment["name"], _specs(environment["tools"]), tuple(environment["hooks"])
+            )
+        return cls(_specs(record["functions"]), environment, record["import_s"], tuple(record["heavy_imports"]))
+
+
+def _specs(records: Iterable[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
+    return tuple(ToolSpec(**record) for record in records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +79,8 @@ class Plugin:
 
     @property
     def spec(self) -> PluginSpec:
-        known = None
-        if self.environment is not None:
-            tools = tuple(tool.spec for tool in self.environment.tools.values())
-            gives_reward = self.environment.reward_method is not None
-            by_step, speaks = self.environment.by_step, self.environment.speaks
-            known = EnvironmentSpec(self.environment.name, tools, gives_reward, by_step, speaks)
-        return PluginSpec(tuple(tool.spec for tool in self.functions.values()), known)
+        environment = self.environment.spec if self.environment is not None else None
+        return PluginSpec(tuple(tool.spec for tool in self.functions.values()), environment)
 
 
 def load_plugin(tools: PluginSource | None, environment: PluginSource | None) -> Plugin:
@@ -127,7 +97,7 @@ def load_plugin(tools: PluginSource | None, environment: PluginSource | None) ->
         for tool in functions:
             if tool.spec.name in loaded.tools:
                 raise PluginError(
-                    f"Two tools are named '{tool.spec.name}': one function and one method of the environment {loaded.name}. "
+                    f"Two tools are named '{tool.spec.name}': one function and one method of the environment {loaded.spec.name}. "
                     "Rename one."
                 )
     return Plugin({tool.spec.name: tool for tool in functions}, loaded)
@@ -156,13 +126,11 @@ def _load_environment(source: PluginSource) -> LoadedEnvironment:
                 f"{where}: method '{tool.spec.name}' cannot be in_process or cached: "
                 "a stateful tool lives with its instance, and its answers change."
             )
-    reward = next((key for key in ("reward", "get_reward") if key in methods), None)
-    by_step = tuple(key for key in _BY_STEP if key in methods)
     if _SPEAKS in methods:
         _check_speaks(methods[_SPEAKS], where)
-    return LoadedEnvironment(
-        name, factory, {tool.spec.name: tool for tool in loaded}, reward, by_step, _SPEAKS in methods
-    )
+    hooks = tuple(key for key in _HOOKS if key in methods)
+    spec = EnvironmentSpec(name, tuple(tool.spec for tool in loaded), hooks)
+    return LoadedEnvironment(spec, factory, {tool.spec.name: tool for tool in loaded})
 
 
 def _check_speaks(method: Callable[..., Any], where: str) -> None:

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +22,8 @@ from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import import_failed, import_file, user_traceback
 from toolgrpo.processes.wire import unpack_objects
 from toolgrpo.tools.plugin.argument_types import ArgumentConverter
-from toolgrpo.tools.plugin.decorator import options_of
 from toolgrpo.tools.plugin.schema import function_schema, wrap_explicit_schema
-from toolgrpo.tools.plugin.tool_spec import ToolSpec
+from toolgrpo.tools.plugin.tool_spec import ToolSpec, options_of
 
 _EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
 
@@ -50,7 +49,12 @@ class LoadedTool:
 
     spec: ToolSpec
     function: Callable[..., Any]
-    convert: ArgumentConverter
+    converter: ArgumentConverter
+
+    def call(self, arguments: Mapping[str, Any], instance: object = None) -> Any:
+        """Call it, on an instance where it is a method; a coroutine function gives its coroutine."""
+        function = self.function if instance is None else getattr(instance, self.function.__name__)
+        return self.converter.call(function, arguments)
 
 
 def load_functions(source: PluginSource) -> list[LoadedTool]:
@@ -113,24 +117,14 @@ def _load_one(function: Any, label: str) -> LoadedTool:
     where = f"{_place(function, label)}: tool '{name}'"
     if options.schema is not None:
         schema = wrap_explicit_schema(options.schema, function, name, where)
-        convert = ArgumentConverter(function, where, typed=False)
+        converter = ArgumentConverter(function, where, typed=False)
     else:
         schema = function_schema(function, name, where)
-        convert = ArgumentConverter(function, where, typed=True)
+        converter = ArgumentConverter(function, where, typed=True)
     target = function if inspect.isroutine(function) else type(function).__call__
-    spec = ToolSpec(
-        name=schema["function"]["name"],
-        schema=schema,
-        timeout_s=options.timeout_s,
-        cache=options.cache,
-        isolate=options.isolate,
-        keep_processes=options.keep_processes,
-        in_process=options.in_process,
-        ends_episode=options.ends_episode,
-        is_async=inspect.iscoroutinefunction(target),
-        unchecked=options.unchecked,
-    )
-    return LoadedTool(spec, function, convert)
+    known = {"name": schema["function"]["name"], "schema": schema, "is_async": inspect.iscoroutinefunction(target)}
+    spec = ToolSpec(**vars(options) | known)
+    return LoadedTool(spec, function, converter)
 
 
 def _exported(module: ModuleType, label: str) -> list[Any]:

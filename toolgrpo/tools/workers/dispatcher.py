@@ -29,8 +29,8 @@ from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import ToolExecutorError
+from toolgrpo.tools.base import Reply
 from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
-from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool_records import (

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from typing import Any
 
 from toolgrpo.errors import ToolExecutorError
+from toolgrpo.tools.base import Reply
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
-from toolgrpo.tools.tool_reply import Reply
 from toolgrpo.tools.workers.dispatcher import Dispatcher
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.pool_records import Job, PoolOptions, WorkerKind

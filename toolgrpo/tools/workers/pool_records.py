@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from toolgrpo.tools.tool_reply import Reply
+from toolgrpo.tools.base import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 

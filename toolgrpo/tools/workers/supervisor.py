@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from toolgrpo.errors import UserError
@@ -119,7 +119,7 @@ class Supervisor:
         gc.collect()
         gc.freeze()
         spec = replace(self._plugin.spec, import_s=import_s, heavy_imports=tuple(HEAVY & sys.modules.keys()))
-        self._send({"op": "loaded", "plugin": spec.to_json(), "forkable": self._forkable})
+        self._send({"op": "loaded", "plugin": asdict(spec), "forkable": self._forkable})
         try:
             self._serve()
         finally:

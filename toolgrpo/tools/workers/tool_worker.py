@@ -35,14 +35,11 @@ from functools import partial
 from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.drops import DropEpisode
 from toolgrpo.processes.linux import children
 from toolgrpo.processes.wire import pack, receive, unpack_objects
 from toolgrpo.tools.loop_thread import LoopThread
-from toolgrpo.tools.plugin.argument_types import BadArguments, Bound
 from toolgrpo.tools.plugin.loaded_plugin import Plugin
-from toolgrpo.tools.plugin.plugin_file import LoadedTool
-from toolgrpo.tools.render import UnrenderableResult, cut, describe_exception, render_result
+from toolgrpo.tools.render import describe_failure, render_result
 from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import Health
 
@@ -103,81 +100,57 @@ class Worker:
                 self._receive_call(message)
 
     def _receive_call(self, message: dict[str, Any]) -> None:
+        call_id = message["id"]
         match message["op"]:
             case "call":
                 if (complaint := self._health.complaint()) is not None:
-                    self._give_back([message["id"]], retire=complaint)
+                    self._give_back([call_id], retire=complaint)
                     return
                 tool = self._plugin.functions[message["tool"]]
                 keep = tool.spec.keep_processes
-                self._start(message["id"], tool.function, lambda: tool.convert.bind(message["args"]), keep=keep)
-            case "method":
-                tool = self._environment_tool(message["tool"])
-                method = getattr(self._instance, tool.function.__name__)
-                self._start(message["id"], method, lambda: tool.convert.bind(message["args"]), keep=True)
+                self._start(call_id, lambda: tool.call(message["args"]), is_async=tool.spec.is_async, keep=keep)
             case "open":
-                self._on_thread(message["id"], self._open_environment, message["row"])
-            case "by_step":
-                method = getattr(self._instance, message["method"])
-                self._start(message["id"], method, lambda: Bound((), {}), keep=True)
-            case "next_user_message":
-                method = self._instance.next_user_message
-                bind = partial(Bound, (message["answer"],), {})
-                self._start(message["id"], method, bind, keep=True, render=partial(_spoken, "next_user_message"))
-            case "reward":
-                environment = self._plugin.environment
-                assert environment is not None and environment.reward_method is not None
-                method = getattr(self._instance, environment.reward_method)
-                self._start(message["id"], method, lambda: Bound((), {}), keep=True)
-            case "close":
-                method = getattr(self._instance, "close", None)
-                self._start(message["id"], method or (lambda: None), lambda: Bound((), {}), keep=True)
+                self._on_thread(
+                    call_id, self._run_sync, lambda: self._opened(message["row"]), True, partial(_spoken, "reset")
+                )
+            case "method":
+                assert self._plugin.environment is not None
+                tool = self._plugin.environment.tools[message["tool"]]
+                self._start(call_id, lambda: tool.call(message["args"], self._instance), is_async=tool.spec.is_async)
+            case "hook":
+                name = message["method"]
+                method = getattr(self._instance, name)
+                render = partial(_spoken, name) if name == "next_user_message" else self._rendered
+                is_async = asyncio.iscoroutinefunction(method)
+                self._start(call_id, lambda: method(*message["args"]), is_async=is_async, render=render)
 
-    def _environment_tool(self, name: str) -> LoadedTool:
+    def _opened(self, row: str) -> object:
+        """Make the instance and reset it; return what it says. An async reset is awaited on the loop."""
         assert self._plugin.environment is not None
-        return self._plugin.environment.tools[name]
-
-    def _open_environment(self, call_id: int, row: str) -> None:
-        """Make the instance and reset it, on a thread as every user code.
-
-        An async reset is awaited on the loop.
-        """
-        if not self._begin(call_id):
-            return
-        environment = self._plugin.environment
-        assert environment is not None
-        reply: dict[str, Any]
-        try:
-            self._instance = environment.factory()
-            observation = self._instance.reset(**unpack_objects(row))
-            if asyncio.iscoroutine(observation):
-                observation = self._on_loop().submit(observation).result()
-            reply = _spoken("reset", observation)
-        except BaseException as error:  # user code
-            reply = self._failed(error)
-        self._send({"id": call_id, **reply})
+        self._instance = self._plugin.environment.factory()
+        observation = self._instance.reset(**unpack_objects(row))
+        return self._on_loop().submit(observation).result() if asyncio.iscoroutine(observation) else observation
 
     def _start(
         self,
         call_id: int,
-        function: Callable[..., Any],
-        bind: Callable[[], Bound],
+        function: Callable[[], Any],
         *,
-        keep: bool,
+        is_async: bool,
+        keep: bool = True,
         render: Render | None = None,
     ) -> None:
         render = render or self._rendered
-        target = function if hasattr(function, "__code__") or hasattr(function, "__func__") else type(function).__call__
-        if asyncio.iscoroutinefunction(target):
-            try:
-                running = self._on_loop().submit(self._run_async(call_id, function, bind, render))
-            except RuntimeError as error:  # no loop, and no thread for another
-                self._give_back([call_id], retire=str(error))
-                return
-            self._coroutines[call_id] = running
-            running.add_done_callback(lambda _: self._coroutines.pop(call_id, None))
-        else:
-            self._on_thread(call_id, self._run_sync, function, bind, keep, render)
+        if not is_async:
+            self._on_thread(call_id, self._run_sync, function, keep, render)
+            return
+        try:
+            running = self._on_loop().submit(self._run_async(call_id, function, render))
+        except RuntimeError as error:  # no loop, and no thread for another
+            self._give_back([call_id], retire=str(error))
+            return
+        self._coroutines[call_id] = running
+        running.add_done_callback(lambda _: self._coroutines.pop(call_id, None))
 
     def _on_thread(self, call_id: int, work: Callable[..., None], *args: object) -> None:
         try:
@@ -202,14 +175,11 @@ class Worker:
                 self._unbegun.discard(call_id)
             self._send({"returned": call_id, "retire": retire})
 
-    def _run_sync(
-        self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], keep: bool, render: Render
-    ) -> None:
+    def _run_sync(self, call_id: int, function: Callable[[], Any], keep: bool, render: Render) -> None:
         if not self._begin(call_id):
             return
         try:
-            bound = bind()
-            value = function(*bound.args, **bound.kwargs)
+            value = function()
             self._leave_forked_child()
             tainted = self._health.restore()
             reply = render(value)
@@ -224,14 +194,11 @@ class Worker:
             _kill(left_behind)
         self._send({"id": call_id, "retire": tainted or self._health.complaint(), **reply})
 
-    async def _run_async(
-        self, call_id: int, function: Callable[..., Any], bind: Callable[[], Bound], render: Render
-    ) -> None:
+    async def _run_async(self, call_id: int, function: Callable[[], Any], render: Render) -> None:
         if not self._begin(call_id):
             return
         try:
-            bound = bind()
-            reply = render(await function(*bound.args, **bound.kwargs))
+            reply = render(await function())
         except asyncio.CancelledError:
             reply = {"error": ToolErrorKind.TIMEOUT, "text": "cancelled"}
         except BaseException as error:  # the executor: a tool may raise anything, SystemExit included
@@ -244,16 +211,12 @@ class Worker:
         return {"text": rendered.text, "left_out": rendered.left_out}
 
     def _failed(self, error: BaseException) -> dict[str, Any]:
-        if isinstance(error, BadArguments):
-            return {"error": ToolErrorKind.BAD_ARGUMENTS, "text": str(error)}
-        if isinstance(error, UnrenderableResult):
-            return {"error": ToolErrorKind.BAD_RESULT, "text": str(error)}
-        if isinstance(error, DropEpisode):
-            return {"error": ToolErrorKind.DROPPED, "text": cut(error.reason, 600).text}
-        text = _log_traceback(error)
+        kind, text = describe_failure(error)
+        if kind is ToolErrorKind.RAISED:
+            _log_traceback(error)
         if isinstance(error, MemoryError):
             text = f"out of memory (a tool may use {self._limits.memory_mb} MB)"
-        return {"error": ToolErrorKind.RAISED, "text": text}
+        return {"error": kind, "text": text}
 
     def _send(self, message: dict[str, Any]) -> None:
         frame = pack(message)
@@ -299,9 +262,7 @@ def _kill(pids: set[int]) -> None:
             os.waitpid(pid, 0)
 
 
-def _log_traceback(error: BaseException) -> str:
-    """Return the error in a line for the model; the traceback goes to the log."""
+def _log_traceback(error: BaseException) -> None:
     with suppress(BaseException):  # formatting calls user code
         sys.stderr.write("".join(traceback.format_exception(error, limit=-8)))
         sys.stderr.flush()
-    return cut(describe_exception(error), 600).text
