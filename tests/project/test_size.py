@@ -22,7 +22,7 @@ LINES = {
     "chat": 2850,
     "commands": 4750,
     "credit": 550,
-    "data": 1550,
+    "data": 1450,
     "engines": 4100,
     "evaluation": 1050,
     "gateway": 1900,

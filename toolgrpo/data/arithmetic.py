@@ -1,23 +1,27 @@
-"""The embedded tasks: arithmetic questions that need one tool call, and chains that need two or three.
+"""The embedded tasks: `arithmetic`, questions that need one to three tool calls, and `chains`, which need four, each
+on the result of the one before. nano has seen three at most, so before training it almost never solves a chain.
 
 Invariants:
 
 * A split, a size and a seed always give the same rows, on every machine.
-* Train and held-out rows are disjoint by the problem itself (its operations and numbers), not only by its wording.
+* Train and held-out rows, of both tasks, are disjoint by the problem itself (its operations and numbers), not only by its
+  wording.
 * Every answer is a non-negative integer of at most four digits; divisions have no remainder.
 
-`success` is the measure the task is judged by: the tools gave the answer, and the final message says it. The built-in
-`accuracy` reward looks at the last tool response only.
+`success` is the measure both tasks are judged by: the tools gave the answer, and the final message says it. The built-in
+`accuracy` reward looks at the last tool response only. `MEASURES` has it under the name that rows give in their column
+`success_measure`; a row without one is judged by its reward.
 
 Not covered: negative numbers, decimals, brackets.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +33,7 @@ Split = Literal["train", "heldout"]
 OPERATIONS: tuple[Operation, ...] = ("add", "subtract", "multiply", "divide")
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 LARGEST = 9999
+N_CALLS = 4  # of a chain
 
 _CALLS_WEIGHTS = {1: 0.40, 2: 0.35, 3: 0.25}
 _HELDOUT_ONE_IN = 5
@@ -98,22 +103,49 @@ def draw_problem(rng: random.Random, n_calls: int) -> Problem:
 
 def arithmetic_rows(split: Split, n: int, seed: int = 0) -> list[dict[str, Any]]:
     """`n` different questions: {"prompt": messages, "answer": text of the number, "n_calls": calls it needs}."""
-    if split not in SPLITS:
-        raise DataError(f"the arithmetic tasks have the splits {' and '.join(SPLITS)}, got {split!r}")
-    if n < 0:
-        raise DataError(f"the number of arithmetic questions must be at least 0, got {n}")
     rng = random.Random(f"arithmetic {split} {seed}")
     calls, weights = list(_CALLS_WEIGHTS), list(_CALLS_WEIGHTS.values())
-    rows: dict[str, dict[str, Any]] = {}
-    while len(rows) < n:
-        problem = draw_problem(rng, rng.choices(calls, weights)[0])
+    problems = _problems("arithmetic tasks", rng, lambda: rng.choices(calls, weights)[0], split, n)
+    return [_row(problem) for problem in problems]
+
+
+def chain_rows(split: Split, n: int, seed: int = 0, n_calls: int = N_CALLS) -> list[dict[str, Any]]:
+    """`n` different questions of `n_calls` calls each, with the calls that answer them for the reward `gold_calls`."""
+    rng = random.Random(f"chains {split} {seed}" + ("" if n_calls == N_CALLS else f" of {n_calls}"))
+    return [
+        {**_row(problem), "gold_calls": _calls(problem)}
+        for problem in _problems("chains", rng, lambda: n_calls, split, n)
+    ]
+
+
+def _problems(
+    what: str, rng: random.Random, draw_n_calls: Callable[[], int], split: Split, n: int
+) -> Iterator[Problem]:
+    """The first `n` problems of this split that are drawn, each question once."""
+    if split not in SPLITS:
+        raise DataError(f"the {what} have the splits {' and '.join(SPLITS)}, got {split!r}")
+    if n < 0:
+        raise DataError(f"the number of {what} must be at least 0, got {n}")
+    found: dict[str, Problem] = {}
+    while len(found) < n:
+        problem = draw_problem(rng, draw_n_calls())
         if problem.split == split:
-            rows[problem.question] = {
-                "prompt": [{"role": "user", "content": problem.question}],
-                "answer": str(problem.answer),
-                "n_calls": len(problem.steps),
-            }
-    return list(rows.values())
+            found[problem.question] = problem
+    yield from found.values()
+
+
+def _row(problem: Problem) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": problem.question}],
+        "answer": str(problem.answer),
+        "n_calls": len(problem.steps),
+    }
+
+
+def _calls(problem: Problem) -> str:
+    return json.dumps(
+        [{"name": step.operation, "arguments": {"a": step.left, "b": step.right}} for step in problem.steps]
+    )
 
 
 def success(messages: Sequence[Mapping[str, Any]], answer: str) -> bool:
@@ -123,6 +155,23 @@ def success(messages: Sequence[Mapping[str, Any]], answer: str) -> bool:
     responses = [message for message in messages if message.get("role") == "tool"]
     said = _NUMBER.findall(str(messages[-1].get("content") or ""))
     return bool(responses) and str(responses[-1].get("content")).strip() == answer and said[-1:] == [answer]
+
+
+Measure = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], bool]
+MEASURES: dict[str, Measure] = {"arithmetic": lambda messages, row: success(messages, row["answer"])}
+
+
+def measure_of(row: Mapping[str, Any]) -> Measure | None:
+    """Return `measure(messages after the prompt, row)` of success that this row brings; None where its reward decides."""
+    name = row.get("success_measure")
+    if name is None:
+        return None
+    if name not in MEASURES:
+        raise DataError(
+            f"a row asks for the success measure {name!r}, but there is only {', '.join(MEASURES)}; leave the column "
+            f"`success_measure` out (an episode then succeeds if its reward reaches the threshold), or rename it"
+        )
+    return MEASURES[name]
 
 
 def _first_step(rng: random.Random, operation: Operation) -> Step:

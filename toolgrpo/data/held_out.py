@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.data.files import find_files
-from toolgrpo.data.formats import FORMATS
+from toolgrpo.data.sources import FORMATS
 from toolgrpo.errors import DataError
 
 _GENERATED = ("arithmetic", "chains", "embedded", "reasoning_gym")

@@ -13,7 +13,7 @@ OWNER/NAME[:CONFIG]               any other data set of the hub with `prompt` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,19 +22,14 @@ from typing import NamedTuple
 from datasets import Dataset
 
 from toolgrpo.data.files import READERS
-from toolgrpo.data.formats import FORMATS, HubPlace
 from toolgrpo.data.mixture import Mixture, is_mixture
 from toolgrpo.data.rows import Convert, OnBadRow, Row, good_rows, raise_bad_row, with_opening
-from toolgrpo.data.sources import ArithmeticTasks, ChainTasks, FileRows, GymTasks, HubRows, Source
+from toolgrpo.data.sources import FORMATS, EmbeddedTasks, FileRows, GymTasks, HubPlace, HubRows, Source
 from toolgrpo.data.table import write_rows
 from toolgrpo.errors import DataError
 
 _GYM_SIZE = 1000
-_EMBEDDED: dict[str, Callable[[str, int | None], Source]] = {
-    "arithmetic": ArithmeticTasks,
-    "embedded": ArithmeticTasks,
-    "chains": ChainTasks,
-}
+_EMBEDDED = {"arithmetic": "arithmetic", "embedded": "arithmetic", "chains": "chains"}
 
 
 def load_tasks(
@@ -89,7 +84,7 @@ class _Resolved(NamedTuple):
 def _resolve(spec: str, split: str, limit: int | None) -> _Resolved:
     name, colon, rest = spec.partition(":")
     if spec in _EMBEDDED:
-        return _Resolved(_EMBEDDED[spec](split, limit), dict)
+        return _Resolved(EmbeddedTasks(_EMBEDDED[spec], split, limit), dict)
     if name in FORMATS and not Path(spec).exists():
         format_ = FORMATS[name]
         if colon and not rest:

@@ -6,7 +6,7 @@ Invariants of a checked row:
 * `answer`, where the data has answers, is non-empty text (numbers are written out);
 * `tools` and `hidden_tools`, where there are such columns, are lists of tool names or None;
 * `user_turns`, where there is such a column, is a list of texts that say something, or None;
-* `success_measure`, where there is such a column, names a measure of `measures.py` or is None;
+* `success_measure`, where there is such a column, names one of `MEASURES` (arithmetic.py) or is None;
 * every other column is as it was; none has a name that the trainer gives a meaning of its own;
 * every name and value can be written as JSON in UTF-8, of at most `_DEEPEST` levels.
 
@@ -15,13 +15,14 @@ No bad row is skipped silently: it raises, or is handed to `on_bad_row`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolgrpo.data.measures import measure_of
+from toolgrpo.data.arithmetic import measure_of
 from toolgrpo.errors import DataError
 
 Row = dict[str, Any]
@@ -286,3 +287,17 @@ def _check_text(text: str, what: str) -> None:
 
 def _name(value: Any) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
+
+
+def row_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return a name for a row that stays the same in every selection and order of the data: a digest of its prompt.
+
+    Values that a data set filled up with None are no part of it.
+    """
+    said = (
+        prompt
+        if isinstance(prompt, str)
+        else [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    )
+    text = json.dumps(said, sort_keys=True, ensure_ascii=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

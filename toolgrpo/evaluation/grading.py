@@ -19,7 +19,7 @@ from typing import Any
 
 from transformers import TrainerState
 
-from toolgrpo.data.measures import measure_of
+from toolgrpo.data.arithmetic import measure_of
 from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rewards.watched import watched

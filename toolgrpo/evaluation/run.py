@@ -18,7 +18,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from toolgrpo.data.row_keys import row_key
+from toolgrpo.data.rows import row_key
 from toolgrpo.engines.adapters import own_weights
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
