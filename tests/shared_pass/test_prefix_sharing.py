@@ -32,6 +32,13 @@ SHAPE = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 FAMILIES: dict[str, Callable[..., Any]] = {
     "qwen3": lambda **kw: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE, head_dim=16, **kw)),
@@ -46,6 +53,32 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "qwen3_moe": lambda **kw: transformers.Qwen3MoeForCausalLM(
         transformers.Qwen3MoeConfig(
             **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **kw
+        )
+    ),
+    # Models that also read images, on rows of text.
+    "gemma3_images": lambda **kw: transformers.Gemma3ForConditionalGeneration(
+        transformers.Gemma3Config(
+            text_config={**SHAPE, "head_dim": 16, "sliding_window": 12, "layer_types": SLIDING},
+            vision_config={**VISION, "image_size": 28},
+            mm_tokens_per_image=4,
+        )
+    ),
+    "gemma4_images": lambda **kw: transformers.Gemma4ForConditionalGeneration(
+        transformers.Gemma4Config(
+            text_config={
+                **{**SHAPE, "head_dim": 16, "global_head_dim": 32, "pad_token_id": 0},
+                **{"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+                **{"num_kv_shared_layers": 1, "use_bidirectional_attention": "vision"},
+                **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY},
+            },
+            vision_config={**VISION, "num_key_value_heads": 2, "head_dim": 16},
+            audio_config=None,
+        )
+    ),
+    "mistral3_images": lambda **kw: transformers.Mistral3ForConditionalGeneration(
+        transformers.Mistral3Config(
+            text_config={**SHAPE, "model_type": "mistral", "head_dim": 16},
+            vision_config={**VISION, "model_type": "pixtral", "head_dim": 16},
         )
     ),
 }
@@ -262,7 +295,7 @@ UNSUPPORTED = {
     "gpt_oss": (transformers.GptOssConfig(), "sinks"),
     "gemma2": (transformers.Gemma2Config(), "caps"),
     "qwen3_next": (transformers.Qwen3NextConfig(), "linear_attention"),
-    "qwen3_vl": (transformers.Qwen3VLConfig(), "images"),
+    "gemma3_both_ways": (transformers.Gemma3TextConfig(use_bidirectional_attention=True), "causal"),
 }
 
 

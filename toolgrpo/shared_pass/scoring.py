@@ -53,10 +53,11 @@ class ScoredTokens(NamedTuple):
 
 
 def unsupported(config: Any) -> str | None:
-    """Return why models of this config cannot run on packed prefix trees, or None if they can."""
+    """Return why models of this config cannot run on packed prefix trees, or None if they can.
+
+    A model that also reads images can, on text; a batch with images never comes here.
+    """
     text = config.get_text_config()
-    if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
-        return "it reads images or audio"
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder model"
     odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
@@ -64,7 +65,8 @@ def unsupported(config: Any) -> str | None:
         return f"it has layers of another kind ({', '.join(odd)})"
     if getattr(text, "attn_logit_softcapping", None):
         return "it caps its attention scores"
-    if getattr(text, "use_bidirectional_attention", None) or not getattr(text, "is_causal", True):
+    both_ways = getattr(text, "use_bidirectional_attention", None)  # "vision": among the tokens of an image
+    if both_ways not in (None, False, "vision") or not getattr(text, "is_causal", True):
         return "its attention is not causal"
     if text.model_type in _REFUSED:
         return _REFUSED[text.model_type]
