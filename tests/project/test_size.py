@@ -47,7 +47,7 @@ MOST = {
     "files that import TRL": 22,
     "fields of our own": 45,
     "lines of flags.json": 500,
-    "lines of tests": 39_700,
+    "lines of tests": 39_650,
     "lines of benchmarks": 5_500,
 }
 

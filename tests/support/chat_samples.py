@@ -10,8 +10,6 @@ from toolgrpo.chat import ChatFormat
 from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.trajectory import Message
 
-__all__ = ["LOOK_UP", "PrintedTurn", "calling", "printed_turn", "thinking_markers"]
-
 LOOK_UP: dict[str, Any] = {
     "type": "function",
     "function": {

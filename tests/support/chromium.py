@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Chromium", "find_chromium"]
-
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _TO_BROWSER, _FROM_BROWSER = 3, 4  # the descriptors of --remote-debugging-pipe
 

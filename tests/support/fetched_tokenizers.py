@@ -16,8 +16,6 @@ from typing import Any
 from tests.support.chat_families import template_text
 from tests.support.real_tokenizers import NotAtHand
 
-__all__ = ["CASES", "VOCABULARIES", "Case", "cache_folder", "fetched_tokenizer", "llama_cpp_templates"]
-
 VOCABULARIES = (
     "qwen3",
     "llama3",

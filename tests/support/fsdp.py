@@ -16,8 +16,6 @@ from typing import Any
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
-__all__ = ["allow_fsdp_on_cpu"]
-
 
 def allow_fsdp_on_cpu() -> None:
     """Let `ACCELERATE_USE_FSDP=true` mean FSDP in this process from now on, over gloo too."""

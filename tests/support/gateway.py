@@ -14,8 +14,6 @@ from toolgrpo.testing.engine import ScriptedEngine
 from toolgrpo.testing.episodes import scripted_runner
 from toolgrpo.trajectory import StopReason, Trajectory
 
-__all__ = ["Visit", "visit"]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-__all__ = ["Meeting"]
-
 
 class Meeting:
     """`gather_object` among `n` threads; one that does not come breaks it after `patience_s`."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["FAMILIES", "tiny_family"]
-
 _COMMON: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,

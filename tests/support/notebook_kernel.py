@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["CellError", "NotebookKernel"]
-
 
 class CellError(Exception):
     """A cell raised: its name, its text and its traceback as plain text."""

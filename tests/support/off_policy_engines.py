@@ -15,8 +15,6 @@ import torch
 from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.transformers import ReplicaEngine
 
-__all__ = ["LateEngine", "RoundedEngine"]
-
 
 class RoundedEngine(ReplicaEngine):
     """Draws from the trainer's weights, and gives its log-probabilities in bf16."""

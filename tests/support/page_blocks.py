@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Block", "Commands", "commands_of", "page_blocks"]
-
 SHELL = frozenset({"", "bash", "console", "sh"})
 Doing = Literal["file", "run", "not run", "unsaid"]
 

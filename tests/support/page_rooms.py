@@ -15,8 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["PythonRoom", "run_command"]
-
 _PRELOADED = ["tests.support.page_rooms", "toolgrpo.commands.train", "toolgrpo.commands.evaluate"]
 
 

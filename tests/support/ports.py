@@ -10,8 +10,6 @@ from __future__ import annotations
 import random
 import socket
 
-__all__ = ["free_port"]
-
 _PORTS = range(20_000, 32_768)
 _TRIES = 100
 

@@ -20,8 +20,6 @@ from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.chat.messages import tool_message
 from toolgrpo.trajectory import Message
 
-__all__ = ["Conversation", "Tally", "random_conversation", "tally"]
-
 _TEXTS = (
     *(
         "a",

@@ -22,8 +22,6 @@ from typing import Any
 from tests.support.chat_families import template_text
 from toolgrpo.testing.chat import byte_tokenizer
 
-__all__ = ["REAL_TOKENIZERS", "NotAtHand", "harmony_vocabulary", "real_tokenizer"]
-
 REAL_TOKENIZERS = ("real-qwen3", "real-qwen2_5", "real-gptoss", "smollm2")
 
 _O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"

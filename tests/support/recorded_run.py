@@ -18,8 +18,6 @@ from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.testing.episodes import cut_into_segments
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
-__all__ = ["KINDS", "record_run"]
-
 Said = Callable[[str], str]
 _END = 256  # the special token
 KINDS = ("solved", "guessed", "repeats", "cut")

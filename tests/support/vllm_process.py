@@ -24,8 +24,6 @@ from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import EngineError
 
-__all__ = ["VLLMServerProcess"]
-
 _END_S = 15.0
 
 

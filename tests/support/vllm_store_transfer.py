@@ -18,8 +18,6 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from toolgrpo.engines.vllm_seam import repack_tied_heads
 from toolgrpo.engines.vllm_worker import ToolGRPOWorker
 
-__all__ = ["StoreTransferEngine", "StoreTransferWorker"]
-
 
 class StoreTransferEngine(NCCLWeightTransferEngine):
     """vLLM's engine for NCCL, but for where the tensors come from."""

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trl
+from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.utils import add_fused_lm_head
 
+from toolgrpo import ToolGRPOTrainer
+from toolgrpo.errors import ConfigError
 from toolgrpo.ledger import Ledger
+from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config
 from toolgrpo.trainer import trl_seam
 from toolgrpo.trainer.generation_output import GenerationOutput
 from toolgrpo.trajectory import StopReason
@@ -162,3 +168,34 @@ def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
     assert utils._use_triton is chunked_logprob._use_triton
     for line, file in (("TOKEN_CHUNK_SIZE = 4096", chunked_logprob), ("_CHUNKED_LOGPROB_CHUNK_SIZE = 32768", utils)):
         assert f"\n{line}\n" in source(file), "TRL's tile has changed; see trl_seam._TRL_TILE"
+
+
+def dense_granite() -> Any:
+    config = GraniteMoeHybridConfig(
+        **{"vocab_size": 320, "hidden_size": 64, "shared_intermediate_size": 64, "num_hidden_layers": 1},
+        **{"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 0, "layer_types": ["attention"]},
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": 316},
+    )
+    return GraniteMoeHybridForCausalLM(config)
+
+
+def test_a_load_balancing_loss_without_experts_is_refused_before_the_training(tmp_path: Path) -> None:
+    """Granite 4 asks for that loss by its configuration, in its dense sizes too."""
+    model, ids = dense_granite(), torch.ones(1, 4, dtype=torch.long)
+    add_fused_lm_head(model)
+    with pytest.raises(AttributeError, match="num_experts"):  # if not, `check_router_loss` can go
+        model(input_ids=ids, labels=ids, fused_lm_head=True, output_router_logits=True)
+
+    def train(**changes: Any) -> None:
+        parts: dict[str, Any] = {"processing_class": numbered_tokenizer(), "chat": ByteChat()}
+        config = tiny_config(tmp_path, max_steps=1, **changes)
+        engine = ScriptedEngine(lambda request, number: ByteChat.say("end"))
+        rows = [{"prompt": "q"}] * 8
+        with ToolGRPOTrainer(
+            dense_granite(), lambda completions, **_: [0.0, 1.0] * 4, config, rows, engine=engine, **parts
+        ) as trainer:
+            trainer.train()
+
+    with pytest.raises(ConfigError, match=r"GraniteMoeHybridForCausalLM .* \(num_experts: None\); set router_aux"):
+        train()
+    train(router_aux_loss_coef=0.0)

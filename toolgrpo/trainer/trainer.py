@@ -133,6 +133,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 **kwargs,
             )
         self.tools = trl_jobs.ToolsElsewhere()
+        trl_seam.check_router_loss(self)
         trl_seam.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)

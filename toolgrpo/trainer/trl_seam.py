@@ -27,6 +27,8 @@ changes):
   the tokens and the words of a tile, and `trl.trainer.utils._use_triton`, which there only says
   whether tokens without a label are left out: made for GPUs, all three cost a CPU memory and time
   (`tune_fused_head`);
+* `trl.trainer.utils.add_fused_lm_head` reads `num_experts` of every model that has a load-balancing
+  loss (`aux_loss_enabled`), which models without experts do not have;
 * `VLLMGeneration._iter_named_params` walks the trainer's parameters under their checkpoint names,
   gathered and merged under DeepSpeed, FSDP and PEFT; it leaves persistent buffers out.
 """
@@ -46,6 +48,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
+from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
 from toolgrpo.shared_pass.scoring import SharedPass
@@ -108,6 +111,18 @@ def tune_fused_head(device: torch.device) -> None:
 
 def _leaves_out_unlabelled(device: torch.device) -> bool:
     return True
+
+
+def check_router_loss(trainer: Any) -> None:
+    """Refuse a load-balancing loss that TRL's head cannot compute: it would raise in the first training pass."""
+    config = trainer.model.config.get_text_config()
+    n_experts = getattr(config, "num_experts", None)
+    if trainer.aux_loss_enabled and not n_experts:
+        raise ConfigError(
+            f"{type(trainer.model).__name__} is to be trained with a load-balancing loss (router_aux_loss_coef: "
+            f"{trainer.router_aux_loss_coef}), but its configuration names no experts that TRL could balance "
+            f"(num_experts: {n_experts}); set router_aux_loss_coef to 0."
+        )
 
 
 def policy_of(trainer: Any, backend: Backend) -> Policy:
