@@ -7,19 +7,16 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from toolgrpo.commands.check import CheckRun, parse_check_arguments
-from toolgrpo.commands.check_draws import DrawnChecks
-from toolgrpo.commands.check_lines import CheckReport, Verdict
+from toolgrpo.commands.check_lines import CheckReport, Verdict, add_calls, add_success
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.evaluation.before_training import Untrained
 from toolgrpo.rollout import RolloutBatch
-from toolgrpo.testing import ScriptedTools
 
 ROOT = Path(__file__).parents[2]
 GOOD = ["--config", "recipes/configs/nano.yaml", "--engine", "transformers", "--per_device_train_batch_size", "8"]
@@ -105,7 +102,7 @@ def test_calls_that_cannot_be_run_warn_as_the_doctor_does(
 ) -> None:
     facts = untrained(calls=calls, malformed=Counter(malformed), failed=Counter(failed))
     report = CheckReport(lambda line: None)
-    drawn_checks(report)._calls(facts, RolloutBatch(episodes=()), ScriptedTools({}))
+    add_calls(report, facts, RolloutBatch(episodes=()), [])
     (line,) = report.lines
     assert line.verdict is verdict and said in line.said
 
@@ -113,7 +110,7 @@ def test_calls_that_cannot_be_run_warn_as_the_doctor_does(
 def test_a_task_without_a_success_is_named_beside_others_that_have_some() -> None:
     report = CheckReport(lambda line: None)
     for facts in (untrained(), untrained(never={"chains": 8, "sums": 12})):
-        drawn_checks(report)._success(facts)
+        add_success(report, facts)
     passed, warned = report.lines
     assert passed.verdict is Verdict.PASS and warned.verdict is Verdict.WARNING
     assert "not one episode succeeds of task chains (8), sums (12)" in warned.said and "toolgrpo sft" in warned.do
@@ -125,15 +122,11 @@ def untrained(**changes: Any) -> Untrained:
     return Untrained(**{**facts, "live": 0.5, "pass_1": 0.3, "pass_k": 0.5, "never": {}, **changes})
 
 
-def drawn_checks(report: CheckReport) -> DrawnChecks:
-    return DrawnChecks(report, lambda doing: nullcontext(), questions=1, samples=2, max_steps=1, with_step=False)
-
-
 def test_lines_are_one_line_and_nothing_in_them_steers_a_terminal() -> None:
     seen: list[str] = []
     report = CheckReport(lambda line: seen.append(line.shown().plain))
-    report.passed("tools", "add")
-    report.warned("calls", "none\nof them\x1b[2J", "Teach the form first", share=0.0)
+    report.add("tools", "add")
+    report.add("calls", "none\nof them\x1b[2J", warning="Teach the form first", share=0.0)
     assert report.exit_code == 0
     report.failed("data", "it is missing")
     assert report.exit_code == 1 and report.closing() == "3 checks: 1 failed, 1 with a warning, 1 passed"

@@ -6,11 +6,19 @@ from dataclasses import replace
 
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
-from toolgrpo.evaluation.replaying import calls_again, episode_again, first_parting, rewards_again
+from toolgrpo.evaluation.replaying import Answer, SessionAgain, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.rollout import EpisodeLimits, Rollouts
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
 
 ADD = {"add": lambda a, b: str(a + b)}
+
+
+def contents(*answers: Answer) -> list[str]:
+    return [answer.content for answer in answers if isinstance(answer, ToolResult)]
+
+
+def errors(again: SessionAgain) -> list[ToolErrorKind | None]:
+    return [answer.now.error for answer in again.answers if isinstance(answer.now, ToolResult)]
 
 
 def test_calls_are_made_in_one_session_and_refusals_again() -> None:
@@ -19,12 +27,12 @@ def test_calls_are_made_in_one_session_and_refusals_again() -> None:
     tools = ScriptedTools({"add": lambda a, b: str(a + b + 1)})
     again = calls_again(tools, {"prompt": "q"}, then)
     assert tools.calls[0] == ("add", {"a": 1, "b": 2}) and tools.closed_sessions == 1
-    assert [call.turn for call in again.calls] == [0, 1], "what was over the budget was never called"
-    assert [call.same for call in again.calls] == [False, True]
-    assert again.calls[0].then.content == "3" and again.calls[0].now.content == "4"
-    assert again.calls[1].now.error is ToolErrorKind.UNKNOWN_TOOL
+    assert [one.turn for one in again.answers] == [0, 1], "what was over the budget was never called"
+    assert [one.same for one in again.answers] == [False, True]
+    assert contents(again.answers[0].then, again.answers[0].now) == ["3", "4"]
+    assert errors(again) == [None, ToolErrorKind.UNKNOWN_TOOL]
     without = calls_again(ScriptedTools(ADD), {"prompt": "q", "tools": []}, then)
-    assert {call.now.error for call in without.calls} == {ToolErrorKind.UNKNOWN_TOOL}, "this row is offered none"
+    assert set(errors(without)) == {ToolErrorKind.UNKNOWN_TOOL}, "this row is offered none"
 
 
 def test_a_result_is_cut_as_it_was_before_it_is_compared() -> None:
@@ -37,8 +45,8 @@ def test_a_result_is_cut_as_it_was_before_it_is_compared() -> None:
     def cut(result: ToolResult) -> ToolResult:
         return replace(result, content="12 ... 89", left_out=4)
 
-    (whole,) = calls_again(long, {}, then).calls
-    (as_seen,) = calls_again(long, {}, then, cut=cut).calls
+    (whole,) = calls_again(long, {}, then).answers
+    (as_seen,) = calls_again(long, {}, then, cut=cut).answers
     assert not whole.same and as_seen.same
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolgrpo.evaluation.before_training import WRITINGS, Spread, nonsense, score_made_up, untrained_facts
+from toolgrpo.evaluation.before_training import WRITINGS, nonsense, score_made_up, spread, untrained_facts
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
@@ -61,8 +61,7 @@ def test_a_task_that_never_succeeds_is_told_apart() -> None:
 
 
 def test_a_distribution_in_words() -> None:
-    assert str(Spread.of(list(range(101)))) == "median 50, 95 % within 95, longest 100"
-    assert Spread.of([]).n == 0
+    assert spread(range(101)) == "median 50, 95 % within 95, longest 100"
 
 
 ROWS = [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "1 + 1?", "answer": "2"}]

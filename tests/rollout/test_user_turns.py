@@ -124,7 +124,10 @@ def test_a_replay_tells_the_environment_what_it_heard() -> None:
 
     again = calls_again(speaking(user, reward=lambda row: float(len(heard))), {}, then)
     assert heard == ["3", "7"] and again.reward == 2.0
-    assert [(one.turn, one.then, one.now) for one in again.user] == [(1, "more", "more"), (2, None, "and more")]
+    assert [(one.turn, one.then, one.now) for one in again.answers if one.call is None] == [
+        (1, "more", "more"),
+        (2, None, "and more"),
+    ]
 
 
 def test_what_a_limit_kept_from_the_model_is_no_difference() -> None:
@@ -132,7 +135,7 @@ def test_what_a_limit_kept_from_the_model_is_no_difference() -> None:
         return "more"
 
     then = run(["a", "b"], tools=speaking(user), max_turns=2)
-    assert [one.turn for one in calls_again(speaking(user), {}, then).user] == [0]
+    assert [one.turn for one in calls_again(speaking(user), {}, then).answers] == [0]
 
 
 def test_it_is_known_before_the_first_episode_that_users_will_speak() -> None:

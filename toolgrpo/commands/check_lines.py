@@ -1,16 +1,27 @@
-"""What a check found: one line for each thing that was looked at, for people and as JSON."""
+"""The lines of `toolgrpo check`: one for each thing that was looked at, for people and as JSON.
+
+`CheckReport` collects them; the functions below it judge what was drawn, and each adds its lines.
+`check.py` loads and draws, and says in which order.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from statistics import fmean, median
 from typing import Any
 
 from rich.text import Text
 
+from toolgrpo.evaluation.before_training import Untrained, spread
+from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
+from toolgrpo.observe.doctor import page_here, why_broken
 from toolgrpo.plain_text import plain
+from toolgrpo.rollout import RolloutBatch
 
 
 class Verdict(StrEnum):
@@ -20,6 +31,7 @@ class Verdict(StrEnum):
 
 
 _COLOURS = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "bold red"}
+_CLOSING = {Verdict.FAILURE: "failed", Verdict.WARNING: "with a warning", Verdict.PASS: "passed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +49,26 @@ class CheckLine:
         line.stylize(_COLOURS[self.verdict], 0, len(self.verdict))
         return line.append(plain(self.said + (f". {self.do}" if self.do else "")).replace("\n", " "))
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict.value,
-            "what": self.what,
-            "said": self.said,
-            "do": self.do,
-            "numbers": dict(self.numbers),
-        }
-
 
 class CheckReport:
-    """The lines in their order; `hear` gets each as soon as it is known."""
+    """The lines in their order; `show` gets each as soon as it is known."""
 
-    def __init__(self, hear: Callable[[CheckLine], None]) -> None:
+    def __init__(self, show: Callable[[CheckLine], None]) -> None:
         self.lines: list[CheckLine] = []
-        self._hear = hear
+        self._show = show
 
-    def add(self, line: CheckLine) -> None:
+    def add(self, what: str, said: str, *, warning: str = "", failure: str = "", **numbers: Any) -> None:
+        """Add a line that passes unless it says what to do: as a warning, or as a failure."""
+        verdict = Verdict.FAILURE if failure else Verdict.WARNING if warning else Verdict.PASS
+        self._add(CheckLine(verdict, what, said, failure or warning, numbers))
+
+    def failed(self, what: str, said: str) -> None:
+        """Add an error, which says itself what to do."""
+        self._add(CheckLine(Verdict.FAILURE, what, said))
+
+    def _add(self, line: CheckLine) -> None:
         self.lines.append(line)
-        self._hear(line)
-
-    def passed(self, what: str, said: str, **numbers: Any) -> None:
-        self.add(CheckLine(Verdict.PASS, what, said, numbers=numbers))
-
-    def warned(self, what: str, said: str, do: str, **numbers: Any) -> None:
-        self.add(CheckLine(Verdict.WARNING, what, said, do, numbers))
-
-    def failed(self, what: str, said: str, do: str = "", **numbers: Any) -> None:
-        self.add(CheckLine(Verdict.FAILURE, what, said, do, numbers))
+        self._show(line)
 
     def count(self, verdict: Verdict) -> int:
         return sum(line.verdict is verdict for line in self.lines)
@@ -75,14 +78,121 @@ class CheckReport:
         return int(self.count(Verdict.FAILURE) > 0)
 
     def closing(self) -> str:
-        counts = [(self.count(verdict), verdict) for verdict in (Verdict.FAILURE, Verdict.WARNING, Verdict.PASS)]
-        named = {Verdict.FAILURE: "failed", Verdict.WARNING: "with a warning", Verdict.PASS: "passed"}
-        return f"{len(self.lines)} checks: " + ", ".join(f"{n} {named[verdict]}" for n, verdict in counts if n)
+        counts = [f"{n} {text}" for verdict, text in _CLOSING.items() if (n := self.count(verdict))]
+        return f"{len(self.lines)} checks: {', '.join(counts)}"
 
     def as_json(self) -> str:
         whole = {
             "passed": self.exit_code == 0,
             "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
-            "checks": [line.as_json() for line in self.lines],
+            "checks": [asdict(line) for line in self.lines],
         }
         return json.dumps(whole, indent=2, default=str)
+
+
+def add_prompts(report: CheckReport, lengths: Sequence[int], window: int, budget: int) -> None:
+    left = window - max(lengths)
+    said = f"tokens of {len(lengths)} prompts: {spread(lengths)}; the window of {window} leaves {left} for an episode of {budget}"
+    failure = "Shorten them, or raise --vllm_max_model_length" if left < 1 else ""
+    warning = (
+        "Long episodes end with stop/context_full; raise --vllm_max_model_length or lower --max_completion_length"
+        if left < budget
+        else ""
+    )
+    numbers: dict[str, Any] = {"longest": max(lengths), "median": median(lengths), "window": window, "budget": budget}
+    report.add("prompts", said, warning=warning, failure=failure, **numbers)
+
+
+def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_names: Sequence[str]) -> None:
+    said = f"{_percent(facts.calling)} of {facts.episodes} episodes call a tool well; {facts.calls} calls"
+    if facts.malformed:
+        said += f", {facts.malformed.total()} of them cannot be run ({_counts(facts.malformed)})"
+    if facts.failed:
+        said += f", {facts.failed.total()} fail ({_counts(facts.failed)})"
+    forms = count_lookalikes(batch.trajectories, tool_names)
+    if forms:
+        written = ", ".join(f"{FORMS[form]} ({count})" for form, count in forms.most_common())
+        said += f"; {forms.total()} turns look like calls in another form: {written}"
+    warning, why = "", why_broken(facts.malformed + facts.failed, facts.calls)
+    if facts.calling == 0:
+        accept = ", or run such calls with --unmarked_calls accept" if facts.malformed["unmarked"] else ""
+        warning = f"Teach the form first (toolgrpo sft), put worked examples before the questions{accept}"
+    elif why is not None:
+        said += why
+        warning = f"Go on with `toolgrpo sft` until most calls can be run ({page_here('calls-that-fail')})"
+    elif max(facts.malformed.total(), facts.failed.total()) > facts.calls / 2:
+        warning = "Read some in `toolgrpo evaluate`, and mend what the tools say"
+    numbers: dict[str, Any] = {"calling": facts.calling, "calls": facts.calls, "malformed": dict(facts.malformed)}
+    report.add("calls", said, warning=warning, **numbers)
+
+
+def add_budget(report: CheckReport, facts: Untrained, batch: RolloutBatch, length: Callable[[str], int]) -> None:
+    """Set episodes and tool results against their limits; `length` counts the tokens of a text."""
+    results = [result for trajectory in batch.trajectories for result in trajectory.results]
+    if results:
+        lengths, cut = [length(result.content) for result in results], sum(result.truncated for result in results)
+        warning = "Raise --max_tool_response_tokens, or let tools say less" if cut > len(results) / 4 else ""
+        said = f"tokens of {len(results)} results: {spread(lengths)}; {cut} were cut"
+        report.add("results", said, warning=warning, cut=cut, longest=max(lengths))
+    short = facts.stops["length"] + facts.stops["context_full"] + facts.stops["max_turns"]
+    limits = "--max_completion_length, --max_turn_tokens, --max_turns"
+    warning = f"{short} were cut: see {limits}" if short > len(batch) / 4 else ""
+    episodes = spread([len(trajectory.ids) for trajectory in batch.trajectories])
+    said = f"tokens of {len(batch)} episodes: {episodes}; they end with {_counts(facts.stops)}"
+    report.add("length", said, warning=warning, stops=dict(facts.stops))
+    if facts.stops["engine_failure"]:
+        report.add("engine", f"{facts.stops['engine_failure']} episodes were lost", failure="See the log")
+
+
+def add_success(report: CheckReport, facts: Untrained) -> None:
+    said = (
+        f"pass@1 {facts.pass_1:.2f}, pass@{facts.k} {facts.pass_k:.2f} on {facts.n} questions; rewards from "
+        f"{min(facts.rewards):g} to {max(facts.rewards):g}; they differ in {_percent(facts.live)} of the groups"
+    )
+    warning = ""
+    if facts.all_failed:
+        warning = "There is nothing to reinforce: easier rows, a larger model, or the form first (toolgrpo sft)"
+    elif facts.all_solved:
+        warning = "There is nothing left to learn: take harder rows"
+    elif facts.never:
+        of = ", ".join(f"{task} ({n})" for task, n in facts.never.items())
+        said += f"; not one episode succeeds of task {of}"
+        warning = "Groups of these teach nothing yet: show them first (toolgrpo sft), or begin with easier ones"
+    elif facts.live == 0:
+        warning = "Larger groups (--num_generations) find what differs"
+    numbers: dict[str, Any] = {"pass_1": facts.pass_1, "pass_k": facts.pass_k, "k": facts.k, "live": facts.live}
+    report.add("success", said, warning=warning, **numbers)
+
+
+def add_step(report: CheckReport, logged: Mapping[str, float], step_s: float, rollout_s: float) -> None:
+    said = f"done in {step_s:.1f} s ({rollout_s:.1f} s of it the rollout), loss {logged.get('loss', 0.0):.3g}"
+    gradient = logged.get("grad_norm")
+    if gradient is None or not math.isfinite(gradient):
+        report.add("step", f"{said}, gradient {gradient}", failure="A gradient must be a number: see the log")
+    else:
+        dead = f"No group differed in reward, so this step taught nothing; see {page_here()}"
+        warning = "" if gradient else dead
+        report.add("step", f"{said}, gradient {gradient:.3g}", warning=warning, seconds=step_s, grad_norm=gradient)
+
+
+def add_agreement(report: CheckReport, differences: Sequence[float], largest: float, when: str) -> None:
+    """Compare the log-probabilities of engine and trainer, token by token."""
+    if not differences:
+        said = f"{when}, but the engine gives no log-probabilities to compare"
+        do = "Nothing corrects for a difference; engine transformers has the trainer's own"
+        report.add("weights", said, warning=do)
+        return
+    difference = fmean(differences)
+    said = f"{when}; log-probabilities of engine and trainer differ by {difference:.1e} on average"
+    failure = (
+        f"They should be one model: see {page_here(page='docs/how-to/engines.md')}" if difference > largest else ""
+    )
+    report.add("weights", said, failure=failure, difference=difference)
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -18,11 +18,11 @@ from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.rehearsal import rehearse
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.data import BadRows, load_tasks
 from toolgrpo.data.held_out import HeldOut, held_out_split, hold_out
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
+from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
 from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.models import NAMED_MODELS, folder_of

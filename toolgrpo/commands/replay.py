@@ -18,7 +18,7 @@ from typing import Any
 from trl import ModelConfig
 
 from toolgrpo.calls import ToolResult
-from toolgrpo.chat import resolve_format
+from toolgrpo.chat import resolve_format, with_template_arguments
 from toolgrpo.commands.arguments import ScriptArguments, check_arguments
 from toolgrpo.commands.config_files import given_names, parse_args
 from toolgrpo.commands.loaded_model import load_model
@@ -28,12 +28,12 @@ from toolgrpo.commands.show import find_episode, recording_in
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.engines.build import build_engine
 from toolgrpo.errors import ConfigError
-from toolgrpo.evaluation.replaying import CallAgain, UserAgain, calls_again, episode_again, first_parting, rewards_again
+from toolgrpo.evaluation.replaying import Again, Answer, calls_again, episode_again, first_parting, rewards_again
 from toolgrpo.observe.episode_view import conversation
 from toolgrpo.observe.records import row_of
 from toolgrpo.plain_text import plain
 from toolgrpo.rewards import Reward
-from toolgrpo.rollout import Rollouts
+from toolgrpo.rollout import Rollouts, Scored
 from toolgrpo.rollout.truncation import TokenCutter
 from toolgrpo.tools import Toolbox
 from toolgrpo.trainer.config import ToolGRPOConfig
@@ -63,13 +63,9 @@ def parse_replay_arguments(
     folder, number, *flags = argv
     if not any(flag == "--config" or flag.startswith("--config=") for flag in flags):
         flags = ["--config", str(config_of_run(recording_in(Path(folder)))), *flags]
-    replay, script, config, model = parse_args(
-        (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig),
-        [*flags, "--folder", folder, "--episode", number],
-    )
-    check_arguments(
-        script, config, model, given_names((ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig), flags)
-    )
+    kinds = (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
+    replay, script, config, model = parse_args(kinds, [*flags, "--folder", folder, "--episode", number])
+    check_arguments(script, config, model, given_names(kinds, flags))
     return replay, script, config, model
 
 
@@ -104,59 +100,52 @@ class ReplayRun:
                 tools.close()
 
     def _calls_and_rewards(self, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
-        say = self.terminal.say
         differ, then = False, self.then
-        if tools is not None:
+        if tools is None:
+            self.terminal.say("no tools: nothing to call again")
+        else:
             again = calls_again(tools, self.row, then, cut=self._cut())
-            for call in again.calls:
-                differ |= not call.same
-                self._say_call(call)
-            for reply in again.user:
-                differ |= reply.then != reply.now
-                self._say_reply(reply)
+            for answer in again.answers:
+                differ |= not answer.same
+                self._say_answer(answer)
             if then.reward != again.reward:
                 differ = True
-                say(f"differs  the environment gave {_number(then.reward)}, now {_number(again.reward)}")
+                self.terminal.say(f"differs  the environment gave {_number(then.reward)}, now {_number(again.reward)}")
             then = replace(then, reward=again.reward)
-        else:
-            say("no tools: nothing to call again")
-        return self._rewards(then, rewards) or differ
-
-    def _rewards(self, trajectory: Trajectory, rewards: Sequence[Reward]) -> bool:
-        """Ask the rewards about what is recorded, and compare."""
-        config = self.config
-        scored = rewards_again(self.row, trajectory, rewards, config.reward_weights, config.success_threshold)
-        differ = False
+        scored = self._scored(then, rewards)
         recorded = self.record.get("rewards") or {}
         for name, now in scored.rewards.items():
-            if name not in recorded:
-                self.terminal.say(
-                    f"new      reward {name} {_number(now)} (the run did not have it, or did not record it)"
-                )
-                continue
-            differ |= self._say_number(f"reward {name}", recorded[name], now)
+            if name in recorded:
+                differ |= self._say_number(f"reward {name}", recorded[name], now)
+            else:
+                why = "the run did not have it, or did not record it"
+                self.terminal.say(f"new      reward {name} {_number(now)} ({why})")
         return self._say_number("reward together", self.record.get("reward_given"), scored.total) or differ
+
+    def _scored(self, trajectory: Trajectory, rewards: Sequence[Reward]) -> Scored:
+        config = self.config
+        return rewards_again(self.row, trajectory, rewards, config.reward_weights, config.success_threshold)
 
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
         """Draw the episode anew, and show where the two part and how they end."""
-        path = Path(self.parts.model_path(model))
-        loaded = load_model(path, self.parts.model_init_kwargs(), self.config)
         config = self.config
+        loaded = load_model(Path(self.parts.model_path(model)), self.parts.model_init_kwargs(), config)
         rollouts = Rollouts(
             engine=build_engine(loaded.policy, config.engine_options()).engine,
-            chat=resolve_format(loaded.tokenizer),
+            chat=resolve_format(with_template_arguments(loaded.tokenizer, config.chat_template_kwargs)),
             limits=config.episode_limits(),
             tokenizer=loaded.tokenizer,
             tools=tools,
             unmarked_calls=config.unmarked_calls,
             enable_thinking=config.enable_thinking,
+            player=self.parts.player(),
         )
         try:
             rollouts.load_weights(loaded.policy.weights())
             now = episode_again(rollouts, self.row, config.sampling_options(), config.seed)
         finally:
             rollouts.close()
-        scored = rewards_again(self.row, now, rewards, config.reward_weights, config.success_threshold)
+        scored = self._scored(now, rewards)
         record = {
             **self.record,
             **now.to_record(),
@@ -191,29 +180,20 @@ class ReplayRun:
 
         return cut
 
-    def _say_call(self, call: CallAgain) -> None:
-        attempt = call.attempt
-        arguments = ", ".join(f"{name}={value!r}" for name, value in (attempt.arguments or {}).items())
-        written = attempt.raw if attempt.arguments is None else f"{attempt.name}({arguments})"
-        shown = f"turn {call.turn + 1}: {written}"
-        if call.same:
-            self.terminal.say(f"same     {shown} -> {_short(call.then)}")
+    def _say_answer(self, answer: Again) -> None:
+        if answer.call is None:
+            asked = "the user"
+        elif answer.call.arguments is None:
+            asked = answer.call.raw
         else:
-            self.terminal.say(
-                f"differs  {shown}\n         then  {_short(call.then)}\n         now   {_short(call.now)}"
-            )
-
-    def _say_reply(self, reply: UserAgain) -> None:
-        then, now = (
-            None if text is None else " ".join(plain(text).split())[:_SHOWN] for text in (reply.then, reply.now)
+            arguments = ", ".join(f"{name}={value!r}" for name, value in answer.call.arguments.items())
+            asked = f"{answer.call.name}({arguments})"
+        shown, then, now = f"turn {answer.turn + 1}: {asked}", _short(answer.then), _short(answer.now)
+        self.terminal.say(
+            f"same     {shown} -> {then}"
+            if answer.same
+            else f"differs  {shown}\n         then  {then}\n         now   {now}"
         )
-        shown = f"turn {reply.turn + 1}: the user"
-        if reply.then == reply.now:
-            self.terminal.say(f"same     {shown}: {now or '(no more)'}")
-        else:
-            self.terminal.say(
-                f"differs  {shown}\n         then  {then or '(no more)'}\n         now   {now or '(no more)'}"
-            )
 
     def _say_number(self, what: str, then: float | None, now: float | None) -> bool:
         same = then == now or (then is not None and now is not None and abs(then - now) < 1e-6)
@@ -223,10 +203,13 @@ class ReplayRun:
         return not same
 
 
-def _short(result: ToolResult) -> str:
-    text = " ".join(plain(result.content).split())
+def _short(answer: Answer) -> str:
+    if answer is None:
+        return "(no more)"
+    content, error = (answer, None) if isinstance(answer, str) else (answer.content, answer.error)
+    text = " ".join(plain(content).split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
-    return shown if result.error is None else f"[{result.error}] {shown}"
+    return shown if error is None else f"[{error}] {shown}"
 
 
 def _number(value: float | None) -> str:

@@ -1,34 +1,36 @@
-"""What k episodes per question of the untrained model say about a training that is to come.
+"""What can be said of a training before it begins: what its rewards make of episodes that nobody
+drew, and what k episodes per row of the untrained model are like.
 
-Pure functions of a graded batch; `toolgrpo check` shows them.
+Made-up episodes are asked about before any model is loaded: gold answers, however they may be
+written, nonsense, and what a model writes in its first steps, on which a reward that raises would
+end a run.
+
+Not covered: what an honest reward of a made-up episode would be (a wrong number is no error);
+rewards that look at the state of an environment; reward models.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import fmean, median
-from typing import Any
 
-from toolgrpo.calls import RUNNABLE
+from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.evaluation.measures import pass_at_k
+from toolgrpo.ledger import Ledger
 from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
+from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.signal.advantages import is_dead
-from toolgrpo.trajectory import Message, StopReason, Trajectory
+from toolgrpo.tools.base import ToolProvider
+from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 
 _ENOUGH = 8  # episodes of a task, to say of it that none succeeds
-
-
-# Episodes that nobody drew, to ask rewards about: one that gives the gold answer, one of nonsense.
-#
-# Not covered: rewards that look at tokens, turns or the state of an environment; of those nothing can
-# be said without a real episode.
-
-NONSENSE = "I would rather talk about the weather."
-
+_REHEARSED = 3  # rows
 
 WRITINGS: Mapping[str, GoldEpisode] = {
     "alone": as_answer,
@@ -40,7 +42,7 @@ WRITINGS: Mapping[str, GoldEpisode] = {
 
 
 def nonsense(row: Row) -> list[Message]:
-    return [{"role": "assistant", "content": NONSENSE}]
+    return [{"role": "assistant", "content": "I would rather talk about the weather."}]
 
 
 def score_made_up(
@@ -55,33 +57,63 @@ def score_made_up(
     return grade(RolloutBatch(episodes=episodes), rewards, weights, threshold=threshold)
 
 
-def _episode(messages: list[Message]) -> Trajectory:
-    made: dict[str, Any] = {"prompt_ids": (0,), "ids": (), "mask": (), "logprobs": (), "turns": ()}
-    return Trajectory(**made, messages=tuple(messages), stop_reason=StopReason.FINISHED)
+def rehearse(
+    rows: Iterable[Row],
+    tools: ToolProvider | None,
+    rewards: Sequence[Grader],
+    weights: Sequence[float] | None = None,
+    *,
+    by_agent: bool = False,
+) -> None:
+    """Open the tools of one episode and close them; then ask each reward about made-up episodes.
+
+    Those of an agent bring a reward, as it would return one.
+
+    Raises what they would raise in a training, or after it.
+    """
+    chosen = list(islice(rows, _REHEARSED))
+    given = 0.0 if by_agent else asyncio.run(_opened(offered_tools(tools, chosen[0]), chosen[0]))
+    chosen = (chosen * _REHEARSED)[:_REHEARSED]  # a list of one is no test of lengths
+    answer = str(chosen[0].get("answer", "an answer"))
+    made = (_episode([{"role": "assistant", "content": text}]) for text in (answer, ""))
+    episodes = (
+        Scored(row, replace(one, reward=given)) for row, one in zip(chosen, (*made, _failed_call()), strict=True)
+    )
+    grade(RolloutBatch(episodes=tuple(episodes), mode="heldout"), rewards, weights, threshold=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A distribution in four numbers."""
+async def _opened(tools: ToolProvider | None, row: Row) -> float | None:
+    """Open one episode's tools, which resets an environment, and return the reward it gives then."""
+    if tools is None:
+        return None
+    async with tools.session(row) as session:
+        return await session.reward()
 
-    median: float
-    p95: float
-    largest: float
-    n: int
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        if not values:
-            return cls(0.0, 0.0, 0.0, 0)
-        return cls(median(values), quantile(values, 0.95), max(values), len(values))
+def _episode(messages: Sequence[Message], turn: Turn | None = None) -> Trajectory:
+    ledger = Ledger([0])
+    ledger.sampled([0], [0.0])
+    ledger.say(*messages)
+    ledger.turn(turn or Turn(0, 1, messages[-1]["content"], None))
+    return ledger.finish(StopReason.FINISHED)
 
-    def __str__(self) -> str:
-        return f"median {self.median:.0f}, 95 % within {self.p95:.0f}, longest {self.largest:.0f}"
+
+def _failed_call() -> Trajectory:
+    """Return an episode that calls a tool that does not exist."""
+    name, arguments, error = "no_such_tool", {"a": 1}, "Error: there is no tool named 'no_such_tool'"
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    messages = (
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": name, "content": error},
+    )
+    attempt = CallAttempt(AttemptStatus.OK, f'{{"name": "{name}", "arguments": {{"a": 1}}}}', name, arguments)
+    result = ToolResult(error, name, ToolErrorKind.UNKNOWN_TOOL)
+    return _episode(messages, Turn(0, 1, "", None, attempts=(attempt,), results=(result,)))
 
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """The facts about n questions with k episodes each."""
+    """The facts about n rows with k episodes each."""
 
     n: int
     k: int
@@ -107,7 +139,7 @@ class Untrained:
 
 
 def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
-    """Return what the batch says; the k episodes of a question stand together in it."""
+    """Return what the batch says; the k episodes of a row stand together in it."""
     groups = [batch.episodes[start : start + k] for start in range(0, len(batch), k)]
     attempts = [attempt for trajectory in batch.trajectories for attempt in trajectory.attempts]
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
@@ -116,7 +148,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         n=len(groups),
         k=k,
         episodes=len(batch),
-        calling=fmean(_calls_well(episode) for episode in batch.episodes),
+        calling=fmean(any(one.status in RUNNABLE for one in t.attempts) for t in batch.trajectories),
         calls=len(attempts),
         malformed=malformed,
         failed=Counter(r.error.value for r in results if r.error is not None and r.error.value not in malformed),
@@ -124,7 +156,7 @@ def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
         rewards=tuple(total for total in batch.totals if total is not None),
         live=fmean(not is_dead([episode.total for episode in group]) for group in groups),
         pass_1=fmean(batch.successes),
-        pass_k=fmean(pass_at_k(_successes(group), len(group), len(group)) for group in groups),
+        pass_k=fmean(pass_at_k(sum(bool(one.success) for one in group), len(group), len(group)) for group in groups),
         never=_never_solved(batch.episodes),
     )
 
@@ -140,14 +172,7 @@ def _never_solved(episodes: Sequence[Scored]) -> dict[str, int]:
     return {task: n for task, n in asked.items() if n >= _ENOUGH and not solved[task]} if solved.total() else {}
 
 
-def quantile(values: Collection[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
-
-
-def _calls_well(episode: Scored) -> bool:
-    return any(attempt.status in RUNNABLE for attempt in episode.trajectory.attempts)
-
-
-def _successes(group: Sequence[Scored]) -> int:
-    return sum(bool(episode.success) for episode in group)
+def spread(values: Sequence[float]) -> str:
+    """Return a distribution in words."""
+    p95 = sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
+    return f"median {median(values):.0f}, 95 % within {p95:.0f}, longest {max(values):.0f}"

@@ -22,37 +22,33 @@ from toolgrpo.rollout.scheduler import run_all, run_blocking
 from toolgrpo.tools.base import ToolProvider, speaks
 from toolgrpo.trajectory import StopReason, Trajectory
 
+Answer = ToolResult | str | None
+
 
 @dataclass(frozen=True, slots=True)
-class CallAgain:
-    """One call: what came back then, and what comes back now."""
+class Again:
+    """An answer that the model got: to a call, or from the user; what it was then, and what it is now."""
 
     turn: int
-    attempt: CallAttempt
-    then: ToolResult
-    now: ToolResult
+    call: CallAttempt | None  # None: what an environment said for the user, or None where it said no more
+    then: Answer
+    now: Answer
 
     @property
     def same(self) -> bool:
-        return self.then.error == self.now.error and self.then.content == self.now.content
-
-
-@dataclass(frozen=True, slots=True)
-class UserAgain:
-    """What an environment said for the user to an answer then, and what it says now."""
-
-    turn: int
-    then: str | None
-    now: str | None
+        return _seen(self.then) == _seen(self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionAgain:
-    """All calls of an episode, and what its environment says and gives for them now."""
+    """All answers of an episode's tools, and the reward that its environment gives for them now."""
 
-    calls: tuple[CallAgain, ...]
+    answers: tuple[Again, ...]
     reward: float | None
-    user: tuple[UserAgain, ...] = ()
+
+
+def _seen(answer: Answer) -> object:
+    return (answer.error, answer.content) if isinstance(answer, ToolResult) else answer
 
 
 def calls_again(
@@ -65,8 +61,7 @@ def calls_again(
     """Make the calls again; `cut` makes long results as short as the model saw them."""
 
     async def run() -> SessionAgain:
-        made: list[CallAgain] = []
-        heard: list[UserAgain] = []
+        made: list[Again] = []
         offered = offered_tools(tools, row)
         if offered is None:
             return SessionAgain((), None)
@@ -79,14 +74,13 @@ def calls_again(
                 ]
                 now = await session.call([attempt for attempt, _ in pairs]) if pairs else ()
                 made += [
-                    CallAgain(number, attempt, then, cut(again))
-                    for (attempt, then), again in zip(pairs, now, strict=True)
+                    Again(number, attempt, then, cut(again)) for (attempt, then), again in zip(pairs, now, strict=True)
                 ]
                 if speaks(offered) and turn.closed and not turn.attempts:
                     reply = await session.next_user_message(turn.content)
                     if turn.user is not None or trajectory.stop_reason is StopReason.FINISHED:  # else it was not told
-                        heard.append(UserAgain(number, turn.user, reply))
-            return SessionAgain(tuple(made), await session.reward(), tuple(heard))
+                        made.append(Again(number, None, turn.user, reply))
+            return SessionAgain(tuple(made), await session.reward())
 
     return asyncio.run(run())
 
