@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.page_blocks import page_blocks
+from tests.support.page_blocks import PAGES, page_blocks
 
-ROOT = Path(__file__).parents[2]
-API = ROOT / "docs" / "reference" / "api.md"
+API = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 ENTRIES = re.findall(r"^::: (\S+)$", API.read_text(), re.MULTILINE)
 FACES = ("toolgrpo", "toolgrpo.tools", "toolgrpo.data", "toolgrpo.sandbox", "toolgrpo.testing")
-PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def names_in(page: Path) -> set[str]:

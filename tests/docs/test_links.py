@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "recipes").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+from tests.support.page_blocks import PAGES
 
 
 def sections(page: Path) -> set[str]:

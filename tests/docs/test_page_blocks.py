@@ -18,7 +18,7 @@ import pytest
 import yaml
 from trl import ModelConfig
 
-from tests.support.page_blocks import SHELL, Block, commands_of, page_blocks
+from tests.support.page_blocks import PAGES, SHELL, Block, commands_of, page_blocks
 from tests.support.page_rooms import PythonRoom, run_command
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.check import CheckArguments
@@ -30,7 +30,6 @@ from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCKS = [block for page in PAGES for block in page_blocks(page)]
 OF_TRAINING = (ScriptArguments, ToolGRPOConfig, ModelConfig)
 FLAGS = {

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *(ROOT / "docs").rglob("*.md")])
 SHELL = frozenset({"", "bash", "console", "sh"})
 Doing = Literal["file", "run", "not run", "unsaid"]
 
