@@ -44,11 +44,7 @@ SCRIPTS = {f"recipes/{name}.py": name for name in ("train", "evaluate", "check",
 }
 
 
-def named(block: Block) -> str:
-    return block.where
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=named)
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.where)
 def test_every_block_says_what_it_is_and_can_be_read(block: Block) -> None:
     assert block.doing != "unsaid", f"{block.where}: say on the line before it: file, run, or not run and why"
     if block.doing == "not run":
