@@ -137,8 +137,11 @@ def test_two_servers_with_one_tool_need_a_prefix() -> None:
         ('{"mcpServers": {"a": {}}}', "server 'a' needs either a \"command\""),
         ('{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "needs either"),
         ('{"mcpServers": {"a": {"url": "y", "type": "sse"}}}', "only stdio and streamable HTTP"),
-        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', '"args" must be a list'),
-        ('{"mcpServers": {"a": {"command": "x", "session": "day"}}}', 'must be "run" or "trajectory"'),
+        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "\"args\": Input should be a valid list, got 'y'"),
+        (
+            '{"mcpServers": {"a": {"command": "x", "session": "day"}}}',
+            "Input should be 'run' or 'trajectory', got 'day'",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_be_used(tmp_path: Path, content: str, says: str) -> None:

@@ -8,7 +8,7 @@ included, comes down to the reaper when the processes between have ended. It kil
 * its child ends, by itself or by `kill -9`;
 * the owner ends: a process far above, watched through a descriptor that no fork of it can keep
   open. The child has some seconds to tidy up, then it is killed, whatever it is doing;
-* it gets SIGTERM.
+* it gets SIGTERM, which it hands on; the child has a second for it.
 
 It ends as its child ended. Not covered: the reaper killed together with its child (each alone is
 covered, as the child watches the reaper in turn), and systems other than Linux, where the caller
@@ -27,6 +27,7 @@ from typing import NoReturn
 from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, name_process, watch_process
 
 _TIDY_UP_MS = 5000
+_GRACE_S = 1  # after a SIGTERM
 
 
 def fork_under_reaper(owner: int) -> None:
@@ -47,7 +48,8 @@ def fork_under_reaper(owner: int) -> None:
 def _reap(child: int, owner: int) -> NoReturn:
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _kill(child))
+    signal.signal(signal.SIGALRM, lambda *_: _kill(child))
+    signal.signal(signal.SIGTERM, lambda *_: _ask(child))
     name_process("toolgrpo-reaper")
     os.chdir("/")
     ended = watch_process(child)
@@ -82,9 +84,14 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(int(name))
 
 
-def _kill(pid: int) -> None:
+def _ask(child: int) -> None:
+    _kill(child, signal.SIGTERM)
+    signal.alarm(_GRACE_S)
+
+
+def _kill(pid: int, number: int = signal.SIGKILL) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def _end_as(code: int) -> NoReturn:

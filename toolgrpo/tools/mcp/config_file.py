@@ -13,28 +13,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.missing_files import no_mcp_config
 
 
-@dataclass(frozen=True, slots=True)
-class McpServerConfig:
+class McpServerConfig(BaseModel):
     """One server: a command to start, or a URL to talk to."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     name: str
     command: str | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    args: list[str] = []
+    env: dict[str, str] = {}
     cwd: str | None = None
     url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    per_trajectory: bool = False
+    headers: dict[str, str] = {}
+    session: Literal["run", "trajectory"] = "run"
     prefix: str = ""
-    tools: tuple[str, ...] | None = None
+    tools: list[str] | None = None
 
 
 def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerConfig]:
@@ -70,37 +72,9 @@ def _server(name: str, entry: object, label: str) -> McpServerConfig:
         raise ConfigError(f'{where} needs either a "command" to start or a "url" to talk to')
     if entry.get("type") == "sse":
         raise ConfigError(f"{where} asks for the old SSE transport; only stdio and streamable HTTP are supported")
-    session = entry.get("session", "run")
-    if session not in ("run", "trajectory"):
-        raise ConfigError(f'{where}: "session" must be "run" or "trajectory", got {session!r}')
-    tools = entry.get("tools")
-    return McpServerConfig(
-        name=name,
-        command=_text(command, where, "command"),
-        args=tuple(str(arg) for arg in _list(entry.get("args", []), where, "args")),
-        env=_texts(entry.get("env", {}), where, "env"),
-        cwd=_text(entry.get("cwd"), where, "cwd"),
-        url=_text(url, where, "url"),
-        headers=_texts(entry.get("headers", {}), where, "headers"),
-        per_trajectory=session == "trajectory",
-        prefix=_text(entry.get("prefix"), where, "prefix") or "",
-        tools=None if tools is None else tuple(str(tool) for tool in _list(tools, where, "tools")),
-    )
-
-
-def _text(value: object, where: str, key: str) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(f'{where}: "{key}" must be a string, got {value!r:.80}')
-    return value
-
-
-def _list(value: object, where: str, key: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ConfigError(f'{where}: "{key}" must be a list, got {value!r:.80}')
-    return value
-
-
-def _texts(value: object, where: str, key: str) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ConfigError(f'{where}: "{key}" must be an object of strings, got {value!r:.80}')
-    return {str(name): str(text) for name, text in value.items()}
+    try:
+        return McpServerConfig(**entry | {"name": name})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = ".".join(map(str, wrong["loc"]))
+        raise ConfigError(f'{where}: "{key}": {wrong["msg"]}, got {wrong["input"]!r:.80}') from error

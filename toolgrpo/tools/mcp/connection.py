@@ -14,30 +14,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import mcp_types
 import pydantic
 from mcp import Client, MCPError
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from toolgrpo.calls import ToolErrorKind
 from toolgrpo.errors import PluginError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.mcp.config_file import McpServerConfig
-from toolgrpo.tools.mcp.stdio import MAX_MESSAGE_BYTES, Keepers, ServerOutput, stdio_transport
+from toolgrpo.tools.mcp.keeper import MAX_MESSAGE_BYTES
 from toolgrpo.tools.render import cut, describe_exception
 from toolgrpo.tools.workers.output_log import OutputLog
 
+_KEEPER = "import sys; sys.path.insert(0, sys.argv[1]); from toolgrpo.tools.mcp.keeper import main; main(int(sys.argv[2]), sys.argv[3:])"
+_PATH = str(Path(__file__).parents[3])
 _PROBE_TIMEOUT_S = 5.0
 _MAX_PAUSE_S = 30.0
 _CLOSE_TIMEOUT_S = 12.0  # longer than a transport takes to kill a server that does not want to end
 _LAST_WORDS_TIMEOUT_S = 1.0
+_TAIL_BYTES = 4000
 _MAX_TOOLS = 1000
 _TOO_LONG = f"the server answered with more than {MAX_MESSAGE_BYTES:,} bytes"
 
@@ -51,20 +58,22 @@ class ConnectionOptions:
     connect_timeout_s: float
     max_result_chars: int
     log: OutputLog
-    keepers: Keepers
+    mark: str  # a variable in the environment of every process
 
 
 class ServerDown(Exception):
     """The server cannot be reached now; the message says why."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A living connection and the task that keeps it."""
+class _Link:
+    """A connection that is opened, open or left; `client` comes when it is open."""
 
-    client: Client
     task: asyncio.Task[None]
-    leave: asyncio.Event
+
+    def __init__(self) -> None:
+        self.client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self.client.add_done_callback(lambda client: client.cancelled() or client.exception())  # callers may be gone
+        self.leave = asyncio.Event()
 
 
 class McpConnection:
@@ -73,20 +82,20 @@ class McpConnection:
     def __init__(self, config: McpServerConfig, options: ConnectionOptions) -> None:
         self._config = config
         self._options = options
-        self._open: _Open | None = None
-        self._opening: asyncio.Task[_Open] | None = None
-        self._output: ServerOutput | None = None
+        self._name = f"the server '{config.name}'"
+        self._link: _Link | None = None
+        self._output: _ServerOutput | None = None
         self._failures = 0
         self._not_before = 0.0
         self._closed = False
-        self._background: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # a cancelled one would leave its server running
 
     async def list_tools(self) -> list[mcp_types.Tool]:
         """List every tool of the server, all pages; PluginError if it has none to give."""
         tools: list[mcp_types.Tool] = []
         limit_s = self._options.connect_timeout_s
         try:
-            client = (await self._connected()).client
+            client = (await self._connected()).client.result()
             async with asyncio.timeout(limit_s):
                 cursor: str | None = None
                 while True:
@@ -101,11 +110,12 @@ class McpConnection:
             raise
         except ServerDown as error:
             raise PluginError(f"{error}. Check its command or URL in the MCP configuration.") from error
-        except TimeoutError as error:
-            detail = f"it had not come to the end of its tools within {limit_s:g} s; there were {len(tools)} by then"
-            raise PluginError(await self._with_last_words(f"{self._name} cannot be used: {detail}")) from error
         except Exception as error:  # a server can answer with anything: the SDK's errors, pydantic's, bare ones
             detail = f"its tools cannot be listed ({_describe(error)})"
+            if isinstance(error, TimeoutError):
+                detail = (
+                    f"it had not come to the end of its tools within {limit_s:g} s; there were {len(tools)} by then"
+                )
             raise PluginError(await self._with_last_words(f"{self._name} cannot be used: {detail}")) from error
 
     async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
@@ -117,23 +127,22 @@ class McpConnection:
     async def close(self) -> None:
         """Leave the server for good, also if it is just being reached."""
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening], timeout=2 * _CLOSE_TIMEOUT_S)
-        if self._open is not None:
-            await self._drop(self._open)
-        if self._background:  # connections that are being left: a cancelled one would leave its server running
-            await asyncio.wait(self._background, timeout=2 * _CLOSE_TIMEOUT_S)
+        if self._link is not None:
+            if not self._link.client.done():
+                self._link.task.cancel()
+            self._drop(self._link)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * _CLOSE_TIMEOUT_S)
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
-        connection: _Open | None = None
+        link: _Link | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._connected()
-                return self._reply(await connection.client.call_tool(name, dict(arguments)))
+                link = await self._connected()
+                return self._reply(await link.client.result().call_tool(name, dict(arguments)))
         except TimeoutError:
-            if connection is not None:
-                self._later(self._probe(connection, min(_PROBE_TIMEOUT_S, timeout_s)))
+            if link is not None:
+                self._start(self._probe(link, min(_PROBE_TIMEOUT_S, timeout_s)))
             return Reply(f"no answer within {timeout_s:g} s", ToolErrorKind.TIMEOUT)
         except ServerDown as error:
             return Reply(str(error), ToolErrorKind.DIED)
@@ -146,22 +155,9 @@ class McpConnection:
         except Exception as error:  # the SDK lets errors of its transports through: httpx2, anyio, OSError, groups
             how = f"failed ({_describe(error)})"
         text = await self._with_last_words(f"{self._name} {how}; it is started again")
-        if connection is not None:
-            self._later(self._drop(connection))
+        if link is not None:
+            self._drop(link)
         return Reply(text, ToolErrorKind.DIED)
-
-    @property
-    def _name(self) -> str:
-        return f"the server '{self._config.name}'"
-
-    async def _with_last_words(self, text: str) -> str:
-        """Return the sentence with what the server printed last, if it printed anything."""
-        if self._output is None:
-            return text
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._output.ended.wait(), _LAST_WORDS_TIMEOUT_S)
-        words = self._output.last_words()
-        return f"{text}. The last it printed: {words}" if words else text
 
     def _reply(self, result: mcp_types.CallToolResult) -> Reply:
         parts = [_content_text(block) for block in result.content]
@@ -171,101 +167,117 @@ class McpConnection:
         error = ToolErrorKind.RAISED if result.is_error else None
         return Reply(rendered.text, error, left_out=rendered.left_out)
 
-    async def _connected(self) -> _Open:
+    async def _with_last_words(self, text: str) -> str:
+        """Return the sentence with what the server printed last, if it printed anything."""
+        words = "" if self._output is None else await self._output.last_words()
+        return f"{text}. The last it printed: {words}" if words else text
+
+    async def _connected(self) -> _Link:
         """Return the connection, opened if need be.
 
         The opening outlives a caller whose deadline comes first.
         """
-        if self._open is not None and not self._open.task.done():
-            return self._open
-        if self._closed:
-            raise ServerDown(f"{self._name} is closed")
-        if self._opening is None:
+        link = self._link
+        if link is None or link.task.done():
+            if self._closed:
+                raise ServerDown(f"{self._name} is closed")
             if time.monotonic() < self._not_before:
                 raise ServerDown(f"{self._name} is down; it is tried again later")
-            self._opening = asyncio.get_running_loop().create_task(self._reopen())
-            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen by the callers
-        return await asyncio.shield(self._opening)
+            link = self._link = _Link()
+            link.task = self._start(self._keep(link))
+        await asyncio.shield(link.client)
+        return link
 
-    async def _reopen(self) -> _Open:
-        try:
-            self._open = await self._connect()
-        except ServerDown:
-            self._failures += 1
-            self._not_before = time.monotonic() + min(_MAX_PAUSE_S, 0.5 * 2**self._failures)
-            raise
-        finally:
-            self._opening = None
-        self._failures = 0
-        return self._open
-
-    async def _connect(self) -> _Open:
-        loop = asyncio.get_running_loop()
-        entered: asyncio.Future[Client] = loop.create_future()
-        leave = asyncio.Event()
-        task = loop.create_task(self._keep(entered, leave))
-        try:
-            client = await asyncio.wait_for(asyncio.shield(entered), self._options.connect_timeout_s)
-        except BaseException as error:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task], timeout=_CLOSE_TIMEOUT_S)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            reason = (
-                f"no answer within {self._options.connect_timeout_s:g} s"
-                if isinstance(error, TimeoutError)
-                else _describe(error)
-            )
-            text = await self._with_last_words(f"{self._name} cannot be reached: {reason}")
-            raise ServerDown(text) from error
-        return _Open(client, task, leave)
-
-    async def _keep(self, entered: asyncio.Future[Client], leave: asyncio.Event) -> None:
+    async def _keep(self, link: _Link) -> None:
         """Enter the client, stay until told to leave, leave."""
+        limit_s = self._options.connect_timeout_s
         try:
             async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(Client(await self._transport(stack)))
+                async with asyncio.timeout(limit_s):
+                    client = await stack.enter_async_context(Client(await self._transport(stack)))
                 client.session.validate_tool_result = _unchecked  # type: ignore[method-assign]  # the SDK has no switch
-                if not entered.done():
-                    entered.set_result(client)
-                await leave.wait()
-        except Exception as error:  # whatever a transport raises; the callers see it through their own calls
-            if not entered.done():
-                entered.set_exception(error)
-        finally:
-            entered.cancel()
+                self._failures = 0
+                link.client.set_result(client)
+                await link.leave.wait()
+        except BaseException as error:  # whatever a transport raises; the callers see it through their own calls
+            if not link.client.done():
+                self._failures += 1
+                self._not_before = time.monotonic() + min(_MAX_PAUSE_S, 0.5 * 2**self._failures)
+                reason = f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else _describe(error)
+                text = await self._with_last_words(f"{self._name} cannot be reached: {reason}")
+                link.client.set_exception(ServerDown(text))
+            if not isinstance(error, Exception):
+                raise
 
-    async def _transport(self, stack: AsyncExitStack) -> Any:
+    async def _transport(self, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         config = self._config
         if config.url is not None:
             headers = {"accept-encoding": "identity", **config.headers}
             client = httpx2.AsyncClient(headers=headers, timeout=None, event_hooks={"response": [_bound_answer]})
             http = await stack.enter_async_context(client)
             return streamable_http_client(config.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES)
-        self._output = ServerOutput(self._options.log)
-        return stdio_transport(config, self._output, self._options.keepers)
+        assert config.command is not None
+        arguments = ["-I", "-S", "-c", _KEEPER, _PATH, str(os.getpid()), config.command, *config.args]
+        env = {**config.env, self._options.mark: "1"}
+        server = StdioServerParameters(command=sys.executable, args=arguments, env=env, cwd=config.cwd)
+        self._output = _ServerOutput(self._options.log)
+        return _started(server, self._output)
 
-    async def _probe(self, connection: _Open, timeout_s: float) -> None:
+    async def _probe(self, link: _Link, timeout_s: float) -> None:
         """Drop the connection if the server gives no answer at all after a call that overran."""
         try:
-            await asyncio.wait_for(connection.client.list_tools(cache_mode="bypass"), timeout_s)
+            await asyncio.wait_for(link.client.result().list_tools(cache_mode="bypass"), timeout_s)
         except Exception:  # any failure means the same here
-            await self._drop(connection)
+            self._drop(link)
 
-    async def _drop(self, connection: _Open) -> None:
+    def _drop(self, link: _Link) -> None:
         """Leave a connection, and make sure that its server ends."""
-        if self._open is connection:
-            self._open = None
-        connection.leave.set()
-        _, pending = await asyncio.wait([connection.task], timeout=_CLOSE_TIMEOUT_S)
-        for task in pending:
-            task.cancel()
+        if self._link is link:
+            self._link = None
+        link.leave.set()
+        asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, link.task.cancel)
 
-    def _later(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _ServerOutput:
+    """What one server prints beside its messages: into the log, and the last of it kept."""
+
+    def __init__(self, log: OutputLog) -> None:
+        self._log = log
+        self._tail = b""
+        self._ended = asyncio.Event()
+        self._pipe, self.write_end = os.pipe()
+        os.set_blocking(self._pipe, False)
+        asyncio.get_running_loop().add_reader(self._pipe, self._read)
+
+    def _read(self) -> None:
+        if text := os.read(self._pipe, 1 << 16):
+            self._tail = (self._tail + text)[-_TAIL_BYTES:]
+            self._log.record(text)
+        else:
+            asyncio.get_running_loop().remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._ended.set()
+
+    async def last_words(self, max_lines: int = 5, max_chars: int = 400) -> str:
+        """Return the last lines, the end of them if they are long; those of one that ends may take a moment."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), _LAST_WORDS_TIMEOUT_S)
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()
+        return "\n".join(lines[-max_lines:])[-max_chars:]
+
+
+@asynccontextmanager
+async def _started(server: StdioServerParameters, output: _ServerOutput) -> AsyncIterator[Any]:
+    async with AsyncExitStack() as stack:
+        with os.fdopen(output.write_end, "w") as errlog:  # closed here once the keeper has it
+            streams = await stack.enter_async_context(stdio_client(server, errlog))
+        yield streams
 
 
 def _content_text(block: object) -> str:
@@ -307,15 +319,9 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _describe(error: BaseException) -> str:
-    error = _first_error(error)
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     if isinstance(error, pydantic.ValidationError):
         wrong = error.errors(include_url=False, include_input=False)[0]
         return cut(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}", 300).text
     return describe_exception(error, 300)
-
-
-def _first_error(error: BaseException) -> BaseException:
-    """Return the first real error of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

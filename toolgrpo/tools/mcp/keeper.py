@@ -1,123 +1,126 @@
-"""Runs the command of an MCP server, and ends with it all that it started.
+"""The process above an MCP server: it hands on what the server says, and nothing outlives it.
 
-Started as `python -I -S keeper.py PARENT COMMAND [ARGUMENT...]`, with the server's pipes, which
-it hands on. When the server ends by itself, when this process gets a SIGTERM, or when the trainer
-(the process PARENT) ends in whatever way, the server and everything it has started are killed, also
-what left its process group. The standard library only: it must be there in some milliseconds.
+The server and all that it starts end with it, and with the trainer, however these end: a reaper
+(`processes/reaper.py`) sees to that. Messages come one a line. One that is too long or too deep for
+the SDK to read becomes an error of the call that it answers; what is no message goes to stderr, and
+so into the log. The standard library only: it must be there in some milliseconds.
 
 Not covered off Linux: what left the process group, and a trainer that was killed (a sound server
 ends with its stdin).
 """
 
-import ctypes
+from __future__ import annotations
+
+import json
 import os
+import re
+import select
 import signal
-import sys
-import time
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-GRACE_S = 1.0  # from the SIGTERM of a server to its SIGKILL
-LIMIT_S = 5.0  # for processes that start others as quickly as they are killed
+from toolgrpo.processes.linux import watch_process
+from toolgrpo.processes.reaper import fork_under_reaper
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_CHUNK = 1 << 16
+_ENDS = 256  # what is kept of either end of a message that is too long: the id of the call stands in one of them
+_MAX_DEPTH = 150  # the SDK reads no more than 200 levels
+_ID_FIRST = re.compile(rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,')
+_ID_LAST = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
-class ToldToEnd(Exception):
-    """A SIGTERM came."""
-
-
-def main() -> int:
-    """Keep the server until it ends, or until the one SIGTERM that is heard."""
-    parent, command = int(sys.argv[1]), sys.argv[2:]
-    signal.signal(signal.SIGTERM, on_sigterm)
-    control(PR_SET_CHILD_SUBREAPER, 1)
-    control(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        return 1
-    server = os.fork()
-    if server == 0:
-        exec_server(command)
-    os.close(0)  # the server's end of its pipes must be the only one
-    os.close(1)
+def main(trainer: int, command: Sequence[str]) -> None:
+    """Run the server until it ends, its output does, or the reaper above is told to end; never return."""
+    owner = watch_process(trainer)
+    if os.getppid() != trainer:  # it ended before it could be watched
+        os._exit(1)
+    fork_under_reaper(owner)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # it went to the whole group, and is for the server
     try:
-        return os.waitstatus_to_exitcode(wait_for(server))
-    except ToldToEnd:
-        ask(server)
-        return 1
-    finally:
-        if sys.platform != "linux":
-            with suppress(OSError):
-                os.killpg(server, signal.SIGKILL)
-
-
-def exec_server(command: list[str]) -> None:
-    """Be the server; never return."""
-    keeper = os.getppid()
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.setpgid(0, 0)
-        control(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == keeper:
-            os.execvp(command[0], command)
+        server = subprocess.Popen(command, stdout=subprocess.PIPE)
     except OSError as error:
         os.write(2, f"cannot start {command[0]!r}: {error.strerror}\n".encode(errors="replace"))
-    finally:
         os._exit(127)
+    with suppress(OSError):  # the trainer is gone
+        _hand_on(server)
+    server.kill()
+    os._exit(server.wait() & 0xFF)
 
 
-def wait_for(server: int) -> int:
-    """Reap whatever ends, until it is the server."""
-    while True:
-        pid, status = os.wait()
-        if pid == server:
-            return status
-
-
-def ask(server: int) -> None:
-    """Tell the server's group to end, and give it a moment."""
-    with suppress(OSError):
-        os.killpg(server, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline:
-        with suppress(ChildProcessError):
-            if os.waitpid(server, os.WNOHANG)[0] == 0:
-                time.sleep(0.01)
-                continue
-        return
-
-
-def end_all() -> None:
-    """Kill all children; their children become ours, so that none is left when we have none."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
+def _hand_on(server: subprocess.Popen[bytes]) -> None:
+    """Hand on all that the server has said when it, or its output, ends."""
+    assert server.stdout is not None
+    output, ended = server.stdout.fileno(), watch_process(server.pid)
+    poller = select.poll()
+    for descriptor in (output, ended):
+        if descriptor >= 0:
+            poller.register(descriptor, select.POLLIN)
+    lines = _Lines()
+    while output in (ready := dict(poller.poll())) or ended not in ready:
+        if not (chunk := os.read(output, _CHUNK)):
             return
-        time.sleep(0.002)
+        for line, n_bytes in lines.fed(chunk):
+            _write(*_readable(line, n_bytes))
 
 
-def control(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+class _Lines:
+    """Lines from chunks, each without its middle if it is too long, and with its length."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._dropped = 0
+
+    def fed(self, chunk: bytes) -> Iterator[tuple[bytes, int]]:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            self._grow(end)
+            yield bytes(self._line), len(self._line) + self._dropped
+            self._line, self._dropped = bytearray(), 0
+        self._grow(rest)
+
+    def _grow(self, part: bytes) -> None:
+        self._line += part
+        if len(self._line) > MAX_MESSAGE_BYTES:
+            self._dropped += len(self._line) - 2 * _ENDS
+            self._line[_ENDS:-_ENDS] = b""
 
 
-def on_sigterm(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise ToldToEnd
+def _readable(line: bytes, n_bytes: int) -> tuple[int, bytes]:
+    """Return what to write of a line, and to which descriptor."""
+    if n_bytes > len(line):
+        problem = f"the server answered with {n_bytes:,} bytes; at most {MAX_MESSAGE_BYTES:,} are read"
+    else:
+        try:
+            message = json.loads(line.decode())
+            if b"\\u" in line:
+                json.dumps(message, ensure_ascii=False).encode()  # half a character is an error too
+            _check_depth(message)
+            return (1 if isinstance(message, dict) else 2), line
+        except (ValueError, RecursionError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            problem = f"the server's answer cannot be read: {why}"
+    answered = _ID_FIRST.match(line) or _ID_LAST.search(line[-_ENDS:])
+    if answered is None:
+        return 2, line
+    error_data = {"code": -32700, "message": problem}
+    return 1, json.dumps({"jsonrpc": "2.0", "id": int(answered[1]), "error": error_data}).encode()
 
 
-if __name__ == "__main__":
-    try:
-        status = main()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    except ToldToEnd:  # it is raised once at most
-        status = 1
-    end_all()
-    os._exit(status & 0xFF)
+def _check_depth(value: object) -> None:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [member for node in level for member in _members(node)]
+    if level:
+        raise RecursionError
+
+
+def _members(node: object) -> Iterable[object]:
+    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+
+
+def _write(descriptor: int, line: bytes) -> None:
+    left = memoryview(line + b"\n")
+    while left:
+        left = left[os.write(descriptor, left) :]

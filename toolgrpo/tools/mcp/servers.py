@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import mcp_types
 
 from toolgrpo.errors import PluginError
+from toolgrpo.processes.linux import kill_marked
 from toolgrpo.tools.arguments import ArgumentChecker
 from toolgrpo.tools.backends import BackendSession
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.mcp.config_file import McpServerConfig
 from toolgrpo.tools.mcp.connection import ConnectionOptions, McpConnection
-from toolgrpo.tools.mcp.stdio import Keepers
 from toolgrpo.tools.plugin.tool_spec import ToolSpec
 from toolgrpo.tools.render import describe_exception
 from toolgrpo.tools.workers.output_log import OutputLog
@@ -28,14 +27,6 @@ _CLOSE_TIMEOUT_S = 40.0  # all servers at once; each has limits of its own that 
 _MAX_DESCRIPTION_CHARS = 20_000
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _LEAVE_OUT = 'Name the tools you want, without this one, under "tools" in the MCP configuration.'
-
-
-@dataclass(frozen=True, slots=True)
-class _Remote:
-    """Where a tool lives, and what it is called there."""
-
-    server: str
-    name: str
 
 
 class McpBackend:
@@ -52,10 +43,9 @@ class McpBackend:
     ) -> None:
         self._timeout_s = timeout_s
         self._log = log
-        self._keepers = Keepers()
-        self._options = ConnectionOptions(connect_timeout_s, max_result_chars, log, self._keepers)
+        self._options = ConnectionOptions(connect_timeout_s, max_result_chars, log, f"TOOLGRPO_MCP_{uuid.uuid4().hex}")
         self._servers = {server.name: server for server in servers}
-        self._remote: dict[str, _Remote] = {}
+        self._remote: dict[str, tuple[str, str]] = {}  # a tool's server, and its name there
         self._specs: list[ToolSpec] = []
         self._thread = LoopThread("toolgrpo-mcp")
         self._of_sessions: set[McpConnection] = set()  # of episodes that are under way
@@ -72,17 +62,18 @@ class McpBackend:
         return self._specs
 
     def session(self, row: Mapping[str, Any]) -> McpSession:
-        own = {name: self._connection(server) for name, server in self._servers.items() if server.per_trajectory}
+        own = {
+            name: self._connection(server) for name, server in self._servers.items() if server.session == "trajectory"
+        }
         self._of_sessions.update(own.values())
         return McpSession(self, own)
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any], own: Mapping[str, McpConnection]) -> Reply:
         """Ask a tool over the connection of the episode, or that of the run."""
-        remote = self._remote[spec.name]
-        connection = own.get(remote.server) or self._shared[remote.server]
-        work = connection.call(remote.name, arguments, spec.timeout_s or self._timeout_s)
-        future: Future[Reply] = self._thread.submit(work)
-        return await asyncio.wrap_future(future)
+        server, name = self._remote[spec.name]
+        connection = own.get(server) or self._shared[server]
+        work = connection.call(name, arguments, spec.timeout_s or self._timeout_s)
+        return await asyncio.wrap_future(self._thread.submit(work))
 
     async def leave(self, connections: Iterable[McpConnection]) -> None:
         """Close the connections of an episode, unless the backend is closed, and they with it."""
@@ -98,7 +89,7 @@ class McpBackend:
             with suppress(Exception):  # however leaving them fails, they are ended below
                 self._thread.submit(self._close()).result(timeout=_CLOSE_TIMEOUT_S)
             self._thread.close()
-            self._keepers.end()
+            kill_marked(self._options.mark)
             self._log.close()
 
     def _connection(self, server: McpServerConfig) -> McpConnection:
@@ -117,7 +108,7 @@ class McpBackend:
             for tool in tools:
                 if server.tools is None or tool.name in server.tools:
                     self._add(server, tool)
-            if server.per_trajectory:
+            if server.session == "trajectory":
                 await self._shared[name].close()
 
     def _add(self, server: McpServerConfig, tool: mcp_types.Tool) -> None:
@@ -142,7 +133,7 @@ class McpBackend:
                 f"{where}: its schema cannot be used ({describe_exception(error, 300)}) {_LEAVE_OUT}"
             ) from error
         described = {"name": name, "description": description, "parameters": parameters}
-        self._remote[name] = _Remote(server.name, tool.name)
+        self._remote[name] = server.name, tool.name
         self._specs.append(ToolSpec(name=name, schema={"type": "function", "function": described}, is_async=True))
 
     def _check_name(self, server: McpServerConfig, name: str, where: str) -> None:
@@ -153,7 +144,7 @@ class McpBackend:
             )
         if name not in self._remote:
             return
-        if (other := self._remote[name].server) == server.name:
+        if (other := self._remote[name][0]) == server.name:
             raise PluginError(f"{where}: it is listed twice")
         raise PluginError(
             f"two MCP servers have a tool named '{name}': '{other}' and '{server.name}'. "
