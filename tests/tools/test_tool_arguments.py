@@ -247,8 +247,8 @@ def deep_schema(depth: int) -> dict[str, Any]:
         ({"required": "a"}, "is not valid at '/required'"),
         ({"properties": {"a": {"enum": [object()]}}}, "is not plain JSON"),
         ({"properties": {"a": {"description": "x" * 1_000_000}}}, "every prompt would hold them"),
-        (deep_schema(40), "levels deep"),
-        (deep_schema(10_000), "levels deep"),
+        (deep_schema(40), "nested too deeply"),
+        (deep_schema(10_000), "nested too deeply"),
     ],
 )  # fmt: skip
 def test_a_schema_that_cannot_be_used_is_refused_when_it_is_loaded(schema: dict[str, Any], says: str) -> None:

@@ -24,7 +24,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, name_process, watch_process
+from toolgrpo.processes.linux import adopt_orphans, die_with_parent, end_children, name_process, watch_process
 
 _TIDY_UP_MS = 5000
 _GRACE_S = 1  # after a SIGTERM
@@ -56,11 +56,7 @@ def _reap(child: int, owner: int) -> NoReturn:
     _close_all_but({0, 1, 2, owner, ended})
     _wait(child, ended, owner)
     _, status = os.waitpid(child, 0)
-    while remaining := children():
-        for pid in remaining:
-            _kill(pid)
-        with suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+    end_children()
     _end_as(os.waitstatus_to_exitcode(status))
 
 

@@ -15,7 +15,6 @@ from toolgrpo.tools.backends import FunctionBackend, InProcessBackend, ToolBacke
 from toolgrpo.tools.base import TOOL_TIMEOUT_S, TOOL_WORKERS
 from toolgrpo.tools.environments import EnvironmentBackend
 from toolgrpo.tools.mcp.config_file import read_mcp_config
-from toolgrpo.tools.plugin.heavy_modules import slow_import
 from toolgrpo.tools.plugin.plugin_file import LoadedTool, PluginSource, load_functions, tools_of
 from toolgrpo.tools.plugin.tool_source import environment_source, source_of
 from toolgrpo.tools.plugin.tool_spec import ToolSpec, options_of
@@ -25,6 +24,7 @@ from toolgrpo.tools.workers.pool import WorkerPool
 from toolgrpo.tools.workers.pool_records import PoolOptions
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
+_SLOW_S = 5.0
 ToolSource = str | Path | ModuleType | Sequence[Callable[..., Any]]
 
 
@@ -66,35 +66,40 @@ def load_tools(
     if memory_mb < 0:
         raise ConfigError(f"memory_mb must be a number of megabytes, or 0 for no limit; got {memory_mb!r}")
     chosen = _choose(spec)
+    stateful = None if environment is None else environment_source(environment)
+    log_file = None if log_path is None else Path(log_path)
+    order, held = chosen.order, chosen.held
+    slow: str | None = None
     with ExitStack() as undo:
         backends: list[ToolBackend] = []
-        order: list[str] = chosen.order
-        held = chosen.held
-        of_functions: list[ToolSpec] = []
-        slow: str | None = None
-        if chosen.source is not None or environment is not None:
-            source = None if environment is None else environment_source(environment)
-            hello = {"tools": chosen.source and asdict(chosen.source), "environment": source and asdict(source)}
+        if chosen.source is not None or stateful is not None:
+            hello = {"tools": chosen.source and asdict(chosen.source), "environment": stateful and asdict(stateful)}
             limits = WorkerLimits(threads_per_worker, memory_mb, max_result_chars)
             options = PoolOptions(workers, limits, load_timeout_s=load_timeout_s)
-            pool = WorkerPool(hello, options, OutputLog(None if log_path is None else Path(log_path)))
+            pool = WorkerPool(hello, options, OutputLog(log_file))
             undo.callback(pool.close)
-            label = ", ".join(one.label for one in (chosen.source, source) if one is not None)
+            label = ", ".join(one.label for one in (chosen.source, stateful) if one is not None)
             slow = slow_import(label, pool.spec.import_s, pool.spec.heavy_imports)
             order = order or [known.name for known in pool.spec.functions]
             held = held or _held_here(chosen.source, pool)
-            of_functions += [*pool.spec.functions, *(pool.spec.environment.tools if pool.spec.environment else ())]
-            backends += _in_workers(pool, tool_timeout_s, cache_tools)
+            outside = [known for known in pool.spec.functions if not known.in_process]
+            backends.append(FunctionBackend(pool, outside, tool_timeout_s, cache_all=cache_tools))
+            if pool.spec.environment is not None:
+                backends.append(EnvironmentBackend(pool, pool.spec.environment, tool_timeout_s))
         if held:
-            of_functions += [tool.spec for tool in held if tool.spec not in of_functions]
             inside = InProcessBackend(held, tool_timeout_s, cache_all=cache_tools, max_result_chars=max_result_chars)
             undo.callback(inside.close)
             backends.append(inside)
+        notices = [*_undescribed(spec for backend in backends for spec in backend.specs), *([slow] if slow else ())]
         if mcp_config is not None:
-            servers = _mcp(mcp_config, tool_timeout_s, load_timeout_s, max_result_chars, log_path)
-            undo.callback(servers.close)
-            backends.append(servers)
-        notices = [*_undescribed(of_functions), *([slow] if slow is not None else ())]
+            servers = read_mcp_config(mcp_config)
+            from toolgrpo.tools.mcp.servers import (
+                McpBackend,
+            )  # the SDK takes a second to import; most runs need none of it
+
+            remote = McpBackend(servers, tool_timeout_s, load_timeout_s, max_result_chars, OutputLog(log_file))
+            undo.callback(remote.close)
+            backends.append(remote)
         toolbox = Toolbox(backends, order, timeout_s=tool_timeout_s, notices=notices)
         undo.pop_all()
     for notice in toolbox.notices:
@@ -114,15 +119,6 @@ def _undescribed(specs: Iterable[ToolSpec]) -> list[str]:
         f"the model will see only the name and the type of these parameters: {', '.join(found)}. A line for each in "
         f"an `Args:` section of the docstring would tell it what they mean"
     ]
-
-
-def _in_workers(pool: WorkerPool, timeout_s: float, cache_tools: bool) -> list[ToolBackend]:
-    """Return the backends of the functions, and of the environment if there is one."""
-    outside = [known for known in pool.spec.functions if not known.in_process]
-    backends: list[ToolBackend] = [FunctionBackend(pool, outside, timeout_s, cache_all=cache_tools)]
-    if pool.spec.environment is not None:
-        backends.append(EnvironmentBackend(pool, pool.spec.environment, timeout_s))
-    return backends
 
 
 def _held_here(source: PluginSource | None, pool: WorkerPool) -> list[LoadedTool]:
@@ -160,21 +156,18 @@ def _choose(spec: ToolSource | None) -> _Chosen:
     )
 
 
-def _mcp(
-    config: str | Path | Mapping[str, Any],
-    timeout_s: float,
-    connect_timeout_s: float,
-    max_chars: int,
-    log_path: Path | str | None,
-) -> ToolBackend:
-    servers = read_mcp_config(config)
-    from toolgrpo.tools.mcp.servers import McpBackend  # the SDK takes a second to import; most runs need none of it
-
-    log = OutputLog(None if log_path is None else Path(log_path))
-    return McpBackend(servers, timeout_s, connect_timeout_s=connect_timeout_s, max_result_chars=max_chars, log=log)
-
-
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ConfigError(f"{name} must be positive, got {value!r}")
+
+
+def slow_import(label: str, seconds: float, heavy: tuple[str, ...]) -> str | None:
+    """Return what to say of a plugin that took long to load in the tool workers."""
+    if seconds < _SLOW_S:
+        return None
+    because = f" (it imports {', '.join(sorted(heavy))})" if heavy else ""
+    return (
+        f"the tool workers took {seconds:.0f} s to import {label}{because}, and so will each that is started again; "
+        f"keep tools in a file of their own that imports only what they need"
+    )

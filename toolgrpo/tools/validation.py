@@ -30,8 +30,8 @@ from referencing.jsonschema import EMPTY_REGISTRY as NOTHING_RETRIEVED
 
 from toolgrpo.errors import PluginError
 from toolgrpo.regex_budget import RegexBudget
+from toolgrpo.tools.bounds import beyond_bounds
 
-_MAX_DEPTH = 64
 _MAX_CHARS = 200_000
 _MAX_CHAIN = 64  # references and alternatives that are followed for one value
 _LIMIT_S = 0.5  # most checks need a thousandth of it
@@ -69,13 +69,8 @@ class SchemaValidator:
 
 def _check_size(schema: object, where: str) -> None:
     """Refuse what is too deep to walk, too large to show to a model, or no JSON."""
-    pending: list[tuple[object, int]] = [(schema, 1)]
-    while pending:
-        node, depth = pending.pop()
-        if isinstance(node, Mapping | list):
-            if depth > _MAX_DEPTH:
-                raise PluginError(f"{where}: its schema is nested more than {_MAX_DEPTH} levels deep. Flatten it.")
-            pending += [(member, depth + 1) for member in (node.values() if isinstance(node, Mapping) else node)]
+    if (beyond := beyond_bounds(schema)) is not None:
+        raise PluginError(f"{where}: its schema cannot be used: {beyond}")
     try:
         chars = len(json.dumps(schema))
     except (TypeError, ValueError) as error:

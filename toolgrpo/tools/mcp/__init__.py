@@ -1,5 +1,5 @@
 """Tools of MCP servers, through the official SDK.
 
-Runs in the trainer's process, on a loop thread; `keeper` in a process of its own above each server
-that is a process of ours.
+All runs in the trainer's process, on a loop thread, but `keeper`: that is a process above each server
+that we start.
 """

@@ -56,11 +56,8 @@ def read_mcp_config(config: str | Path | Mapping[str, Any]) -> list[McpServerCon
     servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict) or not servers:
         raise ConfigError(f'{label} must have the form {{"mcpServers": {{"name": {{"command": ...}}}}}}')
-    return [_server(name, entry, label) for name, entry in servers.items() if not _disabled(entry)]
-
-
-def _disabled(entry: object) -> bool:
-    return isinstance(entry, dict) and entry.get("disabled") is True
+    used = {name: entry for name, entry in servers.items() if not isinstance(entry, dict) or not entry.get("disabled")}
+    return [_server(name, entry, label) for name, entry in used.items()]
 
 
 def _server(name: str, entry: object, label: str) -> McpServerConfig:

@@ -36,7 +36,6 @@ class McpBackend:
         self,
         servers: Sequence[McpServerConfig],
         timeout_s: float,
-        *,
         connect_timeout_s: float,
         max_result_chars: int,
         log: OutputLog,

@@ -1,4 +1,6 @@
 """A plugin file and what it says: functions, schemas, types.
 
-Read in the trainer's process and loaded in the workers'.
+In the supervisor and the workers run `loaded_plugin`, `plugin_file`, `schema` and `argument_types`
+(in the trainer's process only for tools that ask for it); in the trainer's process `tool_source`; in
+both `tool_spec` and `secret_variables`.
 """

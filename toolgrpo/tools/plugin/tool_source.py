@@ -19,10 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from toolgrpo.errors import PluginError
-from toolgrpo.tools.plugin.heavy_modules import holds_heavy_modules
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import names_beside
 
+HEAVY = frozenset(  # what a training script imports and tools seldom need
+    {"torch", "transformers", "trl", "vllm", "peft", "datasets", "accelerate", "deepspeed", "tensorflow", "jax"}
+)
+_OURS = ("toolgrpo.trainer", "toolgrpo.commands", "toolgrpo.evaluation")
 _MAX_BY_VALUE = 10 << 20
 
 
@@ -130,7 +133,7 @@ def _by_value(functions: Sequence[Any], cloudpickle: Any, *, heavy: bool = False
     """
     names = {getattr(member, "__module__", None) for function in functions for member in (function, type(function))}
     known = [sys.modules[n] for n in names if n and n in sys.modules and n != "__main__"]
-    modules = [m for m in known if not _importable(m.__name__) or (heavy and holds_heavy_modules(m))]
+    modules = [m for m in known if not _importable(m.__name__) or (heavy and _holds_heavy_modules(m))]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -138,3 +141,12 @@ def _by_value(functions: Sequence[Any], cloudpickle: Any, *, heavy: bool = False
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _holds_heavy_modules(module: ModuleType) -> bool:
+    """Return whether a module's names show that importing it imports such a package."""
+    for value in list(vars(module).values()):
+        home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(home, str) and (home.partition(".")[0] in HEAVY or home.startswith(_OURS)):
+            return True
+    return False

@@ -1,3 +1,5 @@
-"""Tools in processes of their own. `pool`, `pool_records` and `connections` run in the trainer's
-process; `supervisor` and `tool_worker` are processes themselves.
+"""Tools in processes of their own.
+
+In the trainer's process run `pool`, `dispatcher`, `connections`, `pool_records` and `output_log`; in
+the supervisor, the parent of all workers, `supervisor`; in each worker `tool_worker` and `health`.
 """

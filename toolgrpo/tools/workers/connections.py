@@ -19,6 +19,7 @@ from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.processes.linux import kill_marked, watch_process
 from toolgrpo.processes.wire import FrameReader, WireError, pack
 from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
+from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import is_secret, withheld_hint
 from toolgrpo.tools.workers.output_log import OutputLog
 from toolgrpo.tools.workers.supervisor import BOOTSTRAP
@@ -99,6 +100,7 @@ class SupervisorLink:
     def __init__(self, hello: Mapping[str, Any], log: OutputLog) -> None:
         surroundings = {**_DEFAULTS, **os.environ}
         self._withheld = {name: value for name, value in surroundings.items() if is_secret(name)}
+        self._sources = hello["tools"], hello["environment"]
         self._hello = {**hello, "withheld": sorted(self._withheld)}
         self._log = log
         self._mark = f"TOOLGRPO_TREE_{uuid.uuid4().hex}"  # in the environment of all that is below it
@@ -146,7 +148,7 @@ class SupervisorLink:
             self._control.sendall(pack(self._hello))
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._read)
-        label = " and ".join(_label(self._hello[key]) for key in ("tools", "environment") if self._hello[key])
+        label = " and ".join(PluginSource(**source).label for source in self._sources if source)
         try:
             message = await asyncio.wait_for(self._loaded, timeout_s)
         except TimeoutError:
@@ -161,10 +163,9 @@ class SupervisorLink:
         if message["op"] != "loaded" or self._control.fileno() < 0:  # or it was, and is gone already
             await self.stop()
             self.was_killed = self._process.returncode == -signal.SIGKILL
-            printed = self._log.tail.decode("utf-8", "replace").strip()
             raise PluginError(
                 f"importing {label} ended the process it ran in (exit status {self._process.returncode}). "
-                f"The last that was printed there:\n{printed}"
+                f"The last that was printed there:\n{self._log.tail}"
             )
         self._on_exited, self._on_lost, self.serving = on_exited, on_lost, True
         return PluginSpec.from_json(message["plugin"])
@@ -273,7 +274,3 @@ class SupervisorLink:
         self._loop.remove_reader(self._output)
         os.close(self._output)
         self._output = -1
-
-
-def _label(source: Mapping[str, Any]) -> str:
-    return str(source["path"] or source["module"] or "the given callables")

@@ -20,145 +20,163 @@ Invariants, on one event loop:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.errors import ToolExecutorError
+from toolgrpo.errors import PluginError, ToolExecutorError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.plugin.loaded_plugin import PluginSpec
-from toolgrpo.tools.workers.connections import WorkerLink
+from toolgrpo.tools.workers.connections import SupervisorLink, WorkerLink
 from toolgrpo.tools.workers.output_log import OutputLog
-from toolgrpo.tools.workers.pool_records import (
-    Job,
-    PoolOptions,
-    WorkerKind,
-    WorkerRecord,
-    choose_worker,
-    describe_ending,
-)
-from toolgrpo.tools.workers.supervision import Supervision, SupervisionEvents
+from toolgrpo.tools.workers.pool_records import Job, PoolOptions, WorkerKind, WorkerRecord, describe_ending
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 _EXIT_STATUS_S = 1.0  # how long the exit status may come after the end of the connection
 _CANCEL_GRACE_S = 0.5
 _MAX_START_FAILURES = 5
+_MAX_LOSSES = 10  # of supervisors in a row: none served for long, or came to a worker that takes calls
+_STABLE_S = 60.0
 _MAX_RETURNS = 8  # of one call that no worker begins
 
 
 class Dispatcher:
-    """The calls, workers and supervisor as the pool sees them. `numbers`: of new workers."""
+    """The calls, workers and supervisor as the pool sees them."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        hello: Mapping[str, Any],
-        options: PoolOptions,
-        log: OutputLog,
-        numbers: Iterator[int],
+        self, loop: asyncio.AbstractEventLoop, hello: Mapping[str, Any], options: PoolOptions, log: OutputLog
     ) -> None:
         self._loop = loop
         self._options = options
         self._log = log
-        self._numbers = numbers
+        self.numbers = itertools.count(1)  # of new workers
         self._workers: dict[int, WorkerRecord] = {}
         self._queue: deque[Job] = deque()
         self._start_failures = 0
         self._has_functions = False
         self._closing = False
-        events = SupervisionEvents(self._on_serving, self._on_supervisor_lost, self._on_exited, self._break)
-        self._supervision = Supervision(hello, options.load_timeout_s, log, events)
+        self._hello = hello
+        self._supervisor: SupervisorLink | None = None
+        self._serving_since = 0.0
+        self._losses = 0
+        self._restarting: asyncio.Task[None] | None = None
         self.broken: ToolExecutorError | None = None
 
     async def open(self) -> PluginSpec:
         """Start the supervisor and its workers; PluginError if the plugin cannot be used."""
-        spec = await self._supervision.start()
+        spec = await self._start_supervisor()
         self._loop.create_task(self._tick())
         return spec
 
     # --- life of the supervisor ------------------------------------------------------------------------
 
-    def _on_serving(self, spec: PluginSpec) -> None:
+    @property
+    def _serving(self) -> SupervisorLink | None:
+        """The supervisor, while it can be asked for workers."""
+        return self._supervisor if self._supervisor is not None and self._supervisor.serving else None
+
+    async def _start_supervisor(self) -> PluginSpec:
+        self._supervisor = SupervisorLink(self._hello, self._log)
+        spec = await self._supervisor.start(
+            self._options.load_timeout_s, on_exited=self._on_exited, on_lost=self._on_supervisor_lost
+        )
+        self._serving_since = time.monotonic()
         self._has_functions = bool(spec.functions)
         for worker in self._workers.values():  # reserved while there was no supervisor
             self._loop.create_task(self._connect(worker))
         self._refill()
         self._dispatch()
+        return spec
 
     def _on_supervisor_lost(self) -> None:
+        if self._closing:
+            return
+        _logger.warning("the supervisor of the tool workers is gone; starting another")
+        if time.monotonic() - self._serving_since > _STABLE_S:
+            self._losses = 0
+        self._restarting = self._loop.create_task(self._restart_supervisor())
         for worker in list(self._workers.values()):
             self._forget(worker)
             if worker.kind is WorkerKind.RESERVED and not worker.touched and not worker.retiring:
-                self._keep_reservation(worker)
+                self._workers[worker.number] = worker.anew()  # the next supervisor can start it
             else:
                 self._settle(worker, "the process of the tools went away", culprit_known=True)
 
-    def _keep_reservation(self, worker: WorkerRecord) -> None:
-        """Let the next supervisor start a worker whose environment has run no code there yet."""
-        again = WorkerRecord(worker.number, worker.kind, born=time.monotonic())
-        for job in worker.waiting:
-            job.take_back()
-            again.jobs[job.id] = job
-        self._workers[again.number] = again
+    async def _restart_supervisor(self) -> None:
+        """Start another when what the lost one left is gone; give up when that does not help."""
+        assert self._supervisor is not None
+        await self._supervisor.stop()
+        while not self._closing:
+            self._losses += 1
+            try:
+                await self._start_supervisor()
+                return
+            except (PluginError, ToolExecutorError) as error:
+                if not self._supervisor.was_killed or self._losses >= _MAX_LOSSES:  # an import does not kill itself
+                    self._break(f"the tool workers could not be started again: {error}")
+                    return
 
     async def shut_down(self) -> None:
         self._closing = True
         for job in [*self._queue, *(job for worker in self._workers.values() for job in worker.jobs.values())]:
-            self._answer(job, Reply("the tools were shut down", ToolErrorKind.DIED))
+            job.answer(Reply("the tools were shut down", ToolErrorKind.DIED))
         for worker in self._workers.values():
             if worker.link is not None:
                 worker.link.close()
         self._workers.clear()
-        await self._supervision.stop()
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        if self._restarting is not None:
+            await self._restarting
         self._log.close()
 
     def _break(self, reason: str) -> None:
-        printed = self._log.tail.decode("utf-8", "replace").strip()
-        last_words = f"The last that was printed there:\n{printed}" if printed else "Nothing was printed there."
-        self.broken = ToolExecutorError(f"{reason}. {last_words}")
+        printed = (
+            f"The last that was printed there:\n{self._log.tail}" if self._log.tail else "Nothing was printed there."
+        )
+        self.broken = ToolExecutorError(f"{reason}. {printed}")
         _logger.error("%s", self.broken)
         never_begin = [job for worker in self._workers.values() if not worker.ready for job in worker.waiting]
         for job in (*self._queue, *never_begin):
-            self._refuse(job, self.broken)
+            job.refuse(self.broken)
         self._queue.clear()
-
-    def _refuse(self, job: Job, error: ToolExecutorError) -> None:
-        job.answered = True
-        if not job.future.done():
-            job.future.set_exception(error)
 
     # --- life of a worker ------------------------------------------------------------------------------
 
+    def _has(self, worker: WorkerRecord) -> bool:
+        return self._workers.get(worker.number) is worker
+
     def _refill(self) -> None:
         """Start as many shared workers as are missing."""
-        if self._supervision.serving is None or not self._has_functions or self._closing or self.broken is not None:
+        if self._serving is None or not self._has_functions or self._closing or self.broken is not None:
             return
         shared = sum(1 for worker in self._workers.values() if worker.kind is WorkerKind.SHARED and not worker.retiring)
         for _ in range(self._options.workers - shared):
-            self.spawn(next(self._numbers), WorkerKind.SHARED)
+            self.spawn(next(self.numbers), WorkerKind.SHARED)
 
     def spawn(self, number: int, kind: WorkerKind) -> WorkerRecord:
         worker = WorkerRecord(number, kind, born=time.monotonic(), retiring=kind is WorkerKind.SINGLE)
         self._workers[number] = worker
-        if self._supervision.serving is not None:
+        if self._serving is not None:
             self._loop.create_task(self._connect(worker))
         return worker
 
     async def _connect(self, worker: WorkerRecord) -> None:
-        supervisor = self._supervision.serving
-        if supervisor is None or self._workers.get(worker.number) is not worker:
+        supervisor = self._serving
+        if supervisor is None or not self._has(worker):
             return
         worker.born = time.monotonic()
         ours, theirs = socket.socketpair()
         supervisor.spawn(worker.number, theirs)
         link = WorkerLink(ours, lambda message: self._on_message(worker, message), lambda: self._on_hung_up(worker))
         await self._loop.create_connection(lambda: link, sock=ours)
-        if self._workers.get(worker.number) is worker and self._supervision.serving is supervisor:
+        if self._has(worker) and self._serving is supervisor:
             worker.link = link
         else:  # given up meanwhile
             link.close()
@@ -173,7 +191,7 @@ class Dispatcher:
         if message.get("op") == "ready" and not worker.ready:
             worker.ready = True
             self._start_failures = 0
-            self._supervision.worker_came()
+            self._losses = 0
             for job in worker.waiting:  # of an environment, or the one that it is for
                 self._send(worker, job)
         elif "returned" in message:
@@ -183,7 +201,7 @@ class Dispatcher:
         elif "id" in message:
             job = worker.jobs.pop(message["id"], None)
             if job is not None:
-                self._answer(job, Reply.from_message(message))
+                job.answer(Reply.from_message(message))
         if message.get("retire") and worker.kind is WorkerKind.SHARED:  # the others have no fellow calls to guard
             self._retire(worker, str(message["retire"]))
         self._end_if_done(worker)
@@ -196,7 +214,7 @@ class Dispatcher:
 
     def _on_hung_up(self, worker: WorkerRecord) -> None:
         """Send no new calls there: the socket ended. The exit status usually says more later."""
-        if self._workers.get(worker.number) is worker:
+        if self._has(worker):
             worker.hung_up = True
             self._loop.call_later(_EXIT_STATUS_S, self._lose, worker, "the process of the tool closed its connection")
 
@@ -216,7 +234,7 @@ class Dispatcher:
 
     def _forget(self, worker: WorkerRecord) -> bool:
         """Take it off the list, noting all it still had to say; False if it is off already."""
-        if self._workers.get(worker.number) is not worker:
+        if not self._has(worker):
             return False
         del self._workers[worker.number]
         if worker.link is not None:
@@ -234,16 +252,16 @@ class Dispatcher:
                 job.alone = True
                 self._queue_again(job)
             else:
-                self._answer(job, Reply(how, ToolErrorKind.DIED))
+                job.answer(Reply(how, ToolErrorKind.DIED))
 
     def _queue_again(self, job: Job) -> None:
         """Queue a call that did not begin where it was sent, or that is to run alone."""
         job.take_back()
         job.returns += 1
         if self.broken is not None:
-            self._refuse(job, self.broken)
+            job.refuse(self.broken)
         elif job.returns > _MAX_RETURNS:
-            self._answer(job, Reply("no process of the tools could begin this call", ToolErrorKind.DIED))
+            job.answer(Reply("no process of the tools could begin this call", ToolErrorKind.DIED))
         else:
             self._queue.appendleft(job)
 
@@ -253,27 +271,19 @@ class Dispatcher:
             return
         _logger.info("a tool worker is replaced: %s", why)
         worker.retiring = True
-        self._recall(worker)
+        worker.recall()
         if worker.kind is WorkerKind.SHARED:
             self._refill()
 
-    def _recall(self, worker: WorkerRecord) -> None:
-        """Ask a worker to give back the calls that have not begun there."""
-        jobs = [job for job in worker.unbegun if not job.recalled]
-        if jobs and worker.link is not None and worker.kind is WorkerKind.SHARED:
-            for job in jobs:
-                job.recalled = True
-            worker.link.send({"op": "withdraw", "ids": [job.id for job in jobs]})
-
     def _end_if_done(self, worker: WorkerRecord) -> None:
-        if worker.retiring and not worker.waiting and self._workers.get(worker.number) is worker:
+        if worker.retiring and not worker.waiting and self._has(worker):
             del self._workers[worker.number]
             self._kill(worker)
 
     def _kill(self, worker: WorkerRecord) -> None:
         if worker.link is not None:
             worker.link.close()
-        if (supervisor := self._supervision.serving) is not None:
+        if (supervisor := self._serving) is not None:
             supervisor.kill(worker.number)
 
     def release(self, number: int) -> None:
@@ -281,21 +291,21 @@ class Dispatcher:
         if worker is not None:
             worker.retiring = True
             for job in worker.waiting:
-                self._answer(job, Reply("the episode ended", ToolErrorKind.DIED))
+                job.answer(Reply("the episode ended", ToolErrorKind.DIED))
             self._end_if_done(worker)
 
     # --- life of a job ----------------------------------------------------------------------------------
 
     def enqueue(self, job: Job) -> None:
         if self.broken is not None:
-            self._refuse(job, self.broken)
+            job.refuse(self.broken)
             return
         self._queue.append(job)
         self._dispatch()
 
     def _dispatch(self) -> None:
         """Give waiting jobs to workers that have room; the least loaded first."""
-        if self._supervision.serving is None:
+        if self._serving is None:
             return
         held_back: list[Job] = []
         while self._queue:
@@ -306,29 +316,31 @@ class Dispatcher:
                 if not job.alone and self._shared_worker(needs_loop=False) is None:
                     break
                 continue  # it waits for a loop that is free, or for its turn to be alone; others need not
-            worker.jobs[job.id] = job
-            if worker.ready:
-                self._send(worker, job)
+            self._give(worker, job)
         self._queue.extendleft(reversed(held_back))
 
     def _worker_for(self, job: Job) -> WorkerRecord | None:
         if not job.alone:
             return self._shared_worker(needs_loop=job.is_async)
         n_single = sum(worker.kind is WorkerKind.SINGLE for worker in self._workers.values())
-        is_full = n_single >= self._options.limits.threads
-        return None if is_full else self.spawn(next(self._numbers), WorkerKind.SINGLE)
+        return self.spawn(next(self.numbers), WorkerKind.SINGLE) if n_single < self._options.limits.threads else None
 
     def _shared_worker(self, *, needs_loop: bool) -> WorkerRecord | None:
-        return choose_worker(self._workers.values(), self._options.limits.threads, needs_loop=needs_loop)
+        most_calls = self._options.limits.threads
+        free = [worker for worker in self._workers.values() if worker.takes_one_more(most_calls, needs_loop=needs_loop)]
+        return min(free, key=lambda worker: len(worker.jobs), default=None)
 
     def send_reserved(self, number: int, job: Job) -> None:
         worker = self._workers.get(number)
         if worker is None or worker.retiring:
-            self._answer(job, Reply("the environment is gone", ToolErrorKind.DIED))
+            job.answer(Reply("the environment is gone", ToolErrorKind.DIED))
             return
         if self.broken is not None and not worker.ready:
-            self._refuse(job, self.broken)
+            job.refuse(self.broken)
             return
+        self._give(worker, job)
+
+    def _give(self, worker: WorkerRecord, job: Job) -> None:
         worker.jobs[job.id] = job
         if worker.ready:
             self._send(worker, job)
@@ -340,31 +352,20 @@ class Dispatcher:
         worker.link.send(job.message)
 
     def _on_deadline(self, worker: WorkerRecord, job: Job) -> None:
-        if job.answered or self._workers.get(worker.number) is not worker:
+        if job.answered or not self._has(worker):
             return
-        self._answer(job, Reply(f"no answer within {job.timeout_s:g} s", ToolErrorKind.TIMEOUT))
-        overdue = f"a call had no answer within {job.timeout_s:g} s"
+        job.answer(Reply(f"no answer within {job.timeout_s:g} s", ToolErrorKind.TIMEOUT))
         if job.is_async and worker.kind is WorkerKind.SHARED and worker.link is not None:
             worker.link.send({"op": "cancel", "id": job.id})
-            self._recall(worker)  # the loop may be blocked
-            self._loop.call_later(_CANCEL_GRACE_S, self._on_cancel_ignored, worker, job, overdue)
-            return
-        self._retire(worker, overdue)
-        self._end_if_done(worker)
+            worker.recall()  # the loop may be blocked
+            self._loop.call_later(_CANCEL_GRACE_S, self._on_overdue, worker, job)
+        else:
+            self._on_overdue(worker, job)
 
-    def _on_cancel_ignored(self, worker: WorkerRecord, job: Job, overdue: str) -> None:
-        if job.id in worker.jobs and self._workers.get(worker.number) is worker:
-            self._retire(worker, overdue)
+    def _on_overdue(self, worker: WorkerRecord, job: Job) -> None:
+        if job.id in worker.jobs and self._has(worker):
+            self._retire(worker, f"a call had no answer within {job.timeout_s:g} s")
             self._end_if_done(worker)
-
-    def _answer(self, job: Job, reply: Reply) -> None:
-        if job.answered:
-            return
-        job.answered = True
-        if job.timer is not None:
-            job.timer.cancel()
-        if job.future.set_running_or_notify_cancel():
-            job.future.set_result(reply.timed(job.started, time.monotonic()))
 
     # --- who is still there -----------------------------------------------------------------------------
 
@@ -380,7 +381,7 @@ class Dispatcher:
             for worker in list(self._workers.values()):
                 waits_for_begin = worker.kind is WorkerKind.SHARED and worker.unbegun
                 if not worker.ready:
-                    if self._supervision.serving and now - worker.born > self._options.load_timeout_s:
+                    if self._serving and now - worker.born > self._options.load_timeout_s:
                         self._lose(worker, "the process of the tool did not start")
                 elif worker.waiting and (len(worker.jobs) > 1 or waits_for_begin):
                     self._listen_to(worker, now, min(now - before, 2 * _TICK_S))

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -41,30 +40,21 @@ _LIMITS = tuple(
 _Limits = dict[int, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What a process has imported."""
-
-    builtins: Mapping[str, Any]
-    modules: Mapping[str, ModuleType]
-
-
 @cache
-def what_is_loaded() -> Loaded:
-    """Return what was imported when this was first asked: before a fork, for what is forked.
+def what_is_loaded() -> tuple[Mapping[str, Any], Mapping[str, ModuleType]]:
+    """Return the builtins and modules when this was first asked: before a fork, for what is forked.
 
-    Each worker's own list of it would have it copy the pages of all modules.
+    Each worker's own list of them would have it copy the pages of all modules.
     """
-    return Loaded(dict(vars(builtins)), dict(sys.modules))
+    return dict(vars(builtins)), dict(sys.modules)
 
 
 class Health:
     """What a worker was born with, and what is left of it. `threads`: how many run calls."""
 
     def __init__(self, threads: int) -> None:
-        loaded = what_is_loaded()
-        self._builtins = loaded.builtins
-        self._modules, self._modules_then = sys.modules, loaded.modules
+        self._builtins, self._modules_then = what_is_loaded()
+        self._modules = sys.modules
         self._folder = os.getcwd()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
@@ -128,16 +118,11 @@ def _first_free_descriptor() -> float:
 
 
 def _mapped_bytes() -> int:
-    fields = _read("/proc/self/statm").split()
-    return int(fields[0]) * resource.getpagesize() if fields else 0
-
-
-def _read(path: str) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return b""
+        return 0
     try:
-        return os.read(descriptor, 4096)
+        return int(os.read(descriptor, 4096).split()[0]) * resource.getpagesize()
     finally:
         os.close(descriptor)

@@ -28,11 +28,16 @@ class OutputLog:
     def __init__(self, path: Path | None, max_bytes: int = 16 * 1024 * 1024) -> None:
         self._left = max_bytes
         self._buffer = bytearray(_CHUNK)
-        self.tail = b""  # the last that was printed, for error messages
+        self._tail = b""
         self._file: int | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_own(path)
+
+    @property
+    def tail(self) -> str:
+        """The last that was printed, for error messages."""
+        return self._tail.decode("utf-8", "replace").strip()
 
     def drain(self, descriptor: int) -> bool:
         """Take what there is; False at the end of the pipe."""
@@ -47,7 +52,7 @@ class OutputLog:
 
     def record(self, text: bytes | memoryview) -> None:
         """Write what was printed, as far as the limit goes."""
-        self.tail = (self.tail + bytes(text[-_TAIL:]))[-_TAIL:]
+        self._tail = (self._tail + bytes(text[-_TAIL:]))[-_TAIL:]
         if self._left > 0:
             self._write(bytes(text[: self._left]))
             self._left -= len(text)

@@ -29,13 +29,12 @@ class WorkerPool:
 
     def __init__(self, hello: Mapping[str, Any], options: PoolOptions, log: OutputLog) -> None:
         self._pid = os.getpid()
-        self._numbers = itertools.count(1)
         self._job_ids = itertools.count(1)
         self._closing = False
         self._thread = LoopThread("toolgrpo-tools")
         self._loop = self._thread.loop
         told = {**hello, "limits": asdict(options.limits), "folder": os.getcwd()}
-        self._dispatcher = Dispatcher(self._loop, told, options, log, self._numbers)
+        self._dispatcher = Dispatcher(self._loop, told, options, log)
         try:
             self.spec: PluginSpec = self._thread.submit(self._dispatcher.open()).result()
         except BaseException:
@@ -53,7 +52,7 @@ class WorkerPool:
 
         Calls go there with `submit_on`; `release` ends it.
         """
-        number = next(self._numbers)
+        number = next(self._dispatcher.numbers)
         self._loop.call_soon_threadsafe(self._dispatcher.spawn, number, WorkerKind.RESERVED)
         return number
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from toolgrpo.errors import ToolExecutorError
 from toolgrpo.tools.base import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
@@ -41,6 +43,20 @@ class Job:
     begun: bool = False  # code of the tool may have run
     recalled: bool = False  # its worker was asked to give it back, if it has not begun
     returns: int = 0  # how often it was sent and did not begin
+
+    def answer(self, reply: Reply) -> None:
+        if self.answered:
+            return
+        self.answered = True
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(reply.timed(self.started, time.monotonic()))
+
+    def refuse(self, error: ToolExecutorError) -> None:
+        self.answered = True
+        if not self.future.done():
+            self.future.set_exception(error)
 
     def take_back(self) -> None:
         """Make it as if it had not been sent."""
@@ -80,29 +96,32 @@ class WorkerRecord:
     def unbegun(self) -> list[Job]:
         return [job for job in self.jobs.values() if not job.answered and not job.begun]
 
-    @property
-    def has_overdue_coroutine(self) -> bool:
-        """Tell whether a coroutine runs there that was to end: its loop may be blocked."""
-        return any(job.is_async and job.answered for job in self.jobs.values())
+    def takes_one_more(self, most_calls: int, *, needs_loop: bool) -> bool:
+        """Return whether it can be given a call of a stateless tool, a coroutine if that needs a loop."""
+        is_free = self.ready and not self.hung_up and not self.retiring and len(self.jobs) < most_calls
+        # where a coroutine runs that was to end, the loop may be blocked
+        overdue = needs_loop and any(job.is_async and job.answered for job in self.jobs.values())
+        return self.kind is WorkerKind.SHARED and is_free and not overdue
+
+    def recall(self) -> None:
+        """Ask for the calls back that have not begun there."""
+        jobs = [job for job in self.unbegun if not job.recalled]
+        if jobs and self.link is not None and self.kind is WorkerKind.SHARED:
+            for job in jobs:
+                job.recalled = True
+            self.link.send({"op": "withdraw", "ids": [job.id for job in jobs]})
+
+    def anew(self) -> WorkerRecord:
+        """Return the record of a worker in its place, with the calls that wait: none has begun."""
+        again = WorkerRecord(self.number, self.kind, born=time.monotonic())
+        for job in self.waiting:
+            job.take_back()
+            again.jobs[job.id] = job
+        return again
 
     def patience_s(self, most_s: float) -> float:
         """Return how long it may be silent while calls wait for it: shorter for short timeouts."""
         return min(most_s, min(job.timeout_s for job in self.waiting) / 4)
-
-
-def choose_worker(workers: Iterable[WorkerRecord], most_calls: int, *, needs_loop: bool) -> WorkerRecord | None:
-    """Return the shared worker with the fewest calls that can take one more; None if none can."""
-    free = [
-        worker
-        for worker in workers
-        if worker.kind is WorkerKind.SHARED
-        and worker.ready
-        and not worker.hung_up
-        and not worker.retiring
-        and len(worker.jobs) < most_calls
-        and not (needs_loop and worker.has_overdue_coroutine)
-    ]
-    return min(free, key=lambda worker: len(worker.jobs), default=None)
 
 
 def describe_ending(status: int) -> str:

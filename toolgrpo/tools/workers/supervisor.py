@@ -38,14 +38,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from toolgrpo.errors import UserError
-from toolgrpo.processes.linux import adopt_orphans, children, die_with_parent, outlive_parent, watch_process
+from toolgrpo.processes import linux
 from toolgrpo.processes.wire import FrameReader, pack, receive
-from toolgrpo.tools.plugin.heavy_modules import HEAVY
 from toolgrpo.tools.plugin.loaded_plugin import Plugin, load_plugin
 from toolgrpo.tools.plugin.plugin_file import PluginSource
 from toolgrpo.tools.plugin.secret_variables import asked_for
+from toolgrpo.tools.plugin.tool_source import HEAVY
 from toolgrpo.tools.render import describe_exception
-from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import what_is_loaded
 from toolgrpo.tools.workers.tool_worker import Worker, WorkerLimits
 
@@ -68,7 +67,7 @@ def main(argv: list[str]) -> None:
     sock = socket.socket(fileno=int(argv[3]))
     os.set_inheritable(sock.fileno(), False)
     if argv[1] == "worker":
-        die_with_parent(int(argv[5]))
+        linux.die_with_parent(int(argv[5]))
         with os.fdopen(int(argv[4])) as file:
             hello = json.load(file)
         Worker(sock, _load(hello), WorkerLimits(**hello["limits"])).serve()
@@ -86,7 +85,7 @@ class Supervisor:
     def __init__(self, control: socket.socket, hello: dict[str, Any], trainer: int) -> None:
         self._control = control
         # while these live so does this process: the trainer, and the reaper, its parent
-        self._watched = [fd for fd in (trainer, watch_process(os.getppid())) if fd >= 0]
+        self._watched = [fd for fd in (trainer, linux.watch_process(os.getppid())) if fd >= 0]
         self._hello = hello
         self._limits = WorkerLimits(**hello["limits"])
         self._plugin = Plugin()
@@ -97,9 +96,9 @@ class Supervisor:
         self._sockets: list[int] = []  # received, not yet claimed by a spawn
 
     def run(self) -> None:
-        adopt_orphans()
-        own_process.offer_to_oom_killer(500)
-        before = own_process.open_descriptors()
+        linux.adopt_orphans()
+        linux.offer_to_oom_killer(500)
+        before = linux.open_descriptors()
         try:
             self._ask_for_secrets()
             started = time.monotonic()
@@ -111,9 +110,9 @@ class Supervisor:
         except BaseException as error:  # the plugin's own code may raise anything while it is looked at
             self._send({"op": "failed", "message": f"loading failed: {describe_exception(error)}"})
             return
-        outlive_parent()  # from here on there is tidying to do when it ends
-        self._forkable = own_process.forkable(before)
-        self._left_alone = set(children())
+        linux.outlive_parent()  # from here on there is tidying to do when it ends
+        self._forkable = linux.forkable(before)
+        self._left_alone = set(linux.children())
         self._listen_for_ended_children()
         what_is_loaded()
         gc.collect()
@@ -149,7 +148,7 @@ class Supervisor:
         if message["op"] == "kill":
             for pid, known in self._workers.items():
                 if known == number:
-                    own_process.kill_group(pid)
+                    linux.kill_group(pid)
             return
         descriptor = self._sockets.pop(0)
         pid = self._fork(descriptor) if self._forkable else self._exec(descriptor)
@@ -164,7 +163,7 @@ class Supervisor:
                 os.setsid()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                die_with_parent(supervisor)
+                linux.die_with_parent(supervisor)
                 self._control.close()
                 for other in (*self._wakeup, *self._sockets, *self._watched):
                     os.close(other)
@@ -211,22 +210,17 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Kill what no living worker answers for: orphans that ended up here."""
-        for pid in children():
+        for pid in linux.children():
             if pid not in self._workers and pid not in self._left_alone:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
     def _kill_everything(self) -> None:
         for pid in (*self._workers, *self._left_alone):
-            own_process.kill_group(pid)
+            linux.kill_group(pid)
         self._workers.clear()
         self._left_alone.clear()
-        while remaining := children():
-            for pid in remaining:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(-1, 0)
+        linux.end_children()
 
     def _ask_for_secrets(self) -> None:
         """Get the withheld variables that the plugin asks for, before it is imported."""

@@ -35,12 +35,11 @@ from functools import partial
 from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.processes.linux import children
+from toolgrpo.processes.linux import children, kill_group, limit_memory, offer_to_oom_killer, own_directory_per_thread
 from toolgrpo.processes.wire import pack, receive, unpack_objects
 from toolgrpo.tools.loop_thread import LoopThread
 from toolgrpo.tools.plugin.loaded_plugin import Plugin
 from toolgrpo.tools.render import describe_failure, render_result
-from toolgrpo.tools.workers import own_process
 from toolgrpo.tools.workers.health import Health
 
 Render = Callable[[object], dict[str, Any]]  # a return value, as a reply
@@ -67,7 +66,7 @@ class Worker:
         self._health = Health(limits.threads)
         self._begin_lock = threading.Lock()
         self._unbegun: set[int] = set()  # calls that no code of a tool has run for
-        self._threads = ThreadPoolExecutor(limits.threads, "tool", initializer=own_process.own_directory_per_thread)
+        self._threads = ThreadPoolExecutor(limits.threads, "tool", initializer=own_directory_per_thread)
         self._loop: LoopThread | None = None
         self._coroutines: dict[int, Future[None]] = {}
         self._kept: set[int] = set()  # processes that may outlive the call that started them
@@ -75,9 +74,9 @@ class Worker:
 
     def serve(self) -> None:
         """Answer calls until the trainer is gone; never return."""
-        own_process.limit_memory(self._limits.memory_mb)
+        limit_memory(self._limits.memory_mb)
         self._health = Health(self._limits.threads)  # with the limits of its life
-        own_process.offer_to_oom_killer(1000)
+        offer_to_oom_killer(1000)
         signal.signal(signal.SIGINT, lambda *_: None)  # a tool may interrupt the main thread, which is ours
         os.register_at_fork(after_in_child=self._forget_socket)
         faulthandler.enable()
@@ -229,7 +228,7 @@ class Worker:
     def _on_loop(self) -> LoopThread:
         if self._loop is None or not self._loop.alive:
             self._loop = LoopThread("tool-async")
-            self._loop.loop.call_soon_threadsafe(own_process.own_directory_per_thread)
+            self._loop.loop.call_soon_threadsafe(own_directory_per_thread)
         return self._loop
 
     def _forget_socket(self) -> None:
@@ -255,10 +254,8 @@ def _spoken(method: str, value: object) -> dict[str, Any]:
 def _kill(pids: set[int]) -> None:
     """End processes that a call started and did not wait for."""
     for pid in pids:
-        with suppress(OSError):  # it may end by itself meanwhile
-            if os.getpgid(pid) == pid:
-                os.killpg(pid, signal.SIGKILL)
-            os.kill(pid, signal.SIGKILL)
+        kill_group(pid)
+        with suppress(OSError):
             os.waitpid(pid, 0)
 
 
