@@ -14,35 +14,23 @@ from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import load_tools
 from toolgrpo.trajectory import StopReason
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:the model will see only")]
 
 TOOLS = '''
 from toolgrpo import DropEpisode
 from toolgrpo.tools import tool
 
 def fetch(page: str) -> str:
-    """Fetch a page.
-
-    Args:
-        page: Its name.
-    """
+    """Fetch a page."""
     raise DropEpisode(f"{page}: no network")
 
 async def fetch_later(page: str) -> str:
-    """Fetch a page later.
-
-    Args:
-        page: Its name.
-    """
+    """Fetch a page later."""
     raise DropEpisode(f"{page}: no network")
 
 @tool(in_process=True)
 def fetch_here(page: str) -> str:
-    """Fetch a page in the trainer.
-
-    Args:
-        page: Its name.
-    """
+    """Fetch a page in the trainer."""
     raise DropEpisode(f"{page}: no network")
 
 TOOL_FUNCTIONS = [fetch, fetch_later, fetch_here]

@@ -62,7 +62,7 @@ def test_costs_its_own_call_or_episode(toolbox: Toolbox, name: str, error: ToolE
             after, where = await call(session, "bump"), await call(session, "where")
             if error in COSTS_THE_EPISODE:
                 assert after.error is DIED and "the environment is gone" in after.content
-                with pytest.raises(EnvironmentLost):  # no number, and not 0
+                with pytest.raises(EnvironmentLost, match=f"{name}: "):  # no number, and not 0
                     await session.reward()
             else:
                 assert (after.content, where.content, await session.reward()) == ("2", os.getcwd(), 2.0)

@@ -6,8 +6,6 @@ Every case runs beside two honest calls on the same single worker, and is follow
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,21 +120,6 @@ def test_the_log_is_bounded_and_holds_what_tools_printed(toolbox: Toolbox, log_p
     size = log_path.stat().st_size
     assert 0 < size <= 17 * 1024 * 1024
     assert b"the limit of this log is reached" in log_path.read_bytes()[-200:]
-
-
-_TRAINER = """
-import os, signal, sys
-from toolgrpo.tools import load_tools, run_tool
-box = load_tools(sys.argv[1], workers=1, tool_timeout_s=60)
-print(run_tool(box, {"name": "process_id"}).content, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_workers_end_when_the_trainer_is_killed() -> None:
-    done = subprocess.run([sys.executable, "-c", _TRAINER, str(HOSTILE)], capture_output=True, text=True, timeout=240)
-    assert done.returncode == -9
-    assert all_end(int(done.stdout))
 
 
 def test_nothing_is_left_running_after_close() -> None:

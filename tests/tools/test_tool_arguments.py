@@ -34,18 +34,7 @@ def sample(
     either: int | str = 0,
     unit: Unit = Unit.C,
 ) -> str:
-    """Take one of each.
-
-    Args:
-        number: N.
-        ratio: R.
-        flag: F.
-        text: T.
-        items: I.
-        table: M.
-        either: E.
-        unit: U.
-    """
+    """Take one of each."""
     return ""
 
 

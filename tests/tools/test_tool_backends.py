@@ -14,7 +14,7 @@ from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:the model will see only")]
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
 
@@ -25,31 +25,18 @@ from toolgrpo.tools import tool
 
 @tool(timeout=4FLAG)
 async def nap(seconds: float) -> str:
-    """Sleep.
-
-    Args:
-        seconds: How long.
-    """
+    """Sleep."""
     await asyncio.sleep(seconds)
     return "slept"
 
 @tool(timeout=60FLAG)
 def add(a: int, b: int) -> int:
-    """Add two integers.
-
-    Args:
-        a: A.
-        b: B.
-    """
+    """Add two integers."""
     return a + b
 
 @tool(timeout=60FLAG)
 def fail(reason: str) -> str:
-    """Raise.
-
-    Args:
-        reason: Why.
-    """
+    """Raise."""
     raise ValueError(reason)
 '''
 

@@ -33,7 +33,7 @@ async def say(session: ToolboxSession, *attempts: CallAttempt) -> list[str]:
 
 
 def test_its_public_methods_are_the_tools(toolbox: Toolbox) -> None:
-    assert toolbox.names == ["bump", "die", "hang", "look", "process_id"]
+    assert toolbox.names == ["bump", "die", "look", "process_id"]
 
 
 def test_each_episode_has_an_instance_and_a_process_of_its_own(toolbox: Toolbox) -> None:
@@ -70,30 +70,6 @@ def test_a_row_that_lacks_what_reset_asks_for_is_told_so(tmp_path: Path) -> None
         with pytest.raises(PluginError, match=r"'goal'.*Give the row a column for it.*run_tool\(toolbox, calls, row="):
             run_tool(box, {"name": "look"})
         assert run_tool(box, {"name": "look"}, row={"goal": 3}).content == "3"
-
-
-@pytest.mark.parametrize(("name", "kind"), [("hang", ToolErrorKind.TIMEOUT), ("die", ToolErrorKind.DIED)])
-def test_one_that_hangs_or_dies_costs_its_own_episode(toolbox: Toolbox, name: str, kind: ToolErrorKind) -> None:
-    async def lost() -> tuple[Any, ...]:
-        async with toolbox.session({"goal": 5}) as session:
-            results = await session.call([attempt("bump"), attempt(name), attempt("bump")])
-            with pytest.raises(EnvironmentLost, match=f"Counter: {name}: "):  # no number, and not 0
-                await session.reward()
-            return [result.error for result in results], results[2].content
-
-    async def kept() -> list[str]:
-        async with toolbox.session({"goal": 5}) as session:
-            before = await say(session, attempt("bump"))
-            await asyncio.sleep(0.5)
-            return before + await say(session, attempt("bump"))
-
-    async def both() -> tuple[tuple[Any, ...], list[str]]:
-        return await asyncio.gather(lost(), kept())
-
-    (errors, content), others = asyncio.run(both())
-    assert errors == [None, kind, ToolErrorKind.DIED]
-    assert "the environment is gone" in content
-    assert others == ["1", "2"]
 
 
 def test_close_always_runs(toolbox: Toolbox, tmp_path: Path) -> None:

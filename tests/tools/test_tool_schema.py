@@ -125,43 +125,13 @@ class Tree(pydantic.BaseModel):
     children: list[Tree]
 
 
-def _no_docstring(a: int) -> int:
-    return a
-
-
-def _no_annotation(a) -> int:  # type: ignore[no-untyped-def]  # the point of the case
-    """Do.
-
-    Args:
-        a: A.
-    """
-    return 1
-
-
 def _recursive(a: Tree) -> int:
-    """Do.
-
-    Args:
-        a: A.
-    """
+    """Do."""
     return 1
 
 
 def _variadic(*a: int) -> int:
-    """Do.
-
-    Args:
-        a: A.
-    """
-    return 1
-
-
-def _unresolvable(a: Missing) -> int:  # type: ignore[name-defined]  # noqa: F821
-    """Do.
-
-    Args:
-        a: A.
-    """
+    """Do."""
     return 1
 
 
@@ -177,11 +147,8 @@ def _bad_choices(a: str) -> int:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (_no_docstring, "no docstring"),
-        (_no_annotation, "parameter 'a' has no annotation. Write its type, as in `a: int`"),
         (_recursive, "Tree refers to itself"),
         (_variadic, "'*a: 'int'' has no fixed form"),
-        (_unresolvable, "NameError: name 'Missing' is not defined"),
         (_bad_choices, "must be a JSON list"),
     ],
 )

@@ -19,48 +19,30 @@ from toolgrpo.errors import ConfigError, PluginError, ToolExecutorError
 from toolgrpo.testing.tools import attempt, call_all
 from toolgrpo.tools import Toolbox, load_tools, run_tool, tool
 
+pytestmark = pytest.mark.filterwarnings("ignore:the model will see only")
 MATH = Path(__file__).parents[2] / "tools_funcs" / "arithmetic_tools.py"
 
 
 def add(a: int, b: int) -> int:
-    """Add.
-
-    Args:
-        a: A.
-        b: B.
-    """
+    """Add."""
     return a + b
 
 
 def nap(seconds: float, answer: str = "") -> str:
-    """Sleep.
-
-    Args:
-        seconds: How long.
-        answer: What to say then.
-    """
+    """Sleep."""
     time.sleep(seconds)
     return answer
 
 
 async def nap_async(seconds: float, answer: str = "") -> str:
-    """Sleep on the loop.
-
-    Args:
-        seconds: How long.
-        answer: What to say then.
-    """
+    """Sleep on the loop."""
     await asyncio.sleep(seconds)
     return answer
 
 
 @tool(cache=True)
 def count_runs(path: str) -> int:
-    """Count how often this ran.
-
-    Args:
-        path: A file to count in.
-    """
+    """Count how often this ran."""
     with open(path, "a") as file:
         file.write("x")
     time.sleep(0.1)
@@ -69,11 +51,7 @@ def count_runs(path: str) -> int:
 
 @tool(ends_episode=True)
 def stop(well: bool) -> str:
-    """End the episode.
-
-    Args:
-        well: Whether it went well.
-    """
+    """End the episode."""
     if not well:
         raise ValueError("not yet")
     return "done"
@@ -92,13 +70,7 @@ def worker_id() -> int:
 
 @tool(timeout=120)
 def meet(folder: str, number: int, all_of: int) -> str:
-    """Wait until as many calls are here.
-
-    Args:
-        folder: Where each leaves a file.
-        number: Its name.
-        all_of: How many.
-    """
+    """Wait until as many calls are here."""
     with open(os.path.join(folder, str(number)), "w"):
         pass
     while len(os.listdir(folder)) < all_of:
@@ -107,11 +79,7 @@ def meet(folder: str, number: int, all_of: int) -> str:
 
 
 def long_text(n: int) -> str:
-    """Give much text.
-
-    Args:
-        n: How much.
-    """
+    """Give much text."""
     return "x" * n
 
 
