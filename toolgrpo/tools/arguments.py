@@ -155,6 +155,13 @@ def complaint_of(error: ValidationError, kinds_of: Callable[[Any], Sequence[str]
         names = short(", ".join(f"'{name}'" for name in missing), 200, quote=False)
         inside = f"{where}: " if error.absolute_path else ""
         return f"{inside}missing {'parameter' if not inside else 'key'}{'s' if len(missing) > 1 else ''} {names}"
+    if error.validator == "additionalProperties":
+        fields: Any = error.schema.get("properties", {})  # type: ignore[union-attr]  # one with this keyword is an object
+        close = names_near(str(error.path[-1]), fields)
+        inside = (
+            f"; its object has {short(', '.join(fields), 200, quote=False)}" if len(error.absolute_path) > 1 else ""
+        )
+        return f"unknown {where}{f', did you mean {close}?' if close else ''}{inside}"
     if error.validator in ("enum", "const"):
         allowed = rule if error.validator == "enum" else [rule]
         return f"{where} must be one of {', '.join(short(v) for v in allowed[:20])}; {got}"
@@ -236,15 +243,23 @@ class ArgumentChecker:
     """Checks the arguments of one tool; making it raises PluginError for an unusable schema."""
 
     def __init__(
-        self, name: str, parameters: Mapping[str, Any], where: str | None = None, *, unchecked: bool = False
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        where: str | None = None,
+        *,
+        unchecked: bool = False,
+        closed: bool = False,
     ) -> None:
-        """`unchecked`: only what could harm is refused, and nothing is made to fit the schema."""
+        """`unchecked`: only what could harm is refused, and nothing is made to fit the schema.
+
+        `closed`: no object takes keys that the schema does not name.
+        """
         self._name = name
         self._unchecked = unchecked
-        self._validator = SchemaValidator(parameters, where or f"tool '{name}'")
+        self._validator = SchemaValidator(parameters, where or f"tool '{name}'", closed=closed)
         self._schema = self._validator.schema
         self._coercer = Coercer(self._schema)
-        self._open = bool(parameters.get("additionalProperties", False)) or "patternProperties" in parameters
         self._usage = signature_text(name, parameters)
 
     def check(self, arguments: Mapping[str, Any]) -> Checked:
@@ -263,29 +278,20 @@ class ArgumentChecker:
                 return self._refused(f"the arguments cannot be used: {beyond}")
             if self._unchecked:
                 return Checked(known)
-            unknown = [] if self._open else [key for key in known if key not in properties]
             errors = self._validator.errors(known)
-            if not unknown and not errors:
+            if not errors:
                 return Checked(known)
-            complaints = [self._unknown(key, properties) for key in unknown[:_MAX_COMPLAINTS]]
-            complaints += [
-                complaint_of(error, self._coercer.kinds) for error in errors[: _MAX_COMPLAINTS - len(complaints)]
-            ]
+            complaints = [complaint_of(error, self._coercer.kinds) for error in errors[:_MAX_COMPLAINTS]]
         except TimeoutError:
             return self._refused("the arguments take too long to check; write them shorter and simpler")
         except Exception as error:  # a validator meets values nobody thought of; none of them may end a run
             return self._refused(f"the arguments cannot be checked ({describe_exception(error, 200)})")
-        more = len(unknown) + len(errors) - len(complaints)
+        more = len(errors) - len(complaints)
         rest = f"; and {more} more" if more > 0 else ""
         return self._refused("; ".join(dict.fromkeys(complaints)) + rest)
 
     def _refused(self, complaint: str) -> Checked:
         return Checked({}, f"{self._name}: {complaint}. Usage: {self._usage}")
-
-    def _unknown(self, key: str, properties: Mapping[str, Any]) -> str:
-        close = names_near(key, properties)
-        hint = f", did you mean {close}?" if close else ""
-        return f"unknown parameter '{short(key, quote=False)}'{hint}"
 
 
 def names_near(word: str, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import PluginError
@@ -81,8 +81,15 @@ def _written(call: object) -> str:
 
 
 def _kind(value: object) -> str:
-    names = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), f"a {type(value).__name__}")
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+class KnownTool(NamedTuple):
+    """One tool of a toolbox, and which of its backends runs it."""
+
+    spec: ToolSpec
+    checker: ArgumentChecker
+    backend: int
 
 
 class Toolbox:
@@ -99,28 +106,25 @@ class Toolbox:
         self.timeout_s = timeout_s  # of a call, unless its tool says otherwise
         self.notices = tuple(notices)  # what its user should know, in sentences
         self._backends = tuple(backends)
-        self._owners: dict[str, int] = {}
-        self._specs: dict[str, ToolSpec] = {}
-        self._checkers: dict[str, ArgumentChecker] = {}
         self._loop: LoopThread | None = None
+        tools: dict[str, KnownTool] = {}
         for index, backend in enumerate(self._backends):
             for spec in backend.specs:
-                if spec.name in self._specs:
+                if spec.name in tools:
                     raise PluginError(f"Two tools are named '{spec.name}', from different sources. Rename one.")
-                self._specs[spec.name] = spec
-                self._owners[spec.name] = index
-                self._checkers[spec.name] = ArgumentChecker(spec.name, spec.parameters, unchecked=spec.unchecked)
-        first = [name for name in order if name in self._specs]
-        self._specs = {name: self._specs[name] for name in dict.fromkeys([*first, *self._specs])}
+                checker = ArgumentChecker(spec.name, spec.parameters, unchecked=spec.unchecked, closed=spec.closed)
+                tools[spec.name] = KnownTool(spec, checker, index)
+        first = [name for name in order if name in tools]
+        self.tools = {name: tools[name] for name in dict.fromkeys([*first, *tools])}
 
     @property
     def names(self) -> list[str]:
-        return list(self._specs)
+        return list(self.tools)
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
         """The OpenAI function form of every tool, for a chat template."""
-        return [dict(spec.schema) for spec in self._specs.values()]
+        return [dict(tool.spec.schema) for tool in self.tools.values()]
 
     @property
     def speaks(self) -> bool:
@@ -155,11 +159,6 @@ class Toolbox:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
-
-    def find(self, name: str) -> tuple[ToolSpec, ArgumentChecker, int] | None:
-        """Find a tool's spec, its checker, and the index of its backend."""
-        spec = self._specs.get(name)
-        return None if spec is None else (spec, self._checkers[name], self._owners[name])
 
 
 class ToolboxSession(ToolSession):
@@ -209,18 +208,18 @@ class ToolboxSession(ToolSession):
     async def _answer(self, attempt: CallAttempt) -> ToolResult:
         if attempt.status is not AttemptStatus.OK or attempt.name is None:
             return self._refuse(attempt, ToolErrorKind(_kind_of(attempt.status)), attempt.detail or "a malformed call")
-        found = self._toolbox.find(attempt.name)
+        found = self._toolbox.tools.get(attempt.name)
         if found is None:
             close = names_near(attempt.name, self._toolbox.names)
             hint = f"did you mean {close}? " if close else ""
             known = ", ".join(self._toolbox.names)
             detail = f"there is no tool named '{attempt.name[:80]}'; {hint}The tools are: {known}"
             return self._refuse(attempt, ToolErrorKind.UNKNOWN_TOOL, detail)
-        spec, checker, owner = found
+        spec, checker, backend = found
         checked = checker.check(attempt.arguments or {})
         if checked.complaint is not None:
             return self._refuse(attempt, ToolErrorKind.BAD_ARGUMENTS, checked.complaint)
-        reply = await self._parts[owner].call(spec, checked.arguments)
+        reply = await self._parts[backend].call(spec, checked.arguments)
         shown = RenderedText(reply.text, reply.left_out)
         if reply.error is not None:
             shown = cut(f"Error: {spec.name}: {reply.text}", _MAX_ERROR_CHARS, reply.left_out)

@@ -46,9 +46,14 @@ _budget: ContextVar[RegexBudget] = ContextVar("regex_budget")
 class SchemaValidator:
     """Checks values against one schema; PluginError, beginning with `where`, if it is unusable."""
 
-    def __init__(self, parameters: Mapping[str, Any], where: str) -> None:
+    def __init__(self, parameters: Mapping[str, Any], where: str, *, closed: bool = False) -> None:
+        """`closed`: no object in it takes keys that it does not name; of the arguments themselves that holds anyhow."""
         _check_size(parameters, where)
         self.schema: Mapping[str, Any] = _with_null(parameters)
+        if closed:
+            self.schema = _closed(self.schema)
+        if not self.schema.get("additionalProperties") and "patternProperties" not in self.schema:
+            self.schema = {**self.schema, "additionalProperties": False}
         if self.schema.get("type", "object") != "object" or not isinstance(self.schema.get("properties", {}), Mapping):
             raise PluginError(
                 f"{where}: the schema of its arguments must describe an object: "
@@ -99,6 +104,21 @@ def _with_null(schema: Any) -> Any:
         if key != "nullable"
     }
     return {"anyOf": [result, {"type": "null"}]} if schema.get("nullable") is True else result
+
+
+def _closed(schema: Any) -> Any:
+    """Return the schema with the objects that name their keys closed to others, unless they say otherwise."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    inner = {
+        key: _closed(schema[key]) for key in ("anyOf", "items", "prefixItems", "additionalProperties") if key in schema
+    }
+    if not schema.get("properties"):
+        return {**schema, **inner}
+    properties = {name: _closed(sub) for name, sub in schema["properties"].items()}
+    return {"additionalProperties": False, **schema, **inner, "properties": properties}
 
 
 def _dialect(schema: Mapping[str, Any], where: str) -> tuple[Any, Specification[Any]]:
@@ -219,7 +239,7 @@ def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: 
         if key in named or any(_found(pattern, key) for pattern in patterns):
             continue
         if allowed is False:
-            yield ValidationError(f"the key {json.dumps(key[:40], ensure_ascii=False)} is not allowed")
+            yield ValidationError("it is not allowed", path=[key])
         else:
             yield from validator.descend(value, allowed, path=key)
 

@@ -2,22 +2,19 @@
 model, a date.
 
 The trainer has already checked the arguments against the schema; here pydantic makes the objects
-and checks what only the types themselves know, and that nothing was given which they would drop
-without a word.
+and checks what only the types themselves know.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice, repeat
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pydantic
 
 from toolgrpo.errors import PluginError
-from toolgrpo.nearest import nearest
-from toolgrpo.tools.plugin.schema import type_hints, type_schema
+from toolgrpo.tools.plugin.schema import type_hints
 from toolgrpo.tools.render import BadArguments
 
 _PLAIN = (str, bool, Any)  # JSON already gives these
@@ -30,14 +27,12 @@ class ArgumentConverter:
         parameters = inspect.signature(function).parameters.values()
         self._positional = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_ONLY]
         self._adapters: dict[str, pydantic.TypeAdapter[Any]] = {}
-        self._schemas: dict[str, Any] = {}
         if typed:
             hints = type_hints(function, where)
             for parameter in parameters:
                 hint = hints.get(parameter.name)
                 if hint is not None and not any(hint is plain for plain in _PLAIN):
                     self._adapters[parameter.name] = _adapter(hint, where, parameter.name)
-                    self._schemas[parameter.name] = type_schema(hint, where)
 
     def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """Return what the function, or its bound method, returns; raise BadArguments before it is called."""
@@ -46,7 +41,6 @@ class ArgumentConverter:
         for name, adapter in self._adapters.items():
             if name not in values:
                 continue
-            problems += list(islice(_unknown_keys(values[name], self._schemas[name], name), 3))
             try:
                 values[name] = _integers_kept(values[name], adapter.validate_python(values[name]))
             except pydantic.ValidationError as error:
@@ -55,32 +49,6 @@ class ArgumentConverter:
             raise BadArguments("; ".join(problems))
         positional = [values.pop(name) for name in self._positional if name in values]
         return function(*positional, **values)
-
-
-def _unknown_keys(value: Any, schema: Any, path: str) -> Iterator[str]:
-    """Yield what is wrong with keys that no field takes, in all that a value holds."""
-    if not isinstance(schema, Mapping):
-        return
-    if "anyOf" in schema:  # wrong only if it is for every form the value may have
-        found = [list(_unknown_keys(value, form, path)) for form in schema["anyOf"]]
-        yield from min(found, key=len)
-    elif isinstance(value, list):
-        for place, (member, form) in enumerate(zip(value, _forms(schema), strict=False)):
-            yield from _unknown_keys(member, form, f"{path}[{place}]")
-    elif isinstance(value, Mapping):
-        fields, others = schema.get("properties", {}), schema.get("additionalProperties")
-        for key, member in value.items():
-            if key in fields or others is not None or not fields:
-                yield from _unknown_keys(member, fields.get(key, others), f"{path}.{key}")
-            else:
-                near = nearest(key.lower(), fields, 1, alike=0.6)
-                hint = f", did you mean '{near[0]}'?" if near else ""
-                yield f"unknown parameter '{path}.{key[:40]}'{hint}; '{path}' has {', '.join(fields)}"
-
-
-def _forms(schema: Mapping[str, Any]) -> Iterator[Any]:
-    yield from schema.get("prefixItems", ())
-    yield from repeat(schema.get("items"))
 
 
 def _adapter(hint: Any, where: str, name: str) -> pydantic.TypeAdapter[Any]:

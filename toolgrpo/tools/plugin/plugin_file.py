@@ -122,8 +122,8 @@ def _load_one(function: Any, label: str) -> LoadedTool:
         schema = function_schema(function, name, where)
         converter = ArgumentConverter(function, where, typed=True)
     target = function if inspect.isroutine(function) else type(function).__call__
-    known = {"name": schema["function"]["name"], "schema": schema, "is_async": inspect.iscoroutinefunction(target)}
-    spec = ToolSpec(**vars(options) | known)
+    known = {"name": schema["function"]["name"], "schema": schema, "closed": options.schema is None}
+    spec = ToolSpec(**vars(options) | known, is_async=inspect.iscoroutinefunction(target))
     return LoadedTool(spec, function, converter)
 
 
