@@ -28,7 +28,7 @@ LINES = {
     "gateway": 1900,
     "models": 250,
     "observe": 3200,
-    "processes": 350,
+    "processes": 400,
     "report": 1100,
     "rewards": 2300,
     "rollout": 2650,
@@ -37,7 +37,7 @@ LINES = {
     "shared_pass": 1100,
     "signal": 1100,
     "testing": 1100,
-    "tools": 5850,
+    "tools": 5350,
     "trainer": 5600,
     "(itself)": 1900,
 }

@@ -64,7 +64,16 @@ class SchemaValidator:
         self._validator = bounded(self.schema, registry=NOTHING_RETRIEVED)
 
     def errors(self, value: object) -> list[ValidationError]:
-        """Return what is wrong with a value; TimeoutError when the check takes too long."""
+        """Return what is wrong with a value; TimeoutError when the check takes too long.
+
+        It is tried twice: a garbage collection may have taken the time of the first.
+        """
+        try:
+            return self._errors(value)
+        except TimeoutError:
+            return self._errors(value)
+
+    def _errors(self, value: object) -> list[ValidationError]:
         used = _budget.set(RegexBudget(_LIMIT_S))
         try:
             return list(self._validator.iter_errors(value))
