@@ -298,7 +298,7 @@ def train_ours(job: Job, clock: Clock) -> dict[str, Any]:
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
     from toolgrpo.chat import resolve_format
-    from toolgrpo.observe.options import RecordedShare
+    from toolgrpo.options import RecordedShare
 
     model = model_folder(job.tools)
     tools = FINANCIAL

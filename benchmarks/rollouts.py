@@ -112,7 +112,7 @@ def logprob_difference(model: str, min_tokens: int) -> dict[str, float]:
 
     from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
     from toolgrpo.data.arithmetic import arithmetic_rows
-    from toolgrpo.observe.options import RecordedShare
+    from toolgrpo.options import RecordedShare
 
     rows = arithmetic_rows("train", 512, seed=1)
     config = ToolGRPOConfig(

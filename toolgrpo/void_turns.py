@@ -12,8 +12,6 @@ from typing import Any
 from toolgrpo.calls import READABLE
 from toolgrpo.trajectory import Trajectory, Turn
 
-VOID_TURNS = ("keep", "mask_episode")
-
 
 def is_void(turn: Turn) -> bool:
     """Return whether a turn has neither a call that could be read nor a final answer.

@@ -32,6 +32,7 @@ LAYERS = (
         "nearest",
         "missing_files",
         "plugin_files",
+        "options",
         "processes",
     }
     | {"startup", "storage", "folder_claim", "hub", "models", "trl_parts"},

@@ -21,7 +21,7 @@ from toolgrpo.errors import ConfigError
 from toolgrpo.observe.records import read_episodes
 from toolgrpo.rewards.base import Reward
 from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.signal.admission import GroupDrawingOptions
+from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_trainer
@@ -228,7 +228,7 @@ def test_groups_that_lie_in_two_slices_are_dealt_out_whole(n_processes: int, n_r
         data = rows(*range(50))
         order = orders[number] = RowOrder(50, lambda epoch: range(50))
         drawing = DrawnBatches(
-            options=GroupDrawingOptions(dynamic_sampling="backfill"),
+            admission=partial(Admission.of, max_groups_drawn=4.0),
             order=order,
             rule=RewardRule(("r",), (1.0,), lambda scored: bool(scored.total), Shaping()),
             row_of=lambda row: data[row],

@@ -14,7 +14,7 @@ from tests.support.meeting import Meeting
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.errors import EngineError, PeerError
 from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.signal.admission import GroupDrawingOptions
+from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.row_order import RowOrder
 from toolgrpo.signal.shaping import Shaping
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply
@@ -47,7 +47,6 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: b
     def process(number: int) -> None:
         order = RowOrder(32, lambda epoch: range(32))
         gather = partial(meeting.gather, number)
-        options = GroupDrawingOptions(dynamic_sampling="backfill" if backfill else "off")
         at = [0]
 
         async def ask(rows: Any, trajectories: Any) -> Asked:
@@ -86,7 +85,13 @@ def test_processes_share_the_rows_and_meet_only_when_a_step_is_taken(backfill: b
                 ahead = stream()
             if backfill:
                 rule = RewardRule(("r",), (1.0,), lambda scored: bool(scored.total), Shaping())
-                drawing = DrawnBatches(options=options, order=order, rule=rule, row_of=ROWS.__getitem__, group_size=4)
+                drawing = DrawnBatches(
+                    admission=partial(Admission.of, max_groups_drawn=4.0),
+                    order=order,
+                    rule=rule,
+                    row_of=ROWS.__getitem__,
+                    group_size=4,
+                )
                 drawing = replace(drawing, n_processes=n, process=number, gather=gather, ahead=ahead)
                 rollouts = ahead._line._rollouts
                 batch = drawing.draw(rollouts, SamplingOptions(), ask, n_rows=8, step=step, first_number=0)

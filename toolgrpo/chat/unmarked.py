@@ -18,7 +18,6 @@ from toolgrpo.chat.bare_calls import objects_at_end
 from toolgrpo.chat.objects import is_call, json_attempts
 from toolgrpo.tools.arguments import ArgumentChecker
 
-POLICIES = ("answer", "accept", "ignore")
 _FENCE = re.compile(r"^[^\S\n]*```[^\n]*$", re.MULTILINE)
 _NAMED = re.compile(r'\{[^{}"]*"(?:name|function|type|arguments|parameters)"\s*:')
 _NO_FORM = CallForm("", "")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from toolgrpo.errors import ConfigError
@@ -66,22 +66,6 @@ class ContextLimit:
                 f"context writes the history anew at {self.max_tokens} tokens (max_tokens), but the engine's window of {window} "
                 f"is full before; lower max_tokens, so that a turn has room behind it, or raise vllm_max_model_length"
             )
-
-
-@dataclass
-class ContextOptions:
-    """The field of a config about long episodes."""
-
-    context: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Drop the tool results of all but the last turns if a turn would begin behind max_tokens, "
-            f"e.g. {_EXAMPLE}."
-        },
-    )
-
-    def context_limit(self) -> ContextLimit | None:
-        return ContextLimit.parse(self.context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Rollouts:
     observers: Observers = field(default_factory=Observers)
     vocabulary: int | None = None  # how many ids the model has
     engine_retries: int = 3
-    unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
+    unmarked_calls: str = "answer"  # one of `options.EpisodeOptions`
     max_concurrent: int | None = None  # episodes at a time; None: all
     enable_thinking: bool | None = None  # a row's own column of this name comes first
     player: Player | None = None  # plays the episodes in place of our own loop

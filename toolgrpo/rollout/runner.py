@@ -49,7 +49,7 @@ class EpisodeRunner:
     tools: ToolProvider | None = None
     vocabulary: int | None = None  # how many ids the model has
     engine_retries: int = 3
-    unmarked_calls: str = "answer"  # one of chat.unmarked.POLICIES
+    unmarked_calls: str = "answer"  # one of `options.EpisodeOptions`
     clock: Callable[[], float] = time.monotonic
     waiting: AbstractContextManager[None] = field(
         default_factory=nullcontext

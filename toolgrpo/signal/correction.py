@@ -1,5 +1,5 @@
-"""What is done about tokens that another policy drew than the one that is trained: the fields of a
-config, and the frozen value they make.
+"""What is done about tokens that another policy drew than the one that is trained: one
+frozen value.
 
 An engine computes the same model with other kernels or in bf16, or has the weights of an earlier
 step. TRL weights an episode by the product of its tokens' ratios (trainer over engine) and leaves it
@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.errors import ConfigError
 
-METHODS = ("auto", "trl", "bypass", "geo_tis", "off")
 _FIELDS_OF_TRL = {  # and their defaults
     "vllm_importance_sampling_mode": "sequence_mask",
     "vllm_importance_sampling_clip_max": 3.0,
@@ -156,7 +154,7 @@ class EpisodeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What a run does: one of METHODS but auto, and why."""
+    """What a run does: one of `rollout_correction` but auto, and why."""
 
     method: str
     why: str
@@ -167,48 +165,6 @@ class Correction:
     def line(self) -> str:
         """Say it in one line."""
         return f"{self.method} ({self.why})"
-
-
-@dataclass
-class CorrectionOptions:
-    """Fields of a config that say how off-policy tokens are weighted."""
-
-    rollout_correction: str = field(
-        default="auto",
-        metadata={
-            "help": "Tokens that the engine drew with other log-probabilities than the trainer's: bypass (the engine's are "
-            "the old policy's, and PPO's clip holds the ratio), geo_tis (episodes near the trainer's policy count, their "
-            "tokens by the truncated ratio), trl (TRL's own), off; auto: bypass where a batch gets one update, else "
-            "geo_tis, and trl where its fields are set.",
-            "choices": METHODS,
-        },
-    )
-    correction_band: list[float] = field(
-        default_factory=lambda: [0.999, 1.001],
-        metadata={
-            "help": "With geo_tis: the band for the geometric mean of an episode's ratios, from 1,000 tokens on; of n "
-            "tokens fewer it is wider by the square root of 1,000 over n."
-        },
-    )
-
-    def check_correction(self) -> None:
-        """Refuse values that mean nothing, and fields of TRL that nothing would read."""
-        if self.rollout_correction not in METHODS:
-            raise ConfigError(
-                f"rollout_correction must be one of {', '.join(METHODS)}; got {self.rollout_correction!r}"
-            )
-        band = self.correction_band
-        if len(band) != 2 or not 0 < band[0] <= 1 <= band[1] < math.inf:
-            raise ConfigError(
-                f"correction_band must be two numbers around 1, the lowest and the highest mean ratio that counts, such "
-                f"as 0.999 1.001; got {band}"
-            )
-        own = _set_fields_of_trl(self)
-        if own and self.rollout_correction in ("bypass", "geo_tis", "off"):
-            raise ConfigError(
-                f"{own[0]} belongs to TRL's own correction, but rollout_correction is {self.rollout_correction}; leave "
-                f"one of the two out"
-            )
 
 
 def settled(args: Any, *, gives_logprobs: bool, same_numbers: bool) -> Correction:
@@ -228,7 +184,7 @@ def _method(args: Any, *, gives_logprobs: bool, same_numbers: bool) -> tuple[str
         return wanted, "as asked"
     if not args.vllm_importance_sampling_correction:
         return "off", "vllm_importance_sampling_correction is false"
-    own = _set_fields_of_trl(args)
+    own = set_fields_of_trl(args)
     if own:
         return "trl", f"{own[0]} is set"
     if _updates_are_several(args):
@@ -252,5 +208,6 @@ def _updates_are_several(args: Any) -> bool:
     return bool(args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations))
 
 
-def _set_fields_of_trl(args: Any) -> list[str]:
+def set_fields_of_trl(args: Any) -> list[str]:
+    """Return the fields of TRL's own correction that were given another value than the default."""
     return [name for name, default in _FIELDS_OF_TRL.items() if getattr(args, name, default) != default]

@@ -1,5 +1,5 @@
-"""How rewards are shaped and turned into advantages, and which tokens are trained on: the fields of
-a config, and the frozen value they make.
+"""How rewards are shaped and turned into advantages, and which tokens are trained on: one
+frozen value.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from toolgrpo.drops import Drop
 from toolgrpo.errors import ConfigError
 from toolgrpo.rollout.batch import RolloutBatch
-from toolgrpo.signal.advantages import ESTIMATORS, combined_rewards, grouped_advantages
+from toolgrpo.signal.advantages import combined_rewards, grouped_advantages
 from toolgrpo.trajectory import Trajectory
-from toolgrpo.void_turns import VOID_TURNS, has_void_turn
+from toolgrpo.void_turns import has_void_turn
 
 # What is taken off a reward for length: of an episode beside its group, and of one near the limit.
 #
@@ -86,93 +86,6 @@ def overlong_penalty(n_tokens: int, limit: int, overlong: Overlong) -> float:
     """Return what is taken off an episode of so many tokens after its prompt."""
     over = n_tokens - (limit - overlong.buffer)
     return overlong.penalty * min(1.0, max(0.0, over / overlong.buffer))
-
-
-@dataclass
-class ShapingOptions:
-    """Fields of a config that say what an episode teaches."""
-
-    advantage: str = field(
-        default="grpo",
-        metadata={
-            "help": "From rewards to advantages: grpo (TRL's own), loo (minus the mean of the others) or max_rl (over the "
-            "mean).",
-            "choices": tuple(ESTIMATORS),
-        },
-    )
-    penalty: dict[str, float] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Weights of what is taken off for output_tokens, context_tokens, turns and calls, each beside the "
-            "group's largest and times its mean reward, e.g. '{\"turns\": 0.1}'."
-        },
-    )
-    overlong: dict[str, float] | str | None = field(
-        default=None,
-        metadata={
-            "help": "What is taken off in the last tokens before max_completion_length, e.g. "
-            '\'{"buffer": 256, "penalty": 1.0}\'.'
-        },
-    )
-    void_turns: str = field(
-        default="keep",
-        metadata={
-            "help": "Episodes with a turn that has neither a call nor a final answer: keep, or mask_episode (not trained on).",
-            "choices": VOID_TURNS,
-        },
-    )
-    max_dropped_share: float = field(
-        default=0.25,
-        metadata={
-            "help": "Largest share of a batch whose episodes cannot be scored; more end the run with the causes."
-        },
-    )
-
-    def check_shaping(self) -> None:
-        """Raise ConfigError for values and combinations that cannot work."""
-        for name, known in (("advantage", ESTIMATORS), ("void_turns", VOID_TURNS)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}")
-        if not 0 <= self.max_dropped_share <= 1:
-            raise ConfigError(f"max_dropped_share must be between 0 and 1, got {self.max_dropped_share}")
-        shaping = self.shaping()
-        needs_one_sum = [name for name, is_set in self._changes_of_rewards(shaping) if is_set]
-        if needs_one_sum and getattr(self, "multi_objective_aggregation", None) == "normalize_then_sum":
-            raise ConfigError(
-                f"{needs_one_sum[0]} works on the sum of an episode's rewards, and multi_objective_aggregation "
-                f"normalize_then_sum makes none; use sum_then_normalize, or leave {needs_one_sum[0]} out"
-            )
-        if shaping.advantage == "max_rl" and (shaping.penalty or shaping.overlong):
-            raise ConfigError(
-                "advantage max_rl needs rewards of at least 0, and a penalty takes some below; leave out "
-                f"{'penalty' if shaping.penalty else 'overlong'}, or use loo"
-            )
-        if shaping.advantage != "grpo" and getattr(self, "scale_rewards", "group") == "batch":
-            raise ConfigError(
-                f"advantage {shaping.advantage} divides by no standard deviation, so scale_rewards batch would do nothing; "
-                f"leave it out"
-            )
-
-    def shaping(self) -> Shaping:
-        """Return what these fields ask for as one value."""
-        limit = int(getattr(self, "max_completion_length", 0) or 0)
-        return Shaping(
-            advantage=self.advantage,
-            scale=str(getattr(self, "scale_rewards", "group")),
-            penalty=_weights(self.penalty),
-            overlong=_overlong(self.overlong, limit),
-            limit=limit,
-            void_turns=self.void_turns,
-            normalize_first=getattr(self, "multi_objective_aggregation", None) == "normalize_then_sum",
-            weights=tuple(getattr(self, "reward_weights", None) or ()),
-        )
-
-    def _changes_of_rewards(self, shaping: Shaping) -> tuple[tuple[str, bool], ...]:
-        return (
-            ("penalty", bool(shaping.penalty)),
-            ("overlong", shaping.overlong is not None),
-            (f"advantage {shaping.advantage}", shaping.advantage != "grpo"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +180,7 @@ def loss_mask(trajectory: Trajectory, void_turns: str) -> tuple[int, ...]:
     return trajectory.mask
 
 
-def _weights(given: Mapping[str, float] | str | None) -> dict[str, float]:
+def penalty_of(given: Mapping[str, float] | str | None) -> dict[str, float]:
     weights = _parsed("penalty", given, "'{\"turns\": 0.1}'")
     for name, weight in weights.items():
         if name not in SIZES:
@@ -282,7 +195,7 @@ def _weights(given: Mapping[str, float] | str | None) -> dict[str, float]:
     return {name: weight for name, weight in weights.items() if weight}
 
 
-def _overlong(given: Mapping[str, float] | str | None, limit: int) -> Overlong | None:
+def overlong_of(given: Mapping[str, float] | str | None, limit: int) -> Overlong | None:
     if given is None:
         return None
     values = _parsed("overlong", given, '\'{"buffer": 256, "penalty": 1.0}\'')

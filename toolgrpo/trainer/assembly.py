@@ -93,7 +93,7 @@ def open_engine(engine: Engine | None, policy: Policy, demand: Demand, opened: E
 def fitting_of(given: GivenParts, engine: Engine, say: Callable[[str], None]) -> Callable[..., Any]:
     """Return what leaves the rows, of a `name`, whose prompts fit into the engine's window."""
     thinking = given.args.enable_thinking
-    context = given.args.context_limit()
+    context = given.args.episode_limits().context
     tokens = engine.max_model_len if context is None else min(engine.max_model_len, context.max_tokens + 1)
     window = PromptRoom(tokens=tokens, chat=given.chat, tools=given.toolbox, enable_thinking=thinking)
     return partial(rows_that_fit, window=window, policy=given.args.long_prompts, say=say)

@@ -1,158 +1,60 @@
-"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus what an episode, an engine and the tools need.
-
-Validated at construction.
-"""
+"""`ToolGRPOConfig`: TRL's `GRPOConfig` plus the fields of `toolgrpo/options.py`, checked at construction."""
 
 from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field, fields
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from trl import GRPOConfig
 
-from toolgrpo.chat.unmarked import POLICIES
-from toolgrpo.credit.options import CreditOptions
+from toolgrpo.credit.options import LOSSES_BY_TOKEN, Credit
+from toolgrpo.credit.turn_rewards import BUILT_IN_TURN_REWARDS
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.engines.build import ENGINES, EngineOptions
+from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
-from toolgrpo.observe.options import RecordingOptions, WatchOptions
-from toolgrpo.rollout.compaction import ContextOptions
+from toolgrpo.options import THEMES, RecordedShare, options_of, with_fields_of
+from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
-from toolgrpo.shared_pass.scoring import MODES, SharedPass
-from toolgrpo.signal.admission import GroupDrawingOptions
-from toolgrpo.signal.correction import CorrectionOptions
-from toolgrpo.signal.shaping import ShapingOptions
-from toolgrpo.signal.training_rows import TrainingRowsOptions
-from toolgrpo.tools.base import TOOL_TIMEOUT_S
+from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.signal.admission import Admission
+from toolgrpo.signal.correction import set_fields_of_trl
+from toolgrpo.signal.shaping import Shaping, overlong_of, penalty_of
+from toolgrpo.signal.training_rows import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.trainer.hardware import settled_bf16, settled_cpu, trains_on_cpu
-from toolgrpo.trainer.overlap import OverlapOptions
-from toolgrpo.trainer.prompt_lengths import PromptOptions
 from toolgrpo.trainer.trl_fields import refuse_without_effect
-from toolgrpo.trainer.trl_jobs import TRLJobOptions
+from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
-ENGINE_NAMES = ("auto", *ENGINES)
-LORA_SYNCS = ("merge", "adapter")
+_LEAST_OF_TRL = {
+    **{"num_generations": 2, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
+    **{"temperature": 0, "beta": 0, "learning_rate": 0},
+}
 
 
-@dataclass
-class ToolGRPOConfig(
-    RecordingOptions,
-    WatchOptions,
-    ShapingOptions,
-    TrainingRowsOptions,
-    CreditOptions,
-    GroupDrawingOptions,
-    CorrectionOptions,
-    OverlapOptions,
-    PromptOptions,
-    ContextOptions,
-    TRLJobOptions,
-    GRPOConfig,  # type: ignore[misc]  # TRL ships no types
-):
-    """All of TRL's fields, and those below. `None` means no limit, where a limit is meant."""
+@with_fields_of(*THEMES)
+class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
+    """All fields of TRL and of `toolgrpo.options`. `None` means no limit, where a limit is meant."""
 
     may_be_greedy: ClassVar[bool] = False  # whether temperature may be 0
 
-    max_completion_length: int | None = field(
-        default=1024,
-        metadata={"help": "Most tokens of an episode after its prompt: sampled tokens and tool results together."},
-    )
+    if TYPE_CHECKING:  # a type checker cannot see the fields
 
-    # the episode
-    max_turns: int | None = field(default=8, metadata={"help": "Most assistant turns of an episode."})
-    max_user_turns: int | None = field(
-        default=None,
-        metadata={"help": "Most messages of the user after the prompt, of a column `user_turns` or an environment."},
-    )
-    max_tool_calls: int | None = field(
-        default=None, metadata={"help": "Most tool calls of an episode; further ones are answered with an error."}
-    )
-    max_turn_tokens: int | None = field(default=None, metadata={"help": "Most sampled tokens of one turn."})
-    max_tool_response_tokens: int | None = field(
-        default=1024, metadata={"help": "A longer tool result is cut in the middle, and says so."}
-    )
-    episode_timeout: float | None = field(
-        default=None, metadata={"help": "Wall-clock seconds after which an episode is ended as it is."}
-    )
-    max_concurrent_episodes: int | None = field(
-        default=None, metadata={"help": "Most episodes that run at the same time in one process; default: all."}
-    )
-    enable_thinking: bool | None = field(
-        default=None,
-        metadata={"help": "Passed to chat templates that know it; a column `enable_thinking` decides for its row."},
-    )
-    unmarked_calls: str = field(
-        default="answer",
-        metadata={
-            "help": "A call without its markers, bare or in a code fence: answer (say what the form is), accept (run it) "
-            "or ignore (it is the final answer).",
-            "choices": POLICIES,
-        },
-    )
-    tool_timeout: float = field(
-        default=TOOL_TIMEOUT_S, metadata={"help": "Seconds after which a tool call is given up."}
-    )
-    reward_timeout: float | None = field(
-        default=None, metadata={"help": "Seconds a reward may take over a batch; more is an error, never a score."}
-    )
-
-    # the engine
-    engine: str = field(
-        default="auto",
-        metadata={"help": "What generates: auto, vllm_colocate, vllm_server or transformers.", "choices": ENGINE_NAMES},
-    )
-    engine_timeout: float = field(
-        default=900.0,
-        metadata={"help": "Seconds a vLLM server has to answer one request; longer than any should take."},
-    )
-    vllm_server_urls: list[str] | None = field(
-        default=None, metadata={"help": "URLs of one or several running `vllm serve` (engine vllm_server)."}
-    )
-    vllm_lora_sync: str = field(
-        default="merge",
-        metadata={
-            "help": "How vLLM gets a LoRA policy: merge (into the weights, which are sent whole) or adapter (alone).",
-            "choices": LORA_SYNCS,
-        },
-    )
-    vllm_kv_cache_gib: int = field(default=1, metadata={"help": "KV cache of colocated vLLM on the CPU, in GiB."})
-    vllm_enforce_eager: bool | None = field(
-        default=None, metadata={"help": "Do not compile in colocated vLLM; default: on the CPU (starts 20 s sooner)."}
-    )
-
-    # the training pass
-    prefix_sharing: str = field(
-        default="auto",
-        metadata={
-            "help": "Read a prompt once for all its completions: auto (where it pays), on (or fail), or off (TRL's pass).",
-            "choices": MODES,
-        },
-    )
-    max_tokens_per_pass: int | None = field(
-        default=None,
-        metadata={
-            "help": "Most packed tokens of one forward pass of a prefix-shared batch; default: no more than TRL's, and on a CPU what fits into memory."
-        },
-    )
-
-    # what people see
-    success_threshold: float = field(
-        default=1.0, metadata={"help": "An episode counts as a success if its reward is at least this."}
-    )
+        def __init__(self, *args: Any, **fields: Any) -> None: ...
 
     def __post_init__(self) -> None:
         self.bf16: bool | None = settled_bf16(self.bf16, self.fp16, on_cpu=trains_on_cpu(self.use_cpu))
         use_cpu, ddp_backend = settled_cpu(self.use_cpu, self.ddp_backend, self.bf16)
         self.use_cpu: bool = use_cpu
         self.ddp_backend: str | None = ddp_backend
-        self.take_trl_arguments()
+        take_trl_arguments(self.__dict__)
         self._check_fields_of_trl()
         own_batch = self.generation_batch_size is None and self.steps_per_generation is None
         try:
@@ -166,41 +68,21 @@ class ToolGRPOConfig(
                 f"must be divisible by num_generations ({group}); try per_device_train_batch_size "
                 f"{group * max(1, round(self.per_device_train_batch_size / group))}"
             ) from error
-        if self.engine not in ENGINE_NAMES:
-            raise ConfigError(f"engine must be one of {', '.join(ENGINE_NAMES)}; got {self.engine!r}")
-        self._check_servers()
-        if self.vllm_lora_sync not in LORA_SYNCS:
-            raise ConfigError(f"vllm_lora_sync must be one of {', '.join(LORA_SYNCS)}; got {self.vllm_lora_sync!r}")
-        if self.unmarked_calls not in POLICIES:
-            raise ConfigError(f"unmarked_calls must be one of {', '.join(POLICIES)}; got {self.unmarked_calls!r}")
-        for name in ("tool_timeout", "episode_timeout", "reward_timeout", "engine_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} must be a positive number of seconds, got {value}")
-        if self.vllm_kv_cache_gib < 1:
-            raise ConfigError(f"vllm_kv_cache_gib must be at least 1, got {self.vllm_kv_cache_gib}")
-        if self.max_concurrent_episodes is not None and self.max_concurrent_episodes < 1:
-            raise ConfigError(f"max_concurrent_episodes must be at least 1, got {self.max_concurrent_episodes}")
-        self.shared_pass()
-        self.check_recording()
-        self.check_prompt_options()
+        try:
+            self.record_episodes: RecordedShare = RecordedShare(self.record_episodes)
+        except ArgumentTypeError as error:
+            raise ConfigError(f"record_episodes {error}") from None
+        for theme in THEMES:
+            options_of(self, theme)
         self.episode_limits()
-        self.check_watch()
-        self.check_group_drawing()
-        self.check_training_rows()
-        self.check_correction()
-        self.check_overlap()
-        self.check_shaping()
-        self.check_credit()
+        self.shaping()
+        refuse_combinations(self)
 
     def _check_fields_of_trl(self) -> None:
         """Refuse what TRL and Transformers take without a word, or divide by zero on."""
         defaults = {known.name: known.default for known in fields(self)}
         refuse_without_effect(vars(self), defaults)
-        for name, least in (
-            *(("num_generations", 2), ("per_device_train_batch_size", 1), ("gradient_accumulation_steps", 1)),
-            *(("temperature", 0), ("beta", 0), ("learning_rate", 0)),
-        ):
+        for name, least in _LEAST_OF_TRL.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 why = " (GRPO compares the episodes of a group)" if name == "num_generations" else ""
@@ -210,6 +92,21 @@ class ToolGRPOConfig(
                 "temperature must be above 0 in training, got 0: greedy episodes of a group are all alike, and the "
                 "log-probabilities are divided by it. Leave it at 1.0; an evaluation may use 0"
             )
+
+    @property
+    def draws_groups(self) -> bool:
+        """Whether the steps' prompts are chosen here, in place of TRL's sampler."""
+        return bool(self.dynamic_sampling != "off")
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether episodes run while a batch is trained on."""
+        return bool(self.max_staleness > 0 or self.carry_over > 0)
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether they are taken group by group, and not as the batches of TRL's sampler."""
+        return bool(self.runs_ahead and (self.carry_over > 0 or self.draws_groups))
 
     def changed(self, **changes: Any) -> Self:
         """Return a copy with these fields set.
@@ -274,14 +171,6 @@ class ToolGRPOConfig(
             return [f"http://{self.vllm_server_host}:{self.vllm_server_port}"]
         return []
 
-    def _check_servers(self) -> None:
-        """Refuse servers that are named in two ways, or for an engine that uses none."""
-        ways = [name for name in ("vllm_server_urls", "vllm_server_base_url") if getattr(self, name)]
-        if len(ways) == 2:
-            raise ConfigError("vllm_server_urls and vllm_server_base_url both name servers; give one of them")
-        if ways and self.engine not in ("auto", "vllm_server"):
-            raise ConfigError(f"{ways[0]} is given, but engine is {self.engine!r}; use engine vllm_server (or auto)")
-
     def episode_limits(self) -> EpisodeLimits:
         """Return the limits of an episode as one value."""
         if self.max_completion_length is None:
@@ -294,7 +183,7 @@ class ToolGRPOConfig(
             max_turn_tokens=self.max_turn_tokens,
             max_tool_response_tokens=self.max_tool_response_tokens,
             deadline_s=self.episode_timeout,
-            context=self.context_limit(),
+            context=ContextLimit.parse(self.context),
         )
 
     def shared_pass(self) -> SharedPass:
@@ -310,3 +199,182 @@ class ToolGRPOConfig(
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty,
         )
+
+    def admission(self, target: int) -> Admission:
+        """Return the rule by which a step of so many groups draws and admits them."""
+        return Admission.of(target, max_groups_drawn=self.max_groups_drawn if self.draws_groups else 1.0)
+
+    def shaping(self) -> Shaping:
+        """Return how rewards become advantages."""
+        limit = int(self.max_completion_length or 0)
+        return Shaping(
+            advantage=self.advantage,
+            scale=str(self.scale_rewards),
+            penalty=penalty_of(self.penalty),
+            overlong=overlong_of(self.overlong, limit),
+            limit=limit,
+            void_turns=self.void_turns,
+            normalize_first=self.multi_objective_aggregation == "normalize_then_sum",
+            weights=tuple(self.reward_weights or ()),
+        )
+
+    def turn_reward_names(self) -> Sequence[str]:
+        """Return the names of all rewards by turn, in the order of their weights."""
+        return [*(self.turn_reward or ()), *(self.turn_reward_fn or ())]
+
+    def credits(self) -> Credit:
+        """Return how the turns of an episode share its reward; without rewards by turn nothing tells them apart."""
+        return Credit(
+            by_turn=self.credit == "turns" and bool(self.turn_reward_names()),
+            scale="none" if self.advantage == "loo" else str(self.scale_rewards),
+        )
+
+
+def refuse_combinations(config: ToolGRPOConfig) -> None:
+    """Raise ConfigError for the first row of the table that applies."""
+    for applies, sentence in COMBINATIONS:
+        found = applies(config)
+        if found:
+            raise ConfigError(sentence.format(c=config, found=found))
+
+
+def _servers(c: Any) -> list[str]:
+    return [name for name in ("vllm_server_urls", "vllm_server_base_url") if getattr(c, name)]
+
+
+def _taken_off(c: Any) -> str | None:
+    """Return the first field that takes something off a reward."""
+    shaping = c.shaping()
+    return "penalty" if shaping.penalty else "overlong" if shaping.overlong else None
+
+
+def _without_whole_groups(c: Any) -> tuple[int, int] | None:
+    """Return how many whole groups a step needs at least and its rows, if there are fewer or one is not whole."""
+    n_rows = c.per_device_train_batch_size * c.steps_per_generation
+    if c.draws_ahead and (n_rows % c.num_generations or (c.carry_over and n_rows == c.num_generations)):
+        return 2 if c.carry_over else 1, n_rows
+    return None
+
+
+def _odd_weights(c: Any) -> tuple[int, int, str] | None:
+    """Return how many weights there are, how many turn rewards and their names, if the numbers differ."""
+    weights, names = c.turn_reward_weights, c.turn_reward_names()
+    return (
+        None
+        if weights is None or len(weights) == len(names)
+        else (len(weights), len(names), ", ".join(names) or "none")
+    )
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
+
+
+# What cannot be asked for together: when it applies, and what is said. `{found}` is what the condition returned.
+COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
+    (
+        lambda c: len(_servers(c)) == 2,
+        "vllm_server_urls and vllm_server_base_url both name servers; give one of them",
+    ),
+    (
+        lambda c: c.engine not in ("auto", "vllm_server") and _servers(c),
+        "{found[0]} is given, but engine is {c.engine!r}; use engine vllm_server (or auto)",
+    ),
+    (
+        lambda c: c.loss_denominator == "live" and c.loss_type not in TOKEN_LOSSES | ROW_LOSSES,
+        f"loss_denominator live needs a loss that counts tokens or rows over the whole batch "
+        f"({', '.join(sorted(TOKEN_LOSSES | ROW_LOSSES))}); {{c.loss_type}} is divided by what each micro-batch holds. Set "
+        f"loss_denominator to all, or loss_type to dapo",
+    ),
+    (
+        lambda c: c.loss_denominator == "live" and c.beta != 0,
+        "loss_denominator live counts only rows that have an advantage, but with beta {c.beta:g} every row has a part in "
+        "the loss; set loss_denominator to all, or beta to 0",
+    ),
+    (
+        lambda c: c.rollout_correction in ("bypass", "geo_tis", "off") and set_fields_of_trl(c),
+        "{found[0]} belongs to TRL's own correction, but rollout_correction is {c.rollout_correction}; leave one of the two "
+        "out",
+    ),
+    (
+        lambda c: c.carry_over and c.weights_handover == "drain",
+        "weights_handover drain ends every episode before a step, so that carry_over would carry nothing over; leave one of "
+        "the two out",
+    ),
+    (
+        lambda c: c.runs_ahead and c.vllm_enable_sleep_mode,
+        "vllm_enable_sleep_mode gives the engine's memory to the training pass, but with max_staleness or carry_over both "
+        "run at the same time; leave one of the two out",
+    ),
+    (
+        _without_whole_groups,
+        "carry_over, and max_staleness with dynamic_sampling, take whole groups in each process, at least {found[0]} a step; "
+        "per_device_train_batch_size * steps_per_generation is {found[1]} and num_generations {c.num_generations}: make the "
+        "one a multiple of the other",
+    ),
+    (
+        lambda c: (
+            c.multi_objective_aggregation == "normalize_then_sum"
+            and (_taken_off(c) or (c.advantage != "grpo" and f"advantage {c.advantage}"))
+        ),
+        "{found} works on the sum of an episode's rewards, and multi_objective_aggregation normalize_then_sum makes none; "
+        "use sum_then_normalize, or leave {found} out",
+    ),
+    (
+        lambda c: c.advantage == "max_rl" and _taken_off(c),
+        "advantage max_rl needs rewards of at least 0, and a penalty takes some below; leave out {found}, or use loo",
+    ),
+    (
+        lambda c: c.advantage != "grpo" and c.scale_rewards == "batch",
+        "advantage {c.advantage} divides by no standard deviation, so scale_rewards batch would do nothing; leave it out",
+    ),
+    (
+        lambda c: next((name for name in c.turn_reward or () if name not in BUILT_IN_TURN_REWARDS), None),
+        f"there is no turn reward {{found!r}}; there are {', '.join(BUILT_IN_TURN_REWARDS)}. A function of yours is given "
+        f"as a file: turn_reward_fn",
+    ),
+    (
+        lambda c: _twice(c.turn_reward_names()),
+        "the turn reward {found!r} is given twice; its share is in turn_reward_weights",
+    ),
+    (
+        _odd_weights,
+        "turn_reward_weights has {found[0]} numbers for {found[1]} turn rewards ({found[2]}); give one for each, "
+        "in this order",
+    ),
+    (
+        lambda c: c.credit == "turns" and c.loss_type == "vespo",
+        "credit turns gives each turn its own advantage: loss_type vespo weighs a whole sequence by the sign of its one "
+        "advantage, and turns of one episode differ in sign. Use dapo, grpo, bnpo, dr_grpo, cispo or sapo; or set credit to "
+        "episode",
+    ),
+    (
+        lambda c: c.credit == "turns" and c.loss_type not in LOSSES_BY_TOKEN,
+        "credit turns gives each turn its own advantage: loss_type {c.loss_type} is not known to take advantages by token; "
+        "or set credit to episode",
+    ),
+    (
+        lambda c: c.credit == "turns" and c.importance_sampling_level != "token",
+        "credit turns needs importance_sampling_level token: with {c.importance_sampling_level} one ratio stands for all "
+        "tokens, and its gradient mixes the turns again",
+    ),
+    (
+        lambda c: c.credit == "turns" and c.off_policy_mask_threshold is not None,
+        "credit turns cannot be used with off_policy_mask_threshold, which drops a whole sequence by the sign of its one "
+        "advantage; leave it out",
+    ),
+    (
+        lambda c: c.credit == "turns" and c.multi_objective_aggregation != "sum_then_normalize",
+        "credit turns works on the sum of an episode's rewards, and multi_objective_aggregation normalize_then_sum makes "
+        "none; use sum_then_normalize",
+    ),
+    (
+        lambda c: c.credit == "turns" and c.advantage == "max_rl",
+        "advantage max_rl divides by the mean reward of a group, and returns of turns have none; use grpo or loo with "
+        "credit turns",
+    ),
+    (
+        lambda c: c.credit != "turns" and c.turn_reward_names(),
+        "the turn reward {found[0]} is given, but credit is episode, which uses none; set credit to turns",
+    ),
+)

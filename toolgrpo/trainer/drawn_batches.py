@@ -31,7 +31,7 @@ from toolgrpo.rollout.batch import RolloutBatch, Row, Scored, Success
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.sources import GroupDraw, draw_groups
-from toolgrpo.signal.admission import GroupDrawingOptions
+from toolgrpo.signal.admission import Admission
 from toolgrpo.signal.advantages import is_dead, weighted_sums
 from toolgrpo.signal.dropped import grade_of
 from toolgrpo.signal.row_order import RowOrder
@@ -178,7 +178,7 @@ class DrawnBatches:
     `row_of` gives a row of the training data.
     """
 
-    options: GroupDrawingOptions
+    admission: Callable[[int], Admission]  # of a step of so many groups
     order: RowOrder
     rule: RewardRule
     row_of: Callable[[int], Row]
@@ -236,11 +236,11 @@ class DrawnBatches:
         async def judge(row: Row, trajectories: tuple[Trajectory, ...]) -> _Worth:
             return self._worth(row, trajectories, await ask([row] * len(trajectories), trajectories))
 
-        admission = self.options.admission(len(share.own))
+        admission = self.admission(len(share.own))
         if self.ahead is not None:
             line = self.ahead.draw(admission, judge)
             return _OwnDraw(line.draw, line.places, self.ahead.planned)
-        largest = self.options.admission(share.largest)
+        largest = self.admission(share.largest)
         planned = self.order.plan(share.n_planned(largest.most - share.largest))
         drawn = draw_groups(
             rollouts,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from accelerate.utils import gather_object
@@ -31,83 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 
-HANDOVERS = ("keep", "drain")
 T = TypeVar("T")
-
-
-@dataclass
-class OverlapOptions:
-    """Fields of a config that let training and rollouts overlap."""
-
-    max_staleness: int = field(
-        default=0,
-        metadata={
-            "help": "How many steps the weights may be behind that a batch began to be drawn from: its rollouts run "
-            "while so many earlier batches are trained on. 0: one after the other."
-        },
-    )
-    weights_handover: str = field(
-        default="keep",
-        metadata={
-            "help": "With max_staleness: new weights reach the engine between two of its steps, and episodes in flight "
-            "keep going (keep), or when those have ended (drain).",
-            "choices": HANDOVERS,
-        },
-    )
-
-    carry_over: float = field(
-        default=0.0,
-        metadata={
-            "help": "So large a share of the groups of a step may be left over to the next one, where they go on: the step "
-            "begins when the others are complete. 0: it waits for all."
-        },
-    )
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether episodes run while a batch is trained on."""
-        return self.max_staleness > 0 or self.carry_over > 0
-
-    @property
-    def draws_ahead(self) -> bool:
-        """Whether they are taken group by group, and not as the batches of TRL's sampler."""
-        return self.runs_ahead and (self.carry_over > 0 or getattr(self, "draws_groups", False))
-
-    def check_overlap(self) -> None:
-        """Refuse values and combinations that cannot work."""
-        if self.max_staleness < 0:
-            raise ConfigError(f"max_staleness must be at least 0, got {self.max_staleness}")
-        if not 0 <= self.carry_over < 1:
-            raise ConfigError(
-                f"carry_over must be from 0 to below 1, a share of the groups of a step, got {self.carry_over:g}; to have "
-                f"a whole step more in flight, raise max_staleness"
-            )
-        if self.weights_handover not in HANDOVERS:
-            raise ConfigError(f"weights_handover must be one of {', '.join(HANDOVERS)}; got {self.weights_handover!r}")
-        if self.carry_over and self.weights_handover == "drain":
-            raise ConfigError(
-                "weights_handover drain ends every episode before a step, so that carry_over would carry nothing over; "
-                "leave one of the two out"
-            )
-        if self.runs_ahead and getattr(self, "vllm_enable_sleep_mode", False):
-            raise ConfigError(
-                "vllm_enable_sleep_mode gives the engine's memory to the training pass, but with max_staleness or "
-                "carry_over both run at the same time; leave one of the two out"
-            )
-        if self.draws_ahead:
-            self._check_groups()
-
-    def _check_groups(self) -> None:
-        """Refuse what cannot be where groups are taken one by one while others run."""
-        n_rows = getattr(self, "per_device_train_batch_size", 0) * getattr(self, "steps_per_generation", 0)
-        group_size = getattr(self, "num_generations", 1)
-        if n_rows % group_size or (self.carry_over and n_rows == group_size):
-            least = 2 if self.carry_over else 1
-            raise ConfigError(
-                f"carry_over, and max_staleness with dynamic_sampling, take whole groups in each process, at least {least} "
-                f"a step; per_device_train_batch_size * steps_per_generation is {n_rows} and num_generations {group_size}: "
-                f"make the one a multiple of the other"
-            )
 
 
 def check_engine(engine: Engine, handover: str) -> None:

@@ -9,36 +9,18 @@ datasets that are streamed. Such an episode is dropped when it begins (`DropCaus
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
-from toolgrpo.errors import ConfigError, DataError
+from toolgrpo.errors import DataError
 from toolgrpo.rollout.rollouts import as_messages, thinking_of
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
 
-LONG_PROMPTS = ("refuse", "skip")
 _NAMED = 3  # rows that an error names
 _FOR_A_MESSAGE = 64  # tokens that a template may put around one
 _STUB = [{"role": "user", "content": "q"}]
-
-
-@dataclass
-class PromptOptions:
-    """What a config says about long prompts."""
-
-    long_prompts: str = field(
-        default="refuse",
-        metadata={
-            "help": "Rows whose prompt fills the context window: refuse (say which they are), or skip them.",
-            "choices": LONG_PROMPTS,
-        },
-    )
-
-    def check_prompt_options(self) -> None:
-        if self.long_prompts not in LONG_PROMPTS:
-            raise ConfigError(f"long_prompts must be one of {', '.join(LONG_PROMPTS)}; got {self.long_prompts!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,7 @@ def open_drawing(trainer: Any) -> DrawnBatches:
         credit=args.credits(),
     )
     return DrawnBatches(
-        options=args,
+        admission=args.admission,
         order=row_order(rows, partial(epoch_order, trainer)),
         rule=rule,
         row_of=lambda number: trainer.train_sampler.data_source[number],

@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
@@ -31,49 +30,41 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SAID_ELSEWHERE = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
 
 
-@dataclass
-class TRLJobOptions:
-    """The dictionaries of TRL's config, as fields of ours."""
+def take_trl_arguments(fields: dict[str, Any]) -> None:
+    """Spread the dictionaries of TRL's config over the fields they stand for, while the config is made."""
+    for name in ("generation_kwargs", "chat_template_kwargs"):
+        value = fields[name]
+        if isinstance(value, str):  # a flag
+            with suppress(json.JSONDecodeError):
+                fields[name] = value = json.loads(value)
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name} must be a dictionary (on the command line in JSON), got {value!r}")
+    fields.update(_sampling(dict(fields["generation_kwargs"] or {})))
+    fields["enable_thinking"] = _thinking(dict(fields["chat_template_kwargs"] or {}), fields["enable_thinking"])
 
-    def take_trl_arguments(self) -> None:
-        """Spread the dictionaries of TRL's config over the fields they stand for.
 
-        To be called while the config is made: the fields are those of the class that this is mixed
-        into.
-        """
-        fields = vars(self)
-        for name in ("generation_kwargs", "chat_template_kwargs"):
-            value = fields[name]
-            if isinstance(value, str):  # a flag
-                with suppress(json.JSONDecodeError):
-                    fields[name] = value = json.loads(value)
-            if value is not None and not isinstance(value, Mapping):
-                raise ConfigError(f"{name} must be a dictionary (on the command line in JSON), got {value!r}")
-        self._take_generation_kwargs(dict(fields["generation_kwargs"] or {}))
-        self._take_template_kwargs(dict(fields["chat_template_kwargs"] or {}))
+def _sampling(given: dict[str, Any]) -> dict[str, Any]:
+    if given.pop("do_sample", True) is not True:
+        raise ConfigError("generation_kwargs has do_sample: false, but episodes of training are always sampled")
+    unknown = sorted(given.keys() - set(_SAMPLING))
+    if unknown:
+        raise ConfigError(
+            f"generation_kwargs has {', '.join(unknown)}, which the engines here do not have: every token is drawn for "
+            f"itself, with {', '.join(_SAMPLING)}; leave the rest out"
+        )
+    return given
 
-    def _take_generation_kwargs(self, given: dict[str, Any]) -> None:
-        if given.pop("do_sample", True) is not True:
-            raise ConfigError("generation_kwargs has do_sample: false, but episodes of training are always sampled")
-        unknown = sorted(given.keys() - set(_SAMPLING))
-        if unknown:
-            raise ConfigError(
-                f"generation_kwargs has {', '.join(unknown)}, which the engines here do not have: every token is drawn for "
-                f"itself, with {', '.join(_SAMPLING)}; leave the rest out"
-            )
-        vars(self).update(given)
 
-    def _take_template_kwargs(self, given: dict[str, Any]) -> None:
-        odd = sorted(given.keys() & set(_SAID_ELSEWHERE))
-        if odd:
-            raise ConfigError(f"chat_template_kwargs has {odd[0]}, which each episode says itself; leave it out")
-        thinking = given.get("enable_thinking")
-        if thinking is None:
-            return
-        said = vars(self)["enable_thinking"]
-        if said not in (None, thinking):
-            raise ConfigError(f"enable_thinking is {said}, but chat_template_kwargs says {thinking}; keep one of them")
-        vars(self)["enable_thinking"] = thinking
+def _thinking(given: Mapping[str, Any], said: bool | None) -> bool | None:
+    odd = sorted(given.keys() & set(_SAID_ELSEWHERE))
+    if odd:
+        raise ConfigError(f"chat_template_kwargs has {odd[0]}, which each episode says itself; leave it out")
+    thinking = given.get("enable_thinking")
+    if thinking is None:
+        return said
+    if said not in (None, thinking):
+        raise ConfigError(f"enable_thinking is {said}, but chat_template_kwargs says {thinking}; keep one of them")
+    return bool(thinking)
 
 
 def warn_of_text(rows: Any, rewards: Any) -> None:
