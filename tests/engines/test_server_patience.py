@@ -238,21 +238,6 @@ def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(
             choose_engine(engine, server_urls=config.server_urls())
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"engine_timeout": 0.0}, "engine_timeout must be a positive number of seconds, got 0.0"),
-        ({"engine_timeout": -3.0}, "engine_timeout must be a positive number"),
-        ({"engine_timeout": float("nan")}, "engine_timeout must be a positive number"),
-        ({"vllm_server_base_url": "http://a", "engine": "transformers"}, "vllm_server_base_url is given, but engine"),
-        ({"vllm_server_base_url": "http://a", "vllm_server_urls": ["http://b"]}, "both name servers"),
-    ],
-)
-def test_settings_of_servers_that_cannot_be_meant_are_refused(given: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=says):
-        ToolGRPOConfig(str(tmp_path), report_to="none", use_cpu=True, **given)
-
-
 def test_a_blocking_call_works_where_an_event_loop_runs_already() -> None:
     """As in a notebook."""
 

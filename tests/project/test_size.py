@@ -39,7 +39,7 @@ LINES = {
     "testing": 1100,
     "tools": 5350,
     "trainer": 5600,
-    "(itself)": 1900,
+    "(itself)": 2300,
 }
 MOST = {
     "modules": 334,

@@ -28,6 +28,7 @@ def config(folder: Path, kind: type[ToolGRPOConfig] = ToolGRPOConfig, **fields: 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"advantage": "gae"}, "advantage must be one of grpo, loo, max_rl; got 'gae'"),
     ({"max_dropped_share": 1.5}, "max_dropped_share must be between 0 and 1, got 1.5"),
+    ({"engine_timeout": float("nan")}, "engine_timeout must be a positive number of seconds, got nan"),
     ({"correction_band": [1.1, 2.0]}, "correction_band must be two numbers around 1"),
     ({"penalty": {"tokens": 0.1}}, "penalty knows output_tokens, context_tokens, turns, calls; got 'tokens'"),
     ({"penalty": {"turns": -0.1}}, "the penalty on turns must be between 0 and 1, got -0.1"),
