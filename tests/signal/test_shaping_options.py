@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from toolgrpo import ToolGRPOConfig
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.commands.config_files import parse_args
-from toolgrpo.errors import ConfigError
 from toolgrpo.observe.metrics import rollout_metrics
 from toolgrpo.rollout.batch import RolloutBatch, Scored
 from toolgrpo.signal.shaping import Overlong, loss_mask
@@ -24,21 +20,6 @@ def test_what_is_asked_for_is_one_value() -> None:
     asked = {"penalty": '{"turns": 0.25, "calls": 0}', "overlong": {"buffer": 10, "penalty": 0.5}}
     shaping = ToolGRPOConfig(report_to="none", use_cpu=True, **asked).shaping()
     assert shaping.penalty == {"turns": 0.25} and shaping.overlong == Overlong(10, 0.5) and not shaping.is_of_trl
-
-
-def test_tables_may_stand_in_a_file_and_behind_a_flag(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("training:\n  penalty: {turns: 0.1, calls: 0.2}\n  void_turns: mask_episode\n")
-    flags = ["--output_dir", str(tmp_path), "--report_to", "none", "--use_cpu"]
-    (read,) = parse_args(
-        (ToolGRPOConfig,), ["--config", str(file), *flags, "--overlong", '{"buffer": 8, "penalty": 1}']
-    )
-    shaping = read.shaping()
-    assert shaping.penalty == {"turns": 0.1, "calls": 0.2} and shaping.overlong == Overlong(8, 1.0)
-    assert read.void_turns == "mask_episode"
-    file.write_text("penalty: {turns: much}\n")
-    with pytest.raises(ConfigError, match="penalty must be"):
-        parse_args((ToolGRPOConfig,), ["--config", str(file)])
 
 
 def attempt(status: AttemptStatus) -> CallAttempt:
