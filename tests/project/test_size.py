@@ -25,7 +25,7 @@ LINES = {
     "data": 1450,
     "engines": 4100,
     "evaluation": 1050,
-    "gateway": 1900,
+    "gateway": 1850,
     "models": 250,
     "observe": 3200,
     "processes": 400,

@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from toolgrpo.calls import CallAttempt, ToolResult
 from toolgrpo.chat.messages import tool_message
@@ -25,9 +25,6 @@ from toolgrpo.ledger import Ledger
 from toolgrpo.rollout.truncation import TextTokenizer
 from toolgrpo.segments import Segment, first_columns
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
-
-P = TypeVar("P")
-
 
 # Lines: the sequences of tokens of one session, each of which only grows.
 #
@@ -184,10 +181,10 @@ def as_repeated(said: Said) -> Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[P]):
+class Found:
     """The place up to which a conversation is known, and what follows it there."""
 
-    place: P | None
+    place: Place | None
     following: tuple[Message, ...]
     other_tools: bool  # it would be known further, were other tools offered
     conversation: bytes  # the key of all its messages
@@ -195,21 +192,19 @@ class Found(Generic[P]):
 
 
 @dataclass(slots=True)
-class Conversations(Generic[P]):
+class Conversations:
     """Places by the messages that lead to them."""
 
-    _places: dict[tuple[bytes, bytes], P] = field(default_factory=dict)
+    _places: dict[tuple[bytes, bytes], Place] = field(default_factory=dict)
     _without_tools: set[bytes] = field(default_factory=set)
 
-    def remember(self, found: Found[P], said: Message, place: P) -> None:
+    def remember(self, found: Found, said: Message, place: Place) -> None:
         """Note that a turn, said to what was found, ended at this place."""
         key = _digest(found.conversation, _compared(said))
         self._places[key, found.offered] = place
         self._without_tools.add(key)
 
-    def find(
-        self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], thinking: bool | None
-    ) -> Found[P]:
+    def find(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]], thinking: bool | None) -> Found:
         """Return the latest place that these messages lead to."""
         offered = _digest(b"", [list(schemas), thinking])
         keys = _keys(messages)

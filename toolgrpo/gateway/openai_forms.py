@@ -14,7 +14,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -34,30 +35,6 @@ class Refused(Exception):
 
 def error_body(refused: Refused) -> dict[str, Any]:
     return {"error": {"message": str(refused), "type": refused.kind, "param": None, "code": refused.code}}
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """What a client asks of `/v1/chat/completions`."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    enable_thinking: bool | None = None
-    sampling: Mapping[str, Any] | None = None
-    logprobs: bool = False  # those of what was sampled are asked for, with the text of each token
-
-
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """What a client asks of `/v1/completions`: token ids, or a text."""
-
-    prompt: tuple[int, ...] | str
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    sampling: Mapping[str, Any] | None = None
-    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +58,112 @@ class Said:
     finish_reason: Literal["stop", "tool_calls", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a client wants its answer."""
+class Asked(Protocol):
+    """What a client asks for on either path, and how it wants its answer."""
 
-    model: str
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    token_ids: bool
-    number: str  # the answer's own id
+    @property
+    def stream(self) -> bool: ...
+
+    def answer(self, said: Said) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        ...
+
+    def chunks(self, said: Said) -> Iterator[dict[str, Any]]:
+        """Give the same as the chunks of a stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] | None = None
+    logprobs: bool = False  # those of what was sampled are asked for, with the text of each token
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    token_ids: bool = False
+    number: str = ""  # the answer's own id
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.number, "object": kind, "created": int(time.time()), "model": self.model}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest(_Asked):
+    """A request to `/v1/chat/completions`."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    enable_thinking: bool | None = None
+
+    def answer(self, said: Said) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": said.content or (None if said.calls else ""),
+            "refusal": None,
+        }
+        if said.reasoning is not None:
+            message["reasoning_content"] = said.reasoning
+        if said.calls:
+            message["tool_calls"] = [_as_call(call) for call in said.calls]
+        choice = {"index": 0, "message": message, "finish_reason": said.finish_reason, "logprobs": None}
+        choice |= self._of_tokens(said)
+        answer = {**self._head("chat.completion"), "choices": [choice], "usage": _usage(said)}
+        return answer | self._of_prompt(said)
+
+    def chunks(self, said: Said) -> Iterator[dict[str, Any]]:
+        """Give who speaks, text, calls, the end, and perhaps the usage."""
+        yield self._chunk({"role": "assistant", "content": ""}, None) | self._of_prompt(said)
+        if said.reasoning is not None:
+            yield self._chunk({"reasoning_content": said.reasoning}, None)
+        of_tokens = self._of_tokens(said)
+        if said.content or of_tokens:
+            yield self._chunk({"content": said.content}, None, **of_tokens)
+        for place, call in enumerate(said.calls):
+            yield self._chunk({"tool_calls": [{"index": place, **_as_call(call)}]}, None)
+        yield self._chunk({}, said.finish_reason)
+        if self.include_usage:
+            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(said)}
+
+    def _chunk(self, delta: Mapping[str, Any], reason: str | None, **of_tokens: Any) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **of_tokens}
+        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+
+    def _of_tokens(self, said: Said) -> dict[str, Any]:
+        logprobs: dict[str, Any] = {"logprobs": _chat_logprobs(said)} if self.logprobs else {}
+        return logprobs | ({"token_ids": list(said.ids)} if self.token_ids else {})
+
+    def _of_prompt(self, said: Said) -> dict[str, Any]:
+        return {"prompt_token_ids": list(said.prompt_ids)} if self.token_ids else {}
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest(_Asked):
+    """A request to `/v1/completions`: token ids, or a text."""
+
+    prompt: tuple[int, ...] | str
+
+    def answer(self, said: Said) -> dict[str, Any]:
+        return {**self._piece(said), "usage": _usage(said)}
+
+    def chunks(self, said: Said) -> Iterator[dict[str, Any]]:
+        """Give the answer, which is the only chunk."""
+        yield self.answer(said) if self.include_usage else self._piece(said)
+
+    def _piece(self, said: Said) -> dict[str, Any]:
+        reason = "length" if said.finish_reason == "length" else "stop"
+        choice: dict[str, Any] = {"index": 0, "text": said.content, "finish_reason": reason, "logprobs": None}
+        if self.logprobs:
+            choice["logprobs"] = {
+                "tokens": list(said.texts),
+                "token_logprobs": None if said.logprobs is None else list(said.logprobs),
+                "top_logprobs": None,
+                "text_offset": list(accumulate(map(len, said.texts), initial=0))[:-1],
+            }
+        if self.token_ids:
+            choice |= {"token_ids": list(said.ids), "prompt_token_ids": list(said.prompt_ids)}
+        return {**self._head("text_completion"), "choices": [choice]}
 
 
 class _Body(BaseModel):
@@ -107,13 +180,20 @@ class _Body(BaseModel):
     min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
 
-    def sampling(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def stops(self) -> tuple[str, ...]:
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in given if text)
+    def asked(self, number: str) -> dict[str, Any]:
+        """Return what both kinds of requests have."""
+        sampling = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return {
+            "max_tokens": self.max_tokens,
+            "stop": tuple(text for text in stops if text),
+            "sampling": {name: value for name, value in sampling.items() if value is not None},
+            "model": self.model,
+            "stream": bool(self.stream),
+            "include_usage": bool((self.stream_options or {}).get("include_usage")),
+            "token_ids": bool(self.return_token_ids),
+            "number": number,
+        }
 
 
 class _ChatBody(_Body):
@@ -133,8 +213,8 @@ class _TextBody(_Body):
     echo: bool | None = False
 
 
-def read_chat(body: Any, number: str) -> tuple[ChatRequest, Form]:
-    """Return what a body asks of `/v1/chat/completions`, and in which form."""
+def read_chat(body: Any, number: str) -> ChatRequest:
+    """Return what a body asks of `/v1/chat/completions`."""
     asked = _validated(_ChatBody, body)
     if asked.functions:
         raise Refused(400, "unsupported_value", "`functions` is the old form of tools; give them in `tools`")
@@ -142,20 +222,18 @@ def read_chat(body: Any, number: str) -> tuple[ChatRequest, Form]:
     if kind != "text":
         raise Refused(400, "unsupported_value", f"response_format {kind!r} cannot be promised here; leave it out")
     thinking = (asked.chat_template_kwargs or {}).get("enable_thinking")
-    request = ChatRequest(
+    given = asked.asked(f"chatcmpl-{number}")
+    return ChatRequest(
         messages=tuple(_message(message, place) for place, message in enumerate(asked.messages)),
         tools=() if asked.tool_choice == "none" else tuple(map(_tool, asked.tools or ())),
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        stop=asked.stops(),
         enable_thinking=None if thinking is None else bool(thinking),
-        sampling=asked.sampling(),
         logprobs=bool(asked.logprobs),
+        **{**given, "max_tokens": asked.max_completion_tokens or asked.max_tokens},
     )
-    return request, _form(asked, f"chatcmpl-{number}", logprobs=bool(asked.logprobs))
 
 
-def read_text(body: Any, number: str) -> tuple[TextRequest, Form]:
-    """Return what a body asks of `/v1/completions`, and in which form."""
+def read_text(body: Any, number: str) -> TextRequest:
+    """Return what a body asks of `/v1/completions`."""
     asked = _validated(_TextBody, body)
     prompt: Any = asked.prompt
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -166,24 +244,10 @@ def read_text(body: Any, number: str) -> tuple[TextRequest, Form]:
         raise Refused(400, "invalid_value", "the prompt is empty; give a text or the ids of at least one token")
     if asked.echo:
         raise Refused(400, "unsupported_value", "`echo` is not done here; the prompt is yours already")
-    request = TextRequest(
+    return TextRequest(
         prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        max_tokens=asked.max_tokens,
-        stop=asked.stops(),
-        sampling=asked.sampling(),
         logprobs=asked.logprobs is not None,
-    )
-    return request, _form(asked, f"cmpl-{number}", logprobs=asked.logprobs is not None)
-
-
-def _form(asked: _Body, number: str, *, logprobs: bool) -> Form:
-    return Form(
-        model=asked.model,
-        stream=bool(asked.stream),
-        include_usage=bool((asked.stream_options or {}).get("include_usage")),
-        logprobs=logprobs,
-        token_ids=bool(asked.return_token_ids),
-        number=number,
+        **asked.asked(f"cmpl-{number}"),
     )
 
 
@@ -277,69 +341,6 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": shown}
 
 
-def answer_of(said: Said, form: Form) -> dict[str, Any]:
-    """Return the answer of `/v1/chat/completions` in one piece."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": said.content or (None if said.calls else ""),
-        "refusal": None,
-    }
-    if said.reasoning is not None:
-        message["reasoning_content"] = said.reasoning
-    if said.calls:
-        message["tool_calls"] = [_as_call(call) for call in said.calls]
-    choice = {"index": 0, "message": message, "finish_reason": said.finish_reason, "logprobs": None}
-    if form.logprobs:
-        choice["logprobs"] = _chat_logprobs(said)
-    if form.token_ids:
-        choice["token_ids"] = list(said.ids)
-    answer = {**_head(form, "chat.completion"), "choices": [choice], "usage": _usage(said)}
-    return answer | ({"prompt_token_ids": list(said.prompt_ids)} if form.token_ids else {})
-
-
-def chunks_of(said: Said, form: Form) -> Iterator[dict[str, Any]]:
-    """Give the same as the chunks of a stream: who speaks, text, calls, the end, and perhaps the usage."""
-    first: dict[str, Any] = {"role": "assistant", "content": ""}
-    head = {"prompt_token_ids": list(said.prompt_ids)} if form.token_ids else {}
-    yield _chunk(form, first, None) | head
-    if said.reasoning is not None:
-        yield _chunk(form, {"reasoning_content": said.reasoning}, None)
-    of_tokens: dict[str, Any] = {"logprobs": _chat_logprobs(said)} if form.logprobs else {}
-    if form.token_ids:
-        of_tokens["token_ids"] = list(said.ids)
-    if said.content or of_tokens:
-        yield _chunk(form, {"content": said.content}, None, **of_tokens)
-    for place, call in enumerate(said.calls):
-        yield _chunk(form, {"tool_calls": [{"index": place, **_as_call(call)}]}, None)
-    yield _chunk(form, {}, said.finish_reason)
-    if form.include_usage:
-        yield {**_head(form, "chat.completion.chunk"), "choices": [], "usage": _usage(said)}
-
-
-def text_answer_of(said: Said, form: Form, *, streamed: bool = False) -> dict[str, Any]:
-    """Return the answer of `/v1/completions`, which is also its only chunk."""
-    reason = "length" if said.finish_reason == "length" else "stop"
-    choice: dict[str, Any] = {"index": 0, "text": said.content, "finish_reason": reason, "logprobs": None}
-    if form.logprobs:
-        starts = [0]
-        for text in said.texts:
-            starts.append(starts[-1] + len(text))
-        choice["logprobs"] = {
-            "tokens": list(said.texts),
-            "token_logprobs": None if said.logprobs is None else list(said.logprobs),
-            "top_logprobs": None,
-            "text_offset": starts[:-1],
-        }
-    if form.token_ids:
-        choice |= {"token_ids": list(said.ids), "prompt_token_ids": list(said.prompt_ids)}
-    usage = {} if streamed and not form.include_usage else {"usage": _usage(said)}
-    return {**_head(form, "text_completion"), "choices": [choice], **usage}
-
-
-def text_chunks_of(said: Said, form: Form) -> Iterator[dict[str, Any]]:
-    yield text_answer_of(said, form, streamed=True)
-
-
 def model_list(names: Sequence[str], window: int) -> dict[str, Any]:
     return {
         "object": "list",
@@ -348,15 +349,6 @@ def model_list(names: Sequence[str], window: int) -> dict[str, Any]:
             for name in names
         ],
     }
-
-
-def _head(form: Form, kind: str) -> dict[str, Any]:
-    return {"id": form.number, "object": kind, "created": int(time.time()), "model": form.model}
-
-
-def _chunk(form: Form, delta: Mapping[str, Any], reason: str | None, **of_tokens: Any) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **of_tokens}
-    return {**_head(form, "chat.completion.chunk"), "choices": [choice]}
 
 
 def _usage(said: Said) -> dict[str, int]:

@@ -18,25 +18,21 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.openai_forms import (
+    Asked,
     ChatRequest,
-    Form,
     Refused,
     Said,
     TextRequest,
-    answer_of,
-    chunks_of,
     error_body,
     model_list,
     read_chat,
     read_text,
-    text_answer_of,
-    text_chunks_of,
 )
 from toolgrpo.loopback import is_foreign
 from toolgrpo.tools.bounds import read_json
@@ -104,10 +100,10 @@ class Endpoint:
         config = uvicorn.Config(
             Starlette(
                 routes=[
-                    Route("/v1/models", self._list_models, methods=["GET"]),
-                    Route("/v1/models/{name:path}", self._show_model, methods=["GET"]),
-                    Route("/v1/chat/completions", self._chat, methods=["POST"]),
-                    Route("/v1/completions", self._text, methods=["POST"]),
+                    self._route("GET", "/v1/models", self._list_models),
+                    self._route("GET", "/v1/models/{name:path}", self._show_model),
+                    self._route("POST", "/v1/chat/completions", self._chat),
+                    self._route("POST", "/v1/completions", self._text),
                 ],
                 exception_handlers={404: _not_found, 405: _not_found, Exception: _failed},
             ),
@@ -149,49 +145,40 @@ class Endpoint:
 
     # --- requests -------------------------------------------------------------------------------------
 
-    async def _list_models(self, request: Request) -> Response:
-        return await self._answered(self._models_for, request)
+    def _route(self, method: str, path: str, handle: Callable[[Request], Coroutine[Any, Any, Response]]) -> Route:
+        async def answered(request: Request) -> Response:
+            try:
+                if is_foreign(request.headers.get("host"), request.headers.get("origin"), served_on=self._host):
+                    says = "a web page, or another host name, is not answered here"
+                    raise Refused(403, "foreign_page", says, kind=_AUTH)
+                return await handle(request)
+            except Refused as refused:
+                return _refusal(refused)
+            except ClientDisconnect:
+                return Response(status_code=499)
 
-    async def _models_for(self, request: Request) -> Response:
+        return Route(path, answered, methods=[method])
+
+    async def _list_models(self, request: Request) -> Response:
         self._speaker(request)
         return JSONResponse(model_list(self._models, self._window))
 
     async def _show_model(self, request: Request) -> Response:
-        async def show(request: Request) -> Response:
-            self._speaker(request)
-            name = self._served(request.path_params["name"])
-            return JSONResponse(model_list([name], self._window)["data"][0])
-
-        return await self._answered(show, request)
+        self._speaker(request)
+        name = self._served(request.path_params["name"])
+        return JSONResponse(model_list([name], self._window)["data"][0])
 
     async def _chat(self, request: Request) -> Response:
-        async def chat(request: Request) -> Response:
-            admitted = self._speaker(request)
-            asked, form = _read(read_chat, await self._body(request))
-            self._served(form.model)
-            return await _spoken(request, admitted.loop, admitted.speaker.chat(asked), form, answer_of, chunks_of)
-
-        return await self._answered(chat, request)
+        admitted = self._speaker(request)
+        asked = _read(read_chat, await self._body(request))
+        self._served(asked.model)
+        return await _spoken(request, admitted.loop, admitted.speaker.chat(asked), asked)
 
     async def _text(self, request: Request) -> Response:
-        async def text(request: Request) -> Response:
-            admitted = self._speaker(request)
-            asked, form = _read(read_text, await self._body(request))
-            self._served(form.model)
-            said = admitted.speaker.text(asked)
-            return await _spoken(request, admitted.loop, said, form, text_answer_of, text_chunks_of)
-
-        return await self._answered(text, request)
-
-    async def _answered(self, handle: Callable[[Request], Coroutine[Any, Any, Response]], request: Request) -> Response:
-        try:
-            if is_foreign(request.headers.get("host"), request.headers.get("origin"), served_on=self._host):
-                raise Refused(403, "foreign_page", "a web page, or another host name, is not answered here", kind=_AUTH)
-            return await handle(request)
-        except Refused as refused:
-            return _refusal(refused)
-        except ClientDisconnect:
-            return Response(status_code=499)
+        admitted = self._speaker(request)
+        asked = _read(read_text, await self._body(request))
+        self._served(asked.model)
+        return await _spoken(request, admitted.loop, admitted.speaker.text(asked), asked)
 
     async def _body(self, request: Request) -> Any:
         """Return the JSON of a body, which is counted as it comes; half a character in it is replaced."""
@@ -274,14 +261,10 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
 
 
 _AUTH = "authentication_error"
-Answer = Callable[[Said, Form], dict[str, Any]]
-Chunks = Callable[[Said, Form], Iterator[dict[str, Any]]]
+R = TypeVar("R", ChatRequest, TextRequest)
 
 
-R = TypeVar("R")
-
-
-def _read(reader: Callable[[Any, str], tuple[R, Form]], body: Any) -> tuple[R, Form]:
+def _read(reader: Callable[[Any, str], R], body: Any) -> R:
     """Return what a body asks for; whatever is wrong with it is a refusal of this request."""
     try:
         return reader(body, secrets.token_hex(8))
@@ -292,12 +275,7 @@ def _read(reader: Callable[[Any, str], tuple[R, Form]], body: Any) -> tuple[R, F
 
 
 async def _spoken(
-    request: Request,
-    loop: asyncio.AbstractEventLoop,
-    said: Coroutine[Any, Any, Said],
-    form: Form,
-    answer: Answer,
-    chunks: Chunks,
+    request: Request, loop: asyncio.AbstractEventLoop, said: Coroutine[Any, Any, Said], asked: Asked
 ) -> Response:
     """Have a request answered on its loop, and write the answer in the form that was asked for."""
     try:
@@ -305,21 +283,21 @@ async def _spoken(
     except RuntimeError:  # its loop has ended, and the episode with it
         said.close()
         raise Refused(401, "episode_over", "the episode of this key has ended", kind=_AUTH) from None
-    if form.stream:
-        return StreamingResponse(_stream(speaking, form, chunks), media_type="text/event-stream")
+    if asked.stream:
+        return StreamingResponse(_stream(speaking, asked), media_type="text/event-stream")
     leaving = asyncio.ensure_future(_left(request))
     try:
         both: list[asyncio.Future[Any]] = [speaking, leaving]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not speaking.done():
             raise ClientDisconnect
-        return JSONResponse(answer(_result(speaking), form))
+        return JSONResponse(asked.answer(_result(speaking)))
     finally:
         leaving.cancel()
         speaking.cancel()
 
 
-async def _stream(speaking: asyncio.Future[Said], form: Form, chunks: Chunks) -> AsyncIterator[str]:
+async def _stream(speaking: asyncio.Future[Said], asked: Asked) -> AsyncIterator[str]:
     """Give an answer as events. A turn comes in one piece, when it is whole; until then the stream is kept alive.
 
     Where the client goes away, starlette closes this, and the turn is cancelled.
@@ -328,7 +306,7 @@ async def _stream(speaking: asyncio.Future[Said], form: Form, chunks: Chunks) ->
         while not (await asyncio.wait({speaking}, timeout=_STILL_HERE_S))[0]:
             yield ": sampling\n\n"
         try:
-            for chunk in chunks(_result(speaking), form):
+            for chunk in asked.chunks(_result(speaking)):
                 yield _event(chunk)
         except Refused as refused:
             yield _event(error_body(refused))

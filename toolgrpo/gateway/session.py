@@ -31,7 +31,6 @@ from typing import Any, Literal
 
 from toolgrpo.calls import RUNNABLE, CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.messages import assistant_message
 from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
@@ -52,8 +51,9 @@ from toolgrpo.gateway.conversations import (
 )
 from toolgrpo.gateway.openai_forms import ChatRequest, Refused, Said, TextRequest, ToolCall
 from toolgrpo.ledger import Ledger
+from toolgrpo.rollout.episode import turn_said
 from toolgrpo.rollout.runner import Episode, EpisodeRunner
-from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
+from toolgrpo.trajectory import Message, StopReason, Trajectory
 
 _CUT_ANSWERS = 10  # empty answers of an episode whose room is used up; then requests are refused
 
@@ -85,7 +85,7 @@ class Session:
     failure: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     limit: StopReason | None = None  # that was met
     _lines: list[Line] = field(default_factory=list)
-    _said: Conversations[Place] = field(default_factory=Conversations)
+    _said: Conversations = field(default_factory=Conversations)
     _open: set[asyncio.Task[Any]] = field(default_factory=set)
     _requests: int = 0
     _turns: int = 0
@@ -191,7 +191,7 @@ class Session:
             raise Refused(400, "invalid_value", f"the prompt holds ids that are not from 0 to {len(tokenizer) - 1}")
         return prompt
 
-    def _start(self, request: ChatRequest, thinking: bool | None, found: Found[Place]) -> Start:
+    def _start(self, request: ChatRequest, thinking: bool | None, found: Found) -> Start:
         """Find out what a request goes on from."""
         if found.place is not None and self._has_bridge(found.place, [message["role"] for message in found.following]):
             return self._after_turn(found.place, found.following)
@@ -238,14 +238,14 @@ class Session:
         """Sample a turn and write it down; a request that ends before leaves nothing behind."""
         line = start.line
         ids = [*line.ids, *start.context]
-        room, when_full = self._room(len(ids), len(start.context))
+        used = sum(len(line.ledger) for line in self._lines) + len(start.context)
+        room = self.shared.limits.budget(used, self.shared.engine.max_model_len - len(ids))
         max_turns = self.shared.limits.max_turns
         if max_turns is not None and self._turns >= max_turns:
             return self._cut_short(StopReason.MAX_TURNS, ids), line, {}
-        if room < 1:
+        if room.tokens < 1:
             self._check_prompt(len(ids), line)
-            return self._cut_short(when_full, ids), line, {}
-        caps = [cap for cap in (request.max_tokens, self.shared.limits.max_turn_tokens) if cap is not None]
+            return self._cut_short(room.when_full, ids), line, {}
         self._turns += 1  # before the wait: branches count together
         number = self._turns
         line.busy = True
@@ -254,7 +254,7 @@ class Session:
             sample = await self.shared.sample(
                 SampleRequest(
                     ids=ids,
-                    max_tokens=min([room, *caps]),
+                    max_tokens=min(room.tokens, request.max_tokens or room.tokens),
                     stop_ids=self.shared.chat.stop_ids,
                     options=self._options(request.sampling),
                     seed=self._seed(request.sampling, number),
@@ -269,8 +269,8 @@ class Session:
         parsed = ParsedTurn(self._text(sample), None, (), True) if raw else self._parsed(sample, ids, line)
         self._write(start, sample, parsed, started)
         cut = sample.finish_reason is FinishReason.LENGTH and not stopped
-        if cut and len(sample.ids) >= room:
-            self.limit = self.limit or when_full
+        if cut and len(sample.ids) >= room.tokens and not room.by_turn_cap:
+            self.limit = self.limit or room.when_full
         calls = self._handed_out(parsed, last=max_turns is not None and number >= max_turns)
         reason: Literal["stop", "tool_calls", "length"] = (
             "tool_calls" if calls else "length" if cut or self.limit is StopReason.MAX_TURNS else "stop"
@@ -299,21 +299,7 @@ class Session:
         self._settle(line, start.results, start.user)
         ledger.context(start.context)
         ledger.say(*start.said)
-        here = len(ledger)
-        ledger.sampled(sample.ids, sample.logprobs)
-        ledger.say(assistant_message(parsed))
-        line.open_turn = Turn(
-            start=here,
-            end=len(ledger),
-            content=parsed.content,
-            reasoning=parsed.reasoning,
-            attempts=parsed.attempts,
-            closed=sample.finish_reason is FinishReason.STOP,
-            duration_s=self._now() - started,
-            started_s=started,
-            weights=sample.weights,
-            taken_over=sample.taken_over,
-        )
+        line.open_turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
 
     def _settle(self, line: Line, results: Sequence[ToolResult], user: str | None = None) -> None:
         """Write the open turn down, with what its calls gave or a user said to it."""
@@ -348,13 +334,6 @@ class Session:
                 )
             )
         return calls
-
-    def _room(self, n_ids: int, n_context: int) -> tuple[int, StopReason]:
-        """Return how many tokens the next turn may have, and what the episode ends with when that is all."""
-        used = sum(len(line.ledger) for line in self._lines)
-        by_length = self.shared.limits.max_completion_length - used - n_context
-        by_window = self.shared.engine.max_model_len - n_ids
-        return min(by_length, by_window), StopReason.LENGTH if by_length <= by_window else StopReason.CONTEXT_FULL
 
     def _check_prompt(self, n_ids: int, line: Line) -> None:
         """Refuse a prompt of the agent's own that leaves no room for a token."""

@@ -80,6 +80,25 @@ def with_observation(messages: list[Message], observation: str) -> list[Message]
     return [*messages[:-1], {**last, "content": f"{last['content']}{observation}"}]
 
 
+def turn_said(ledger: Ledger, sample: Sample, parsed: ParsedTurn, *, started_s: float, duration_s: float) -> Turn:
+    """Write a sampled turn into the ledger, and return it as it is before its calls are answered."""
+    start = len(ledger)
+    ledger.sampled(sample.ids, sample.logprobs)
+    ledger.say(assistant_message(parsed))
+    return Turn(
+        start=start,
+        end=len(ledger),
+        content=parsed.content,
+        reasoning=parsed.reasoning,
+        attempts=parsed.attempts,
+        closed=sample.finish_reason is FinishReason.STOP,
+        duration_s=duration_s,
+        started_s=started_s,
+        weights=sample.weights,
+        taken_over=sample.taken_over,
+    )
+
+
 async def play_episode(shared: EpisodeRunner, episode: Episode) -> Trajectory:
     """Run one episode to its end."""
     return await _EpisodeRun(shared, episode).run()
@@ -172,22 +191,9 @@ class _EpisodeRun:
         """Sample a turn and write down what was said."""
         started = self._now()
         sample = await self._sample(ledger, max_tokens)
-        start = len(ledger)
         parsed = self._with_unmarked(self.shared.chat.parse(sample.ids, before=ledger.all_ids), ledger)
-        ledger.sampled(sample.ids, sample.logprobs)
-        ledger.say(assistant_message(parsed))
-        return Turn(
-            start=start,
-            end=len(ledger),
-            content=parsed.content,
-            reasoning=parsed.reasoning,
-            attempts=parsed.attempts if reads_calls else (),
-            closed=sample.finish_reason is not FinishReason.LENGTH,
-            duration_s=self._now() - started,
-            started_s=started,
-            weights=sample.weights,
-            taken_over=sample.taken_over,
-        )
+        turn = turn_said(ledger, sample, parsed, started_s=started, duration_s=self._now() - started)
+        return turn if reads_calls else replace(turn, attempts=())
 
     def _go_on(self, ledger: Ledger, bridge: Sequence[int], answers: Sequence[Message]) -> StopReason | None:
         """Add what follows the last turn, behind it or in a new segment; return why that cannot be."""

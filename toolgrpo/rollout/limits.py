@@ -36,14 +36,7 @@ class Room:
         return min(self.limits.max_completion_length - ledger.n_added, self.window - len(ledger.all_ids))
 
     def budget(self, ledger: Ledger) -> TurnBudget:
-        by_length = self.limits.max_completion_length - ledger.n_added
-        left = min(by_length, self.window - len(ledger.all_ids))
-        cap = self.limits.max_turn_tokens
-        return TurnBudget(
-            tokens=left if cap is None else min(left, cap),
-            when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
-            by_turn_cap=cap is not None and cap < left,
-        )
+        return self.limits.budget(ledger.n_added, self.window - len(ledger.all_ids))
 
     def refuses(self, ledger: Ledger, *, observed: bool) -> Drop | None:
         """Return why an episode that has said nothing yet cannot say a word, if it cannot."""
@@ -94,3 +87,14 @@ class EpisodeLimits:
             raise ConfigError(f"max_tool_calls must be at least 0, got {self.max_tool_calls}")
         if self.deadline_s is not None and self.deadline_s <= 0:
             raise ConfigError(f"the episode deadline must be a positive number of seconds, got {self.deadline_s}")
+
+    def budget(self, n_added: int, left_of_window: int) -> TurnBudget:
+        """Return what the next turn may have after so many tokens behind the prompt."""
+        by_length = self.max_completion_length - n_added
+        left = min(by_length, left_of_window)
+        cap = self.max_turn_tokens
+        return TurnBudget(
+            tokens=left if cap is None else min(left, cap),
+            when_full=StopReason.LENGTH if by_length <= left else StopReason.CONTEXT_FULL,
+            by_turn_cap=cap is not None and cap < left,
+        )
