@@ -129,13 +129,12 @@ with (folder / "weights").open("wb") as file:
 
 BARS = """
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.progress import StepTimes
 progress = RunProgress(terminal.console, say=terminal.say)
 progress.start_steps(3)
 print("a library prints")
 progress.say("above the bars")
 sys.stdout = None
-progress.show_step(1, {"reward": 0.5}, StepTimes(1.0, 0.4))
+progress.show_step(1, {"reward": 0.5})
 progress.stop_steps()
 """
 

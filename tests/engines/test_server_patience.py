@@ -18,7 +18,7 @@ from toolgrpo.engines.server_weights import DiskWeights
 from toolgrpo.engines.silence import Silence
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
-from toolgrpo.observe.engine_lines import show_engine_lines
+from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, HANG, Body, StandInVLLM
 from toolgrpo.trainer.config import ToolGRPOConfig
 

@@ -13,9 +13,8 @@ import pytest
 
 from toolgrpo.calls import ToolResult
 from toolgrpo.errors import StorageError
-from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.records import prompt_id, read_episodes, read_vocabulary, row_of
-from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.rollout import RolloutBegan
 from toolgrpo.rollout.batch import Grade, Mode, RolloutBatch, RolloutTimes, Scored
 from toolgrpo.testing import numbered_tokenizer

@@ -164,31 +164,6 @@ def test_texts_that_are_too_long_are_cut_in_the_middle(tmp_path: Path) -> None:
     assert len(content) < TEXT_LIMIT + 200
 
 
-def test_recordings_of_the_first_version_are_shown(run: Path, tmp_path: Path) -> None:
-    old = []
-    for record in read_episodes(run / "episodes.jsonl"):
-        new = (
-            "schema",
-            "episode",
-            "prompt_id",
-            "group",
-            "success",
-            "rewards",
-            "advantage",
-            "weight_version",
-            "timings",
-        )
-        kept = {name: value for name, value in record.items() if name not in new}
-        kept["row"] = {"prompt": kept.pop("prompt"), **record["row"]}
-        for turn in kept["turns"]:
-            turn.pop("started_s")
-        old.append(json.dumps(kept))
-    (tmp_path / "episodes.jsonl").write_text("\n".join(old) + "\n")
-    built = build_report([tmp_path])
-    assert built.n_episodes == 24
-    assert page_of(built.path).steps_with_episodes()[0]["questions"][0][1] == "What is 0 plus 2?"
-
-
 def test_what_cannot_be_reported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="holds no recording"):
         build_report([tmp_path])

@@ -31,11 +31,10 @@ from toolgrpo.evaluation.report import Comparison, ModelReport
 from toolgrpo.evaluation.run import Evaluation, evaluate
 from toolgrpo.gateway.agents import PROMPT_ROOM, AgentPlayer
 from toolgrpo.models.untrained_markers import untrained_line
-from toolgrpo.observe.engine_lines import show_engine_lines
+from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
-from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.rollout import Rollouts
 from toolgrpo.rollout.demand import suit
 from toolgrpo.rollout.observers import Observers

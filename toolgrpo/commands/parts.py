@@ -26,7 +26,7 @@ from toolgrpo.evaluation.before_training import rehearse
 from toolgrpo.folder_claim import other_run_in
 from toolgrpo.gateway.agents import AgentPlayer, check_limits, load_agent
 from toolgrpo.models import NAMED_MODELS, folder_of
-from toolgrpo.observe.engine_lines import show_engine_lines
+from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.plain_text import without_secrets
 from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward, refused_rows

@@ -36,7 +36,7 @@ from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import folder_of
-from toolgrpo.observe.own_display import library_bars_off
+from toolgrpo.observe.progress import library_bars_off
 from toolgrpo.plugin_files import python_file
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations

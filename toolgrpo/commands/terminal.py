@@ -31,7 +31,7 @@ from typing import TextIO
 from toolgrpo.commands.streams import unfailing_stream, write_all
 from toolgrpo.errors import ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
-from toolgrpo.observe.steady_console import SteadyConsole
+from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.plain_text import plain
 from toolgrpo.storage import open_own
 

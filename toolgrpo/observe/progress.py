@@ -3,16 +3,19 @@ bar under them.
 
 The bar says how many steps are done, what runs at the moment, and how long it will take; outside of
 a training (held-out questions, an evaluation) it counts episodes, and goes away with them. In a pipe
-or a CI log the lines stand alone.
+or a CI log the lines stand alone. A training from Python shows what one from the command line shows,
+and nothing of the displays that Transformers brings.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -24,89 +27,74 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.utils import logging as transformers_logging
 
 from toolgrpo.plain_text import plain
 from toolgrpo.rollout.observers import EpisodeDone, Observer, RolloutBegan, RolloutEnded
+from toolgrpo.tools.arguments import signatures_text
+from toolgrpo.tools.base import ToolProvider
 
 _TITLES_EVERY = 25  # lines
 _ROLLOUT_SHOWN_AFTER_S = 2.0
 
 
-# One aligned line per log of a training, and the titles above the columns.
-#
-# Pure functions of what TRL logs. A column without its metric shows a dash; on a narrow terminal
-# those that say least are left out, so that a line is a line.
-
 Log = Mapping[str, float]
-_MISSING = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds of one step, on the average since the last log."""
-
-    whole: float
-    rollout: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
+    """One column of the lines: its title and width, and the metric that it shows in which form."""
+
     title: str
     width: int
-    text: Callable[[Log], str]
+    metric: str
+    form: str = ".2f"
     rank: int = 0  # the highest goes first where there is no room
 
-
-def _number(name: str, form: str = ".2f") -> Callable[[Log], str]:
-    def text(log: Log) -> str:
-        value = log.get(name)
-        return _MISSING if value is None else format(value, form)
-
-    return text
-
-
-def _percent(name: str, of: Callable[[float], float] = lambda share: share) -> Callable[[Log], str]:
-    def text(log: Log) -> str:
-        value = log.get(name)
-        return _MISSING if value is None else f"{100 * of(value):.0f}%"
-
-    return text
+    def text(self, log: Log) -> str:
+        value = log.get(self.metric)
+        if value is None:
+            return "-"
+        form = (".2f" if value < 100 else ".0f") if self.form == "seconds" else self.form
+        return format(value, form)
 
 
-def _live(log: Log) -> str:
-    """Return the share of live groups: of those that were drawn, where dead ones are replaced."""
-    drawn = log.get("sampling/live_rate")
-    return (
-        _percent("reward/groups_without_spread", lambda dead: 1 - dead)(log) if drawn is None else f"{100 * drawn:.0f}%"
-    )
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
+_LIVE, _WHOLE, _ROLLOUT, _TRAINING = "live", "seconds/step", "seconds/rollout", "seconds/training"
 _COLUMNS = (
-    _Column("reward", 6, _number("reward")),
-    _Column("success", 7, _number("success")),
-    _Column("live", 4, _live),
-    _Column("turns", 5, _number("rollout/turns", ".1f"), 3),
-    _Column("calls", 5, _number("tools/call_frequency", ".1f")),
-    _Column("failed", 6, _percent("tools/failure_frequency")),
-    _Column("length", 6, _number("completions/mean_length", ".0f"), 2),
-    _Column("entropy", 7, _number("entropy"), 4),
-    _Column("engine+-", 8, _number("sampling/sampling_logp_difference/mean", ".1e"), 5),
+    _Column("reward", 6, "reward"),
+    _Column("success", 7, "success"),
+    _Column("live", 4, _LIVE, ".0%"),
+    _Column("turns", 5, "rollout/turns", ".1f", 3),
+    _Column("calls", 5, "tools/call_frequency", ".1f"),
+    _Column("failed", 6, "tools/failure_frequency", ".0%"),
+    _Column("length", 6, "completions/mean_length", ".0f", 2),
+    _Column("entropy", 7, "entropy", ".2f", 4),
+    _Column("engine+-", 8, "sampling/sampling_logp_difference/mean", ".1e", 5),
+    _Column("s/step", 6, _WHOLE, "seconds", 1),
+    _Column("rollout", 7, _ROLLOUT, "seconds", 6),
+    _Column("training", 8, _TRAINING, "seconds", 7),
 )
-_TIMES = (("s/step", 6, 1), ("rollout", 7, 6), ("training", 8, 7))  # title, width, rank
 
 
 class StepLines:
-    """The titles and lines of one training of `total` steps, for a terminal so wide (None: any)."""
+    """One aligned line per log of a training of `total` steps, and the titles above the columns.
+
+    A column without its metric shows a dash. For a terminal so wide (None: any) the columns that
+    say least are left out, so that a line is a line.
+    """
 
     def __init__(self, total: int, width: int | None = None) -> None:
         self._total = total
-        columns = [*_COLUMNS, *(_Column(title, wide, lambda log: "", rank) for title, wide, rank in _TIMES)]
         self._first = max(4, 2 * len(str(total)) + 1)
+        columns = list(_COLUMNS)
         while width is not None and self._first + sum(c.width + 1 for c in columns) >= width:
             least = max(columns, key=lambda column: column.rank)
             if least.rank == 0:
@@ -115,19 +103,18 @@ class StepLines:
         self._columns = columns
 
     def titles(self) -> str:
-        return self._joined("step", {column.title: column.title for column in self._columns})
+        return self._joined("step", [column.title for column in self._columns])
 
-    def line(self, step: int, log: Log, times: StepTimes) -> str:
-        texts = {column.title: column.text(log) for column in self._columns}
-        texts |= {
-            "s/step": _seconds(times.whole),
-            "rollout": _seconds(times.rollout),
-            "training": _seconds(max(0.0, times.whole - times.rollout)),
-        }
-        return self._joined(f"{step}/{self._total}", texts)
+    def line(self, step: int, log: Log) -> str:
+        """Return the line; of live groups the share among those that were drawn, where dead ones are replaced."""
+        dead = log.get("reward/groups_without_spread")
+        live = log.get("sampling/live_rate", None if dead is None else 1 - dead)
+        known = log if live is None else {**log, _LIVE: live}
+        return self._joined(f"{step}/{self._total}", [column.text(known) for column in self._columns])
 
-    def _joined(self, first: str, texts: Mapping[str, str]) -> str:
-        return " ".join([first.rjust(self._first), *(texts[c.title].rjust(c.width) for c in self._columns)])
+    def _joined(self, first: str, texts: Sequence[str]) -> str:
+        padded = [text.rjust(column.width) for text, column in zip(texts, self._columns, strict=True)]
+        return " ".join([first.rjust(self._first), *padded])
 
 
 class RunProgress(Observer):
@@ -149,7 +136,6 @@ class RunProgress(Observer):
         self._episodes_done = 0
         self._rollout_began = 0.0
         self.rollout_seconds = 0.0  # of rollouts to train on, so far
-        self.steps_done = 0  # by this process, not by the run that it resumed
 
     @property
     def brings_own_log(self) -> bool:
@@ -167,16 +153,15 @@ class RunProgress(Observer):
         self._steps = self._display().add_task("training", total=total, completed=done, note="")
 
     def step_done(self, done: int) -> None:
-        self.steps_done += 1
         if self._steps is not None:
             self._display().update(self._steps, completed=done, note="")
 
-    def show_step(self, step: int, log: Mapping[str, Any], times: StepTimes) -> None:
+    def show_step(self, step: int, log: Log) -> None:
         """Print the line of a step, under titles where they are far up."""
         if self._lines_shown % _TITLES_EVERY == 0:
             self.say(self._lines.titles())
         self._lines_shown += 1
-        self.say(self._lines.line(step, log, times))
+        self.say(self._lines.line(step, log))
 
     def say(self, text: str) -> None:
         """Print one line above the bar."""
@@ -257,20 +242,14 @@ class StepsCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         self._step_began = self._seconds = self._rollout_before = 0.0
         self._n_steps = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._progress.start_steps(state.max_steps, state.global_step)
         self._begin_times()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._step_began = time.monotonic()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._seconds += time.monotonic() - self._step_began
         self._n_steps += 1
         self._progress.step_done(state.global_step)
@@ -285,9 +264,10 @@ class StepsCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
     ) -> None:
         logs = logs or {}
         if "reward" in logs and self._n_steps:
-            rollout = self._progress.rollout_seconds - self._rollout_before
-            times = StepTimes(self._seconds / self._n_steps, rollout / self._n_steps)
-            self._progress.show_step(state.global_step, logs, times)
+            whole = self._seconds / self._n_steps
+            rollout = (self._progress.rollout_seconds - self._rollout_before) / self._n_steps
+            seconds = {_WHOLE: whole, _ROLLOUT: rollout, _TRAINING: max(0.0, whole - rollout)}
+            self._progress.show_step(state.global_step, {**logs, **seconds})
             self._begin_times()
         elif "eval_reward" in logs:
             shown = [
@@ -297,11 +277,56 @@ class StepsCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
             ]
             self._progress.say(f"evaluated after step {state.global_step}: {', '.join(shown)}")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._progress.stop_steps()
 
     def _begin_times(self) -> None:
         self._seconds, self._n_steps = 0.0, 0
         self._rollout_before = self._progress.rollout_seconds
+
+
+def take_display(remove: Callable[[Any], object], given: Sequence[Any] = ()) -> None:
+    """Remove from a trainer the callbacks that print Transformers' dictionaries and bars,
+    but those that the user has given.
+    """
+    for kind in {PrinterCallback, ProgressCallback, transformers.trainer.DEFAULT_PROGRESS_CALLBACK}:
+        if not any(one is kind or type(one) is kind for one in given):
+            remove(kind)
+
+
+@contextmanager
+def library_bars_off() -> Iterator[None]:
+    """Keep the bars of Transformers (of shards read and written) away from ours."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def loaded_lines(
+    *,
+    model: Any,
+    n_rows: int | None,
+    tools: ToolProvider | None,
+    agent: str | None,
+    rewards: Mapping[str, str],
+    engine: str,
+    chat: str,
+    context: str | None,
+) -> list[str]:
+    """Return what was loaded, a line for each part; `rewards` says where each of them is from."""
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    shown = signatures_text([] if tools is None else tools.schemas, indent=" " * 10)
+    return [
+        f"model     {name}, {n_parameters / 1e6:.3g} M parameters",
+        *([] if n_rows is None else [f"data      {n_rows} rows"]),
+        *([f"tools     {shown or 'none'}"] if agent is None else [f"agent     {agent}"]),
+        *(f"          {notice}" for notice in getattr(tools, "notices", ())),
+        *(f"reward    {reward}: {source}" for reward, source in rewards.items()),
+        f"engine    {engine}, {chat} chat format",
+        *([] if context is None else [f"context   {context}"]),
+    ]

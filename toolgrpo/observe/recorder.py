@@ -1,6 +1,6 @@
 """Write every trajectory as one JSON line, as it was trained on.
 
-A line is what `episode_record` makes of an episode; docs/reference/episodes.md describes every field. Each
+A line is what `batch_records` makes of an episode; docs/reference/episodes.md describes every field. Each
 process writes its own file (`episodes_path`), which `line_file` keeps whole, sets aside past a size
 and gzips. A checkpoint remembers how long the recording was, and a resumed run cuts it there, so no
 episode stands in it twice; a run that starts from the beginning sets an older recording aside.
@@ -15,8 +15,10 @@ stand there as escapes.
 from __future__ import annotations
 
 import json
+import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from toolgrpo.observe.line_file import LIMIT, LineFile
 from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, prompt_id, prompt_messages, read_vocabulary
 from toolgrpo.observe.records import read_episodes as read_episodes  # its documented place
 from toolgrpo.plain_text import plain_json
-from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Row, Scored
+from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import Observer, RolloutBegan
 from toolgrpo.trajectory import Trajectory
 
@@ -32,7 +34,17 @@ _REMEDY = (
     "Free some space and go on with resume_from_checkpoint auto, or turn the recording off with record_episodes false."
 )
 
+_FILES = {
+    "episodes": "the episodes",
+    "tokens": "the tokens of episodes",
+    "vocabulary": "the texts of tokens",
+    "heldout": "the held-out episodes",
+}
+"""Each file of a recording, with what an error calls that which cannot be written."""
+
 _COMPARED = 256  # ids that tell one tokenizer from another
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_HALF = "\ufffd"  # what a decoder writes for bytes that make no character
 
 TokenText = Callable[[int], Mapping[str, Any]]
 """Gives of a token id its `text`, and where that does not say all, `bytes` and `special`."""
@@ -68,23 +80,17 @@ def _number(batch: RolloutBatch, place: int, first_number: int) -> int:
 
 
 def _prompt_ids(batch: RolloutBatch) -> list[str]:
-    """Return the name of each episode's question, made once where several in a row have the same."""
+    """Return the name of each episode's row, made once where several in a row have the same."""
     names: list[str] = []
-    before: Row | None = None
-    for episode in batch.episodes:
-        if before is None or episode.row != before:
-            before = episode.row
-            row = {name: value for name, value in before.items() if name != "prompt"}
-            names.append(prompt_id(before.get("prompt"), row))
-        else:
-            names.append(names[-1])
+    for row, same in groupby(batch.episodes, key=lambda episode: episode.row):
+        columns = {name: value for name, value in row.items() if name != "prompt"}
+        names += [prompt_id(row.get("prompt"), columns)] * len(list(same))
     return names
 
 
 def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, question: str) -> dict[str, Any]:
     trajectory = episode.trajectory
     row = {name: value for name, value in episode.row.items() if name != "prompt"}
-    prompt = episode.row.get("prompt")
     whole = trajectory.to_record(shared=True)
     return {
         "schema": SCHEMA,
@@ -97,60 +103,76 @@ def _record(batch: RolloutBatch, episode: Scored, number: int, group: int, quest
         "reward_given": episode.total,
         "rewards": dict(episode.rewards),
         "advantage": episode.advantage,
-        **_of_turns(episode),
+        **_known(turn_rewards=_listed(episode.turn_rewards), turn_advantages=_listed(episode.turn_advantages)),
         **({} if episode.drop is None else {"drop": {"cause": episode.drop.cause, "reason": episode.drop.reason}}),
         **({} if episode.trained else {"trained": False}),
-        "prompt": prompt_messages(prompt),
+        "prompt": prompt_messages(episode.row.get("prompt")),
         **{name: whole.pop(name) for name in _FOR_PEOPLE},
         "row": row,
         **{name: value for name, value in whole.items() if name not in _NUMBERS},
-        "weight_version": _weight_version(trajectory, batch.step),
+        # the step whose weights drew the first token
+        "weight_version": next((turn.weights[0] for turn in trajectory.turns if turn.weights is not None), batch.step),
         "timings": _timings(trajectory, batch.times),
         **{name: whole[name] for name in _NUMBERS},
     }
 
 
-def _weight_version(trajectory: Trajectory, step: int) -> int:
-    """Return the step whose weights drew the first token; that of the batch where no turn says it."""
-    return next((turn.weights[0] for turn in trajectory.turns if turn.weights is not None), step)
+def _known(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _listed(values: Sequence[float | None] | None) -> list[float | None] | None:
+    return None if values is None else list(values)
 
 
 def _timings(trajectory: Trajectory, times: RolloutTimes) -> dict[str, Any]:
+    """Return where the time of an episode went, in seconds since its rollout began."""
     queued_s = max(0.0, trajectory.started_s - times.started_s) if times.started_s else 0.0
+
+    def segment(what: str, start_s: float, s: float, **more: Any) -> dict[str, Any]:
+        return {"what": what, **more, "start_s": round(start_s, 4), "s": round(s, 4)}
+
+    found = [segment("queued", 0.0, queued_s)] if queued_s > 0 else []
+    for number, turn in enumerate(trajectory.turns):
+        found.append(segment("decoding", queued_s + turn.started_s, turn.duration_s, turn=number))
+        found += [
+            {**segment("tool", queued_s + result.started_s, result.duration_s, turn=number), "name": result.name}
+            for result in turn.results
+            if result.duration_s > 0
+        ]
     return {
         "queued_s": round(queued_s, 4),
         "duration_s": round(trajectory.duration_s, 4),
         "rollout_s": round(times.duration_s, 4),
-        "segments": segments(trajectory, queued_s),
+        "segments": found,
     }
 
 
-def segments(trajectory: Trajectory, queued_s: float) -> list[dict[str, Any]]:
-    """Return where the time of an episode went, in seconds since its rollout began."""
-    found: list[dict[str, Any]] = []
-    if queued_s > 0:
-        found.append({"what": "queued", "start_s": 0.0, "s": round(queued_s, 4)})
-    for number, turn in enumerate(trajectory.turns):
-        found.append(_segment("decoding", number, queued_s + turn.started_s, turn.duration_s))
-        found.extend(
-            {**_segment("tool", number, queued_s + result.started_s, result.duration_s), "name": result.name}
-            for result in turn.results
-            if result.duration_s > 0
-        )
-    return found
+def token_texts(tokenizer: Any) -> TokenText:
+    """Return a function from a token id to its `text`, and `bytes` and `special` where they say more."""
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special |= {number for number, token in added.items() if getattr(token, "special", False)}
+
+    def describe(number: int) -> dict[str, Any]:
+        text = str(tokenizer.decode([number], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if number in special:
+            return {"text": text, "special": True}
+        raw = _bytes_of(str(tokenizer.convert_ids_to_tokens(number))) if _HALF in text else None
+        return {"text": text} if raw is None else {"text": text, "bytes": raw.hex()}
+
+    return describe
 
 
-def _segment(what: str, turn: int, start_s: float, s: float) -> dict[str, Any]:
-    return {"what": what, "turn": turn, "start_s": round(start_s, 4), "s": round(s, 4)}
+def _bytes_of(token: str) -> bytes | None:
+    """Return the bytes that a token of a vocabulary stands for, if it is written in a known way."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # slow to import, and seldom needed
 
-
-def _of_turns(episode: Scored) -> dict[str, Any]:
-    """Return what the turns were worth by themselves, and what they got, where anybody says so."""
-    rewards, advantages = episode.turn_rewards, episode.turn_advantages
-    return {
-        **({} if rewards is None else {"turn_rewards": list(rewards)}),
-        **({} if advantages is None else {"turn_advantages": list(advantages)}),
-    }
+    single = _BYTE_TOKEN.fullmatch(token)
+    if single is not None:
+        return bytes([int(single[1], 16)])
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    return bytes(byte_of[letter] for letter in token) if all(letter in byte_of for letter in token) else None
 
 
 def episodes_path(output_dir: Path, process_index: int) -> Path:
@@ -182,17 +204,14 @@ class EpisodeRecorder(Observer):
         self._share = share
         self._token_text = token_text
         self._known_ids: set[int] | None = None
-        self._first_number = {"heldout": 0, "others": 0}  # of episodes that have none of their own
+        self._first_number = {"heldout": 0, "episodes": 0}  # of episodes that have none of their own
         self._label = ""
-        self._episodes, self._tokens, self._vocabulary, self._heldout = (
-            None if self.path is None else LineFile(_beside(self.path, kind), what=what, remedy=_REMEDY, limit=limit)
-            for kind, what in (
-                ("episodes", "the episodes"),
-                ("tokens", "the tokens of episodes"),
-                ("vocabulary", "the texts of tokens"),
-                ("heldout", "the held-out episodes"),
-            )
-        )
+        self._files = {}
+        if self.path is not None:
+            self._files = {
+                kind: LineFile(_beside(self.path, kind), what=what, remedy=_REMEDY, limit=limit)
+                for kind, what in _FILES.items()
+            }
 
     def records(self, batch: RolloutBatch, place: int) -> bool:
         """Return whether the episode at this place of a numbered batch is recorded."""
@@ -203,74 +222,69 @@ class EpisodeRecorder(Observer):
 
     def batch_done(self, batch: RolloutBatch) -> None:
         """Append one line per trajectory and flush, so that a killed run keeps what it did."""
-        if self._episodes is None or self._heldout is None or not len(batch):
+        if not self._files or not len(batch):
             return
-        kind, file = ("heldout", self._heldout) if batch.mode == "heldout" else ("others", self._episodes)
+        kind = "heldout" if batch.mode == "heldout" else "episodes"
         records = batch_records(batch, self._first_number[kind])
         if kind == "heldout":
-            self._heldout.start_anew()  # before its first line; what an earlier process measured is old
+            self._files[kind].start_anew()  # before its first line; what an earlier process measured is old
             records = [{**record, "label": self._label} for record in records]
         self._first_number[kind] += len(batch)
         wanted = [record for record in records if recorded_group(record["group"], self._share)]
         self._keep_texts(wanted)
-        self.n_bytes += file.write([_line(record) for record in wanted])
+        self.n_bytes += self._files[kind].write([_line(record) for record in wanted])
 
     def tokens_seen(self, seen: TokensSeen, ids: list[int]) -> None:
         """Append what the training pass saw of one episode, whose tokens after the prompt are `ids`."""
-        if self._tokens is not None:
+        if self._files:
             line = {"schema": SCHEMA, **seen, "ids_crc32": ids_checksum(ids)}
-            self.n_bytes += self._tokens.write([_line(line)])
+            self.n_bytes += self._files["tokens"].write([_line(line)])
 
     def sync(self) -> int:
         """Bring everything to the disk, and return how many bytes the recording of episodes has."""
-        for file in (self._tokens, self._vocabulary, self._heldout):
-            if file is not None:
-                file.sync()
-        return 0 if self._episodes is None else self._episodes.sync()
+        for file in self._files.values():
+            file.sync()
+        return self.size()
 
     def size(self) -> int:
         """Return how many bytes the recording of episodes has so far."""
-        return 0 if self._episodes is None else self._episodes.size()
+        return self._files["episodes"].size() if self._files else 0
 
     def start_anew(self) -> None:
         """Set aside, as `<name>.previous`, what an earlier run recorded under this name."""
-        if self._episodes is not None and not self._episodes.is_open:
-            for file in (self._episodes, self._tokens, self._heldout):
-                if file is not None:
-                    file.start_anew()
+        if self._files and not self._files["episodes"].is_open:
+            for kind in ("episodes", "tokens", "heldout"):
+                self._files[kind].start_anew()
 
     def cut(self, n_bytes: int) -> str | None:
-        """Forget what was recorded after the first `n_bytes`:
-        the resumed run records those episodes again.
+        """Forget what was recorded after the first `n_bytes`: the resumed run records it again.
 
         Returns what is wrong with the recording up to there, or None. A line that was torn there is
         given up. What was seen of tokens stays: its readers take the last line of an episode, and
         only if it is about the same tokens.
         """
-        return None if self._episodes is None else self._episodes.cut(n_bytes)
+        return self._files["episodes"].cut(n_bytes) if self._files else None
 
     def close(self) -> None:
-        for file in (self._episodes, self._tokens, self._vocabulary, self._heldout):
-            if file is not None:
-                file.close()
+        for file in self._files.values():
+            file.close()
 
     def _keep_texts(self, records: list[dict[str, Any]]) -> None:
         """Write the text of each token that is new, once in a recording."""
-        if self._vocabulary is None or self._token_text is None or self.path is None:
+        if self._token_text is None:
             return
         if self._known_ids is None:
-            self._known_ids = self._ids_of_before(self._vocabulary, self._token_text)
-        new: set[int] = set()
-        for record in records:
-            new.update(record["prompt_ids"])
-            new.update(record["ids"])
+            self._known_ids = self._ids_of_before(self._token_text)
+        new = {number for record in records for ids in ("prompt_ids", "ids") for number in record[ids]}
         new -= self._known_ids
         if new:
-            self._vocabulary.write([_line({"id": number, **self._token_text(number)}) for number in sorted(new)])
+            lines = [_line({"id": number, **self._token_text(number)}) for number in sorted(new)]
+            self._files["vocabulary"].write(lines)
             self._known_ids |= new
 
-    def _ids_of_before(self, file: LineFile, token_text: TokenText) -> set[int]:
+    def _ids_of_before(self, token_text: TokenText) -> set[int]:
         """Return the ids that are written already; a vocabulary of another tokenizer is set aside."""
+        file = self._files["vocabulary"]
         written = read_vocabulary(file.path.parent) if file.path.exists() else {}
         for number in sorted(written)[:_COMPARED]:
             if {name: value for name, value in written[number].items() if name != "id"} != token_text(number):

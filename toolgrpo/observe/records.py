@@ -1,8 +1,6 @@
 """Read what a run recorded: episodes, what training saw of their tokens, and its steps.
 
-The files and every field of them are described in docs/reference/episodes.md. Whatever version wrote a line,
-it comes out with the fields of this one (`SCHEMA`); a field that an old line has nothing for is
-None or empty.
+The files and every field of them are described in docs/reference/episodes.md.
 
 A line that is torn, damaged or hostile is left out: a reader may look while a run writes, and a
 recording may come from anybody. Each line is checked once, here, against the shape of its kind
@@ -35,15 +33,14 @@ def episode_files(folder: Path, kind: str = "episodes") -> list[Path]:
     """Return the recordings of all processes of a run, also where all of one is set aside."""
     if not folder.is_dir():
         return []
-    names = {name.split(".jsonl")[0] + ".jsonl" for name in (path.name for path in folder.glob(f"{kind}*.jsonl*"))}
-    ranks = {kind: 0}
-    for name in names:
-        stem = name.removesuffix(".jsonl")
+    ranks: dict[str, int] = {}
+    for path in folder.glob(f"{kind}*.jsonl*"):
+        stem = path.name.split(".jsonl")[0]
         rank = stem.removeprefix(f"{kind}.rank")
-        if rank.isdecimal():
-            ranks[stem] = int(rank)
-    ordered = sorted(ranks, key=lambda stem: ranks[stem])
-    return [folder / f"{stem}.jsonl" for stem in ordered if parts(folder / f"{stem}.jsonl")]
+        if stem == kind or rank.isdecimal():
+            ranks[stem] = 0 if stem == kind else int(rank)
+    ordered = [folder / f"{stem}.jsonl" for stem in sorted(ranks, key=lambda stem: ranks[stem])]
+    return [path for path in ordered if parts(path)]
 
 
 def read_episodes(path: Path | str) -> list[Record]:
@@ -56,9 +53,8 @@ def iter_episodes(path: Path | str) -> Iterator[Record]:
     path = Path(path)
     for file in episode_files(path) if path.is_dir() else [path]:
         for line in _objects(file):
-            record = _as_of_today(line)
-            if record is not None and _EPISODE(record) and _fits(record):
-                yield record
+            if _EPISODE(line) and _fits(line):
+                yield line
 
 
 def iter_tokens(path: Path) -> Iterator[Record]:
@@ -111,32 +107,6 @@ def _objects(path: Path) -> Iterator[Record]:
             continue
         if isinstance(value, dict) and _is_shallow(value):
             yield value
-
-
-def _as_of_today(record: Record) -> Record | None:
-    """Return a record of any version with the fields of this one; None if it is of none."""
-    if record.get("schema") == SCHEMA:
-        return record
-    if not _OLD(record):
-        return None
-    row = dict(record.get("row") or {})
-    prompt = row.pop("prompt", None)
-    if not isinstance(prompt, str | list | None):
-        return None
-    return {
-        "schema": 1,
-        "episode": (record.get("metadata") or {}).get("episode"),
-        "prompt_id": prompt_id(prompt, row),
-        "group": None,
-        "success": None,
-        "rewards": {},
-        "advantage": None,
-        "prompt": prompt_messages(prompt),
-        "weight_version": record.get("step"),
-        "timings": None,
-        **record,
-        "row": row,
-    }
 
 
 # --- the shapes of lines ---
@@ -248,7 +218,6 @@ _EPISODE = _fields(
         "segment_starts": _list_of(_fields({"start": _whole, "n_prompt": _whole})),
     },
 )
-_OLD = _fields({"ids": _ids}, {"row": _object_of(_anything), "metadata": _object_of(_anything)})
 _TOKENS = _fields(
     {"step": _whole, "episode": _whole},
     {

@@ -102,9 +102,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
 
     # what callbacks hear
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         resumed = state.global_step or None
         self._phases.step = state.global_step
         self._began = (self._clock(), self._recorded_bytes(), state.global_step)
@@ -124,15 +122,11 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         )
         self._file.write(waiting)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._phases.step = state.global_step
         self._phases.begin("before_rollout")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._phases.end_step()
         self._warn_of_size(args, state)
 
@@ -155,9 +149,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.event("checkpoint", f"checkpoint-{state.global_step}", step=max(0, state.global_step - 1))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         done = state.global_step >= state.max_steps
         text = f"after {state.global_step} of {state.max_steps} steps"
         self.event("finished" if done else "stopped", text, step=max(0, state.global_step - 1))

@@ -22,7 +22,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import (
     TensorBoardCallback,
     TrackioCallback,
@@ -226,13 +226,11 @@ class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transfo
         if self._wanted and batch.mode != "heldout":
             self._rows = episode_rows(batch)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         for guard, sink in self._sinks(state):
             guard.attempt(partial(sink.versions, guard.inner, versions()))
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         rows, self._rows = self._rows, []
         if not rows:
             return

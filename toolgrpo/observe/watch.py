@@ -47,9 +47,7 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         """Return what is still wrong after the last step."""
         return findings(list(self._logs), at_end=True)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
         self._begin()
 
     def on_log(

@@ -24,12 +24,10 @@ from toolgrpo.engines.policy import Policy
 from toolgrpo.models.untrained_markers import output_rows, untrained_line
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog
-from toolgrpo.observe.own_display import loaded_lines
-from toolgrpo.observe.progress import RunProgress, StepsCallback
-from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path
+from toolgrpo.observe.progress import RunProgress, StepsCallback, loaded_lines
+from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
-from toolgrpo.observe.token_texts import token_texts
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
 from toolgrpo.rewards.named import source_text

@@ -27,9 +27,8 @@ from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.grading import grade
 from toolgrpo.folder_claim import FolderClaim, claim_folder
-from toolgrpo.observe.own_display import library_bars_off, take_display
-from toolgrpo.observe.progress import RunProgress
-from toolgrpo.observe.steady_console import SteadyConsole
+from toolgrpo.observe.console import SteadyConsole
+from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
 from toolgrpo.rewards.watched import watched
 from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode

@@ -1,0 +1,42 @@
+"""The terminal: a console that never hides the cursor, and the engines' warnings as lines on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rich.console import Console
+
+
+class SteadyConsole(Console):
+    """Rich's console, but the cursor stays where it is seen.
+
+    A live bar hides it and shows it again when it stops. A process that is killed meanwhile (a
+    second Ctrl-C, a crash in native code) cannot, and leaves a terminal without a cursor.
+    """
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+def show_engine_lines(say: Callable[[str], None]) -> None:
+    """Pass the engines' warnings to `say` from now on: a server is waited for, or its answer cannot be used.
+
+    Whoever was told of them before is not any more.
+    """
+    logger = logging.getLogger("toolgrpo.engines")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, _Saying)]:
+        logger.removeHandler(handler)
+    logger.addHandler(_Saying(say))
+
+
+class _Saying(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._say(record.getMessage())
+        except Exception:  # a line that cannot be shown ends no run
+            self.handleError(record)
