@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.calls import AttemptStatus, Call, ToolErrorKind
-from toolgrpo.evaluation.measures import Answered, Difference, Share, given_answer, majority_at_k, pass_at_k
+from toolgrpo.evaluation.measures import Difference, Share, Vote, given_answer, majority_at_k, pass_at_k
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
 
 
@@ -23,9 +23,9 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(n: int) -> None:
             assert pass_at_k(good, n, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-def votes(text: str) -> list[Answered]:
+def votes(text: str) -> list[Vote]:
     """`a` to `z`: a vote for that answer, a capital letter if it succeeded; `-`: no answer."""
-    return [Answered(None if c == "-" else c.lower(), c.isupper()) for c in text]
+    return [(None if c == "-" else c.lower(), c.isupper()) for c in text]
 
 
 @pytest.mark.parametrize(

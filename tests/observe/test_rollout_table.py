@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.observe.trackers import COLUMNS, as_markdown, episode_rows
+from toolgrpo.observe.trackers import as_markdown, episode_rows
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
@@ -43,20 +43,17 @@ def batch(prompt: Any, rewards: dict[str, float | None]) -> RolloutBatch:
 def test_a_row_says_what_happened() -> None:
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "1 + 2?" + "x" * 2000}]
     (row,) = episode_rows(batch(prompt, {"accuracy": 1.0, "format": 0.5, "style": None}))
-    assert (row.step, row.episode, row.reward, row.stop, row.turns, row.failed_calls) == (4, 17, 1.5, "finished", 2, 1)
-    assert row.tools == "add(a=1, b=2) -> 3\ndivide(a=1, b=0) -> Error: by | zero\nagain"
-    assert row.prompt.startswith("1 + 2?") and len(row.prompt) < 1100 and row.prompt.endswith(" ...")
-    assert row.success == "yes"
-    assert row.conversation.split("\n") == [
-        "turn 1",
-        *("calls: add(a=1, b=2)", "result: 3", "calls: divide(a=1, b=0)", "result (raised): Error: by | zero", "again"),
-        *("turn 2", "says: It is 3.", "ended: finished"),
-    ]
-    assert row.answer == "It is 3." and row.rewards == "accuracy 1, format 0.5, style none"
+    expected = {"step": 4, "episode": 17, "reward": 1.5, "success": "yes", "stop": "finished", "turns": 2}
+    assert {name: row[name] for name in expected} == expected and row["failed_calls"] == 1
+    assert row["tools"] == "add(a=1, b=2) -> 3\ndivide(a=1, b=0) -> Error: by | zero\nagain"
+    assert row["prompt"].startswith("1 + 2?") and len(row["prompt"]) < 1100 and row["prompt"].endswith(" ...")
+    for part in ("calls: divide(a=1, b=0)\nresult, 0.00 s, raised: Error: by | zero", "turn 2", "says: It is 3."):
+        assert part in row["conversation"]
+    assert row["answer"] == "It is 3." and row["rewards"] == "accuracy 1, format 0.5, style none"
 
 
 def test_markdown_keeps_the_table_whole() -> None:
     rows = episode_rows(batch("q", {}))
     lines = as_markdown(rows).split("\n")
-    assert len(lines) == 3 and lines[0].count("|") == len(COLUMNS) + 1
-    assert lines[2].replace("\\|", "").count("|") == len(COLUMNS) + 1
+    assert len(lines) == 3 and lines[0].count("|") == len(rows[0]) + 1
+    assert lines[2].replace("\\|", "").count("|") == len(rows[0]) + 1

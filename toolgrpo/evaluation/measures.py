@@ -93,14 +93,8 @@ class Difference:
         return f"{self.value:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What is voted with in maj@k: an episode's final answer (None: it gave none),
-    and whether the episode succeeded.
-    """
-
-    answer: str | None
-    success: bool
+Vote = tuple[str | None, bool]
+"""An episode in maj@k: its final answer (None: it gave none), and whether it succeeded."""
 
 
 def pass_at_k(successes: int, n: int, k: int) -> float:
@@ -110,7 +104,7 @@ def pass_at_k(successes: int, n: int, k: int) -> float:
     return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
 
 
-def majority_at_k(episodes: Sequence[Answered], k: int) -> float:
+def majority_at_k(votes: Sequence[Vote], k: int) -> float:
     """Return how good the most frequent answer of k episodes is.
 
     It is the mean over as many disjoint sets of k as there are.
@@ -118,22 +112,19 @@ def majority_at_k(episodes: Sequence[Answered], k: int) -> float:
     The winning answer is worth the share of successes among the episodes that gave it (all winners
     together, on a tie). Episodes without an answer do not vote; where none votes, the value is 0.
     """
-    if not 1 <= k <= len(episodes):
-        raise ValueError(f"maj@k needs k from 1 to the number of episodes; got k={k}, n={len(episodes)}")
-    starts = range(0, len(episodes) - k + 1, k)
-    return fmean(_majority(episodes[start : start + k]) for start in starts)
+    if not 1 <= k <= len(votes):
+        raise ValueError(f"maj@k needs k from 1 to the number of episodes; got k={k}, n={len(votes)}")
+    return fmean(_majority(votes[start : start + k]) for start in range(0, len(votes) - k + 1, k))
 
 
-def _majority(episodes: Sequence[Answered]) -> float:
-    votes: dict[str, list[bool]] = defaultdict(list)
-    for episode in episodes:
-        if episode.answer is not None:
-            votes[episode.answer].append(episode.success)
-    if not votes:
-        return 0.0
-    most = max(map(len, votes.values()))
-    winners = [success for voters in votes.values() if len(voters) == most for success in voters]
-    return fmean(winners)
+def _majority(votes: Sequence[Vote]) -> float:
+    by_answer: dict[str, list[bool]] = defaultdict(list)
+    for answer, success in votes:
+        if answer is not None:
+            by_answer[answer].append(success)
+    most = max(map(len, by_answer.values()), default=0)
+    winners = [success for voters in by_answer.values() if len(voters) == most for success in voters]
+    return fmean(winners) if winners else 0.0
 
 
 def _correlation(pairs: Sequence[tuple[float, float]]) -> float:

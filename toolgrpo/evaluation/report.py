@@ -7,7 +7,7 @@ failures, and a question that has fewer than k others is left out of pass@k and 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.table import Table
 
-from toolgrpo.calls import WITHOUT_MARKERS, AttemptStatus, Call
-from toolgrpo.evaluation.measures import Answered, Difference, Share, majority_at_k, pass_at_k
+from toolgrpo.calls import NO_NAME, WITHOUT_MARKERS, AttemptStatus, Call
+from toolgrpo.evaluation.measures import Difference, Share, majority_at_k, pass_at_k
 
 _UNKNOWN = "(names of no tool)"
 
@@ -52,58 +52,65 @@ class ModelReport:
     def n_questions(self) -> int:
         return len({episode.question for episode in self.episodes})
 
-    def shares(self) -> dict[str, Share]:
-        """Return pass@k and maj@k, by name.
+    def shares(self, task: str | None = None) -> dict[str, Share]:
+        """Return pass@k and maj@k (on the questions of a task), by name.
 
         maj@1 is pass@1, and left out; so is maj@2, where a tie is all there can be.
         """
-        return _shares(self.values())
+        return {name: Share.of([*of_questions.values()]) for name, of_questions in self.values(task).items()}
 
     def by_task(self) -> dict[str, dict[str, Share]]:
         """Return the same for the questions of each task, by the name in their column `task`."""
-        return {task: _shares(self.values(task)) for task in self.tasks()}
-
-    def tasks(self) -> list[str]:
-        return sorted({episode.task for episode in self.episodes if episode.task is not None}, key=str)
+        tasks = {episode.task for episode in self.episodes if episode.task is not None}
+        return {task: self.shares(task) for task in sorted(tasks)}
 
     def values(self, task: str | None = None) -> dict[str, dict[int, float]]:
         """Return pass@k and maj@k of each question (of a task), by name and by the question's number."""
-        groups = [group for group in self._scored_by_question() if task is None or group[0].task == task]
-        values: dict[str, dict[int, float]] = {}
-        for k in self.ks:
-            enough = [group for group in groups if len(group) >= k]
-            values[f"pass@{k}"] = {
-                group[0].question: pass_at_k(sum(bool(e.success) for e in group), len(group), k) for group in enough
+        votes = {
+            question: [(one.answer, bool(one.success)) for one in group]
+            for question, group in self._scored_by_question().items()
+            if task is None or group[0].task == task
+        }
+        passed = {
+            f"pass@{k}": {
+                question: pass_at_k(sum(success for _, success in group), len(group), k)
+                for question, group in votes.items()
+                if len(group) >= k
             }
-        for k in self.ks:
-            if k > 2:
-                values[f"maj@{k}"] = {
-                    group[0].question: majority_at_k([Answered(e.answer, bool(e.success)) for e in group], k)
-                    for group in groups
-                    if len(group) >= k
-                }
-        return values
+            for k in self.ks
+        }
+        majority = {
+            f"maj@{k}": {question: majority_at_k(group, k) for question, group in votes.items() if len(group) >= k}
+            for k in self.ks
+            if k > 2
+        }
+        return passed | majority
 
     def tools(self) -> dict[str, dict[str, Any]]:
         """Return, per tool, its calls, failures by cause, and how many episodes used it.
 
         They stand by how often they were called.
         """
-        found = {}
-        for tool, count in Counter(_tool(call) for episode in self.episodes for call in episode.calls).most_common():
-            calls = [[call for call in episode.calls if _tool(call) == tool] for episode in self.episodes]
-            of_tool = [call for of_episode in calls for call in of_episode]
-            causes = Counter(call.error.value for call in of_tool if call.error is not None)
-            found[tool] = {
-                "calls": count,
-                "calls_per_episode": count / len(self.episodes),
-                "episodes_using_it": fmean(map(bool, calls)),
-                "failures": causes.total(),
-                "failures_by_cause": dict(causes),
-                "unmarked": sum(call.status in WITHOUT_MARKERS for call in of_tool),
-                "seconds_p50": median(call.duration_s for call in of_tool),
-            }
-        return found
+        by_tool: dict[str, list[tuple[int, Call]]] = defaultdict(list)
+        for number, episode in enumerate(self.episodes):
+            for call in episode.calls:
+                by_tool[_tool(call)].append((number, call))
+        return {
+            tool: self._of_tool([call for _, call in calls], len({number for number, _ in calls}))
+            for tool, calls in sorted(by_tool.items(), key=lambda item: -len(item[1]))
+        }
+
+    def _of_tool(self, calls: Sequence[Call], n_episodes: int) -> dict[str, Any]:
+        causes = Counter(call.error.value for call in calls if call.error is not None)
+        return {
+            "calls": len(calls),
+            "calls_per_episode": len(calls) / len(self.episodes),
+            "episodes_using_it": n_episodes / len(self.episodes),
+            "failures": causes.total(),
+            "failures_by_cause": dict(causes),
+            "unmarked": sum(call.status in WITHOUT_MARKERS for call in calls),
+            "seconds_p50": median(call.duration_s for call in calls),
+        }
 
     def as_json(self) -> dict[str, Any]:
         rewards = [episode.reward for episode in self.episodes if episode.reward is not None]
@@ -132,23 +139,18 @@ class ModelReport:
 
     def by_question(self) -> list[dict[str, Any]]:
         """Return how each question did, by the key of its row: what tells which rows are worth training on."""
+        groups = self._scored_by_question().items() if self.keys else ()
         return [
-            {
-                "key": self.keys[group[0].question],
-                "successes": sum(bool(e.success) for e in group),
-                "episodes": len(group),
-            }
-            for group in self._scored_by_question()
-            if self.keys
+            {"key": self.keys[question], "successes": sum(bool(e.success) for e in group), "episodes": len(group)}
+            for question, group in groups
         ]
 
-    def _scored_by_question(self) -> list[list[EpisodeFacts]]:
-        questions: dict[int, list[EpisodeFacts]] = {}
+    def _scored_by_question(self) -> dict[int, list[EpisodeFacts]]:
+        questions: dict[int, list[EpisodeFacts]] = defaultdict(list)
         for episode in self.episodes:
-            if episode.dropped is not None:
-                continue
-            questions.setdefault(episode.question, []).append(episode)
-        return list(questions.values())
+            if episode.dropped is None:
+                questions[episode.question].append(episode)
+        return questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,26 +184,33 @@ class Comparison:
     def tables(self) -> list[Table]:
         """Return tables of success, of success by task where rows name tasks, and of the tools."""
         reports = [report for report in (self.baseline, self.model) if report is not None]
-        names = [report.model for report in reports]
+        by_task = self._task_table(reports)
+        return [self._success_table(reports), *([by_task] if by_task.row_count else []), self._tool_table(reports)]
+
+    def _table(self, title: str, first: str, reports: Sequence[ModelReport], *, with_difference: bool) -> Table:
+        table = Table(title=title, title_justify="left")
+        last = ["difference"] if with_difference and self.baseline else []
+        for column in (first, *(report.model for report in reports), *last):
+            table.add_column(column, overflow="fold")
+        return table
+
+    def _success_table(self, reports: Sequence[ModelReport]) -> Table:
         title = f"{self.model.n_questions} questions, {self.model.samples} episodes each; 95 % intervals"
-        success = _table(title, "", *names, *(["difference"] if self.baseline else []))
+        table = self._table(title, "", reports, with_difference=True)
         differences = self.differences()
         for name in self.model.shares():
             last = [str(differences[name])] if name in differences else []
-            success.add_row(name, *(str(report.shares()[name]) for report in reports), *last)
+            table.add_row(name, *(str(report.shares()[name]) for report in reports), *last)
         found = [report.as_json() for report in reports]
-        for name, value in (("reward", "reward"), ("turns", "turns"), ("sampled tokens", "sampled_tokens")):
-            success.add_row(name, *(_short(report[value]) for report in found), *([""] if self.baseline else []))
+        for name, key in (("reward", "reward"), ("turns", "turns"), ("sampled tokens", "sampled_tokens")):
+            table.add_row(name, *(_short(report[key]) for report in found))
         if any(report["dropped"]["episodes"] for report in found):
-            counts = (str(report["dropped"]["episodes"]) for report in found)
-            success.add_row("dropped episodes", *counts, *([""] if self.baseline else []))
-        by_task = self._task_table(reports, names)
-        tools = self._tool_table([report["tools"] for report in found], names)
-        return [success, *([by_task] if by_task.row_count else []), tools]
+            table.add_row("dropped episodes", *(str(report["dropped"]["episodes"]) for report in found))
+        return table
 
-    def _task_table(self, reports: Sequence[ModelReport], names: Sequence[str]) -> Table:
+    def _task_table(self, reports: Sequence[ModelReport]) -> Table:
         name = f"pass@{self.model.ks[0]}"
-        table = _table(f"{name} by task; 95 % intervals", "task", *names, *(["difference"] if self.baseline else []))
+        table = self._table(f"{name} by task; 95 % intervals", "task", reports, with_difference=True)
         by_task = [report.by_task() for report in reports]
         for task in by_task[-1]:
             shares = [of[task][name] for of in by_task]
@@ -209,30 +218,26 @@ class Comparison:
             table.add_row(f"{task} ({shares[-1].n})", *map(str, shares), *last)
         return table
 
-    def _tool_table(self, tools: Sequence[Mapping[str, Mapping[str, Any]]], names: Sequence[str]) -> Table:
-        table = _table("calls per episode (share that failed)", "tool", *names)
-        for tool in sorted(
-            dict.fromkeys(name for of_model in tools for name in of_model), key=lambda tool: tool == _UNKNOWN
-        ):
-            cells = [
+    def _tool_table(self, reports: Sequence[ModelReport]) -> Table:
+        table = self._table("calls per episode (share that failed)", "tool", reports, with_difference=False)
+        tools = [report.tools() for report in reports]
+        names = dict.fromkeys(name for of_model in tools for name in of_model)
+        for tool in sorted(names, key=lambda tool: tool == _UNKNOWN):
+            cells = (
                 f"{of[tool]['calls_per_episode']:.2f} ({of[tool]['failures'] / of[tool]['calls']:.2f})"
                 if tool in of
                 else "-"
                 for of in tools
-            ]
+            )
             table.add_row(tool, *cells)
-        if not table.row_count:
-            table.add_row("(no tool was called)", *("-" for _ in names))
+        if not names:
+            table.add_row("(no tool was called)", *("-" for _ in reports))
         return table
-
-
-def _shares(values: Mapping[str, Mapping[int, float]]) -> dict[str, Share]:
-    return {name: Share.of([*of_questions.values()]) for name, of_questions in values.items()}
 
 
 def _tool(call: Call) -> str:
     """Return what a call counts for: names that a model made up are one line, however many there are."""
-    return _UNKNOWN if call.status is AttemptStatus.UNKNOWN_TOOL else call.name or "unnamed"
+    return _UNKNOWN if call.status is AttemptStatus.UNKNOWN_TOOL else call.name or NO_NAME
 
 
 def _with_interval(share: Share | Difference) -> dict[str, Any]:
@@ -243,10 +248,3 @@ def _short(value: float | Mapping[str, float] | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else f"{value['mean']:.3f} (std {value['std']:.3f})"
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

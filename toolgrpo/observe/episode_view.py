@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -55,9 +56,9 @@ def group_table(step: int, records: Sequence[Record]) -> Table:
             f"{sum(bool(record.get('success')) for record in group)}/{len(group)}",
             f"{sum(len(record['turns']) for record in group) / len(group):.1f}",
             str(sum(len(_results(record)) for record in group)),
-            str(sum(_failed(record) for record in group)),
+            str(sum(failed(record) for record in group)),
             ", ".join(f"{end} {count}" for end, count in ends.most_common()),
-            _question(group[0]),
+            question(group[0]),
         )
     return table
 
@@ -77,20 +78,26 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
             {True: "yes", False: "no"}.get(record.get("success"), "?"),  # type: ignore[arg-type]
             str(len(record["turns"])),
             str(len(_results(record))),
-            str(_failed(record)),
+            str(failed(record)),
             record["stop_reason"],
-            _question(record),
+            question(record),
         )
     return table
 
 
 def conversation(record: Record) -> Group:
     """Return an episode as people read it: asked, thought, said, called, answered, worth."""
+    return Group(*conversation_lines(record))
+
+
+def conversation_lines(record: Record) -> list[Text]:
     lines = [_headline(record), Text()]
-    for message in record.get("prompt") or ():
+    for message in record["prompt"]:
         lines.append(_said(str(message.get("role")), message.get("content"), "cyan"))
+    end = 0
     for number, turn in enumerate(record["turns"], start=1):
-        lines += _begun(record, record["turns"][number - 2]["end"] if number > 1 else 0, turn["start"])
+        lines += _begun(record, end, turn["start"])
+        end = turn["end"]
         lines.append(_text(f"turn {number}, {turn.get('duration_s') or 0.0:.2f} s", "dim"))
         if turn.get("reasoning"):
             lines.append(_said("thinks", turn["reasoning"], "dim"))
@@ -101,8 +108,7 @@ def conversation(record: Record) -> Group:
             lines.append(Text("  cut here by a limit", style="red"))
         if turn.get("user") is not None:
             lines.append(_said("user", turn["user"], "cyan"))
-    lines += [Text(), _worth(record)]
-    return Group(*lines)
+    return [*lines, Text(), _worth(record)]
 
 
 def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group:
@@ -147,25 +153,25 @@ def _headline(record: Record) -> Text:
 
 
 def _calls(turn: Record) -> Iterable[Text]:
-    results = turn["results"]
-    for place, attempt in enumerate(turn["attempts"]):
-        well = attempt["status"] in RUNNABLE
-        if attempt.get("name") is not None and attempt.get("arguments") is not None:
-            arguments = ", ".join(f"{name}={_json(value)}" for name, value in attempt["arguments"].items())
-            call = f"{attempt['name']}({arguments})"
-        else:
-            call = str(attempt.get("raw"))
-        yield _said(
-            "calls" if attempt["status"] == "ok" else f"calls, {attempt['status']}", call, "yellow" if well else "red"
-        )
-        if place >= len(results):
+    for attempt, result in zip_longest(turn["attempts"], turn["results"][: len(turn["attempts"])]):
+        status = attempt["status"]
+        label = "calls" if status == "ok" else f"calls, {status}"
+        yield _said(label, call_text(attempt), "yellow" if status in RUNNABLE else "red")
+        if result is None:
             yield Text("  not answered", style="red")
             continue
-        result = results[place]
-        label = f"result, {result['duration_s']:.2f} s" + ("" if result["error"] is None else f", {result['error']}")
-        yield _said(label, result["content"], "magenta" if result["error"] is None else "red")
+        failed_by = "" if result["error"] is None else f", {result['error']}"
+        style = "red" if failed_by else "magenta"
+        yield _said(f"result, {result['duration_s']:.2f} s{failed_by}", result["content"], style)
         if result.get("left_out"):
             yield _text(f"  {result['left_out']} characters were left out", "red")
+
+
+def call_text(attempt: Record) -> str:
+    """Return a call as Python writes it, or as the model wrote it where it cannot be read."""
+    if attempt.get("name") is None or attempt.get("arguments") is None:
+        return str(attempt.get("raw"))
+    return f"{attempt['name']}({', '.join(f'{name}={_json(value)}' for name, value in attempt['arguments'].items())})"
 
 
 def _worth(record: Record) -> Text:
@@ -231,7 +237,7 @@ def _results(record: Record) -> list[Record]:
     return [result for turn in record["turns"] for result in turn["results"]]
 
 
-def _failed(record: Record) -> int:
+def failed(record: Record) -> int:
     return sum(result["error"] is not None for result in _results(record))
 
 
@@ -244,7 +250,7 @@ def _mean(group: Sequence[Record]) -> float:
     return sum(map(_reward, group)) / len(group)
 
 
-def _question(record: Record) -> str:
+def question(record: Record) -> str:
     prompt = record.get("prompt") or []
     content = prompt[-1].get("content") if prompt else ""
     return content if isinstance(content, str) else _json(content)

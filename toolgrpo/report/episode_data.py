@@ -6,7 +6,8 @@ so: the page must open, whatever a tool returned; `episodes.jsonl` has all of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import compress, groupby
 from typing import Any
 
 from toolgrpo.calls import RUNNABLE
@@ -48,7 +49,7 @@ def _bounded(value: Any, depth: int = 6) -> Any:
 def episode_texts(record: Record) -> dict[str, Any]:
     """Return everything of an episode but its tokens, its prompt and its row."""
     timings = record.get("timings") or {}
-    turns = [_turn(turn) | _credit(record, place) for place, turn in enumerate(record.get("turns") or ())]
+    turns = [_turn(turn) | _credit(record, place) for place, turn in enumerate(record["turns"])]
     return _without_none(
         {
             "n": record.get("episode"),
@@ -58,7 +59,7 @@ def episode_texts(record: Record) -> dict[str, Any]:
             "r": record.get("reward_given"),
             "rw": record.get("rewards") or None,
             "a": record.get("advantage"),
-            "stop": record.get("stop_reason"),
+            "stop": record["stop_reason"],
             "fail": record.get("failure") and cut_text(record["failure"]),
             "env": record.get("reward"),
             "w": record.get("weight_version"),
@@ -69,40 +70,35 @@ def episode_texts(record: Record) -> dict[str, Any]:
             "turns": turns,
             # without turns (an episode cut before its first) the messages are all there is
             "msgs": None if turns else _bounded(record.get("messages") or None),
-            "len": len(record.get("ids") or ()),
-            "gen": sum(record.get("mask") or ()),
-            "seg": _segment_starts(record) or None,
+            "len": len(record["ids"]),
+            "gen": sum(record["mask"]),
+            # where later segments begin: the place among the tokens, and the tokens of the prompt
+            "seg": [[one["start"], one["n_prompt"]] for one in record.get("segment_starts") or ()] or None,
         }
     )
 
 
-def _segment_starts(record: Record) -> list[list[int]]:
-    """Return where later segments begin: the place among the tokens, and the tokens of its prompt."""
-    return [[one["start"], one["n_prompt"]] for one in record.get("segment_starts") or ()]
-
-
 def _turn(turn: Record) -> dict[str, Any]:
+    weights = turn.get("weights")
     return _without_none(
         {
             "c": cut_text(turn.get("content")),
             "th": cut_text(turn.get("reasoning")) or None,
             "cut": None if turn.get("closed", True) else 1,
-            "st": turn.get("start"),
-            "en": turn.get("end"),
-            "t0": round(turn.get("started_s") or 0.0, 4),
-            "s": round(turn.get("duration_s") or 0.0, 4),
-            "at": [_attempt(attempt) for attempt in turn.get("attempts") or ()] or None,
-            "re": [_result(result) for result in turn.get("results") or ()] or None,
+            "st": turn["start"],
+            "en": turn["end"],
+            **_times(turn),
+            "at": [_attempt(attempt) for attempt in turn["attempts"]] or None,
+            "re": [_result(result) for result in turn["results"]] or None,
             "u": None if turn.get("user") is None else cut_text(turn["user"]),
-            "w": _weights(turn.get("weights")),
+            "w": weights if weights is not None and len(weights) == 2 else None,
             "tk": turn.get("taken_over"),
         }
     )
 
 
-def _weights(steps: Any) -> list[int] | None:
-    """Return the steps whose weights drew the first and the last token of a turn, if it says so."""
-    return steps if isinstance(steps, list) and len(steps) == 2 else None
+def _times(timed: Record) -> dict[str, float]:
+    return {"t0": round(timed.get("started_s") or 0.0, 4), "s": round(timed.get("duration_s") or 0.0, 4)}
 
 
 def _credit(record: Record, turn: int) -> dict[str, Any]:
@@ -117,11 +113,10 @@ def _credit(record: Record, turn: int) -> dict[str, Any]:
 
 
 def _attempt(attempt: Record) -> dict[str, Any]:
-    ok = attempt.get("status") == "ok"
+    ok = attempt["status"] == "ok"
     return _without_none(
         {
-            "st": None if ok else attempt.get("status"),
-            "raw": None if ok else cut_text(attempt.get("raw")),
+            **({} if ok else {"st": attempt["status"], "raw": cut_text(attempt.get("raw"))}),
             "n": attempt.get("name"),
             "a": _bounded(attempt.get("arguments")),
             "d": cut_text(attempt.get("detail")) or None,
@@ -132,11 +127,10 @@ def _attempt(attempt: Record) -> dict[str, Any]:
 def _result(result: Record) -> dict[str, Any]:
     return _without_none(
         {
-            "c": cut_text(result.get("content")),
+            "c": cut_text(result["content"]),
             "n": result.get("name"),
-            "e": result.get("error"),
-            "t0": round(result.get("started_s") or 0.0, 4),
-            "s": round(result.get("duration_s") or 0.0, 4),
+            "e": result["error"],
+            **_times(result),
             "lo": result.get("left_out") or None,
             "ca": 1 if result.get("cached") else None,
             "end": 1 if result.get("ends_episode") else None,
@@ -150,7 +144,7 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 def bounded_prompt(record: Record) -> dict[str, Any]:
     """Return what was asked, and the row's own columns."""
-    return {"m": _bounded(record.get("prompt") or []), "row": _bounded(record.get("row") or {})}
+    return {"m": _bounded(record["prompt"]), "row": _bounded(record["row"])}
 
 
 def episode_tokens(record: Record, seen: Record | None) -> dict[str, Any]:
@@ -158,73 +152,44 @@ def episode_tokens(record: Record, seen: Record | None) -> dict[str, Any]:
 
     `seen` is what training saw of them; it is left out if it is about other tokens.
     """
-    ids, mask, logprobs = (list(record.get(name) or ()) for name in ("ids", "mask", "logprobs"))
+    ids, mask, logprobs = record["ids"], record["mask"], record["logprobs"]
+    engine = list(compress(logprobs, mask))
     found: dict[str, Any] = {
         "i": ids,
-        "m": list(_runs(mask)),
-        "l": [None if lp is None else round(lp * 1000) for lp, m in zip(logprobs, mask, strict=False) if m],
+        "m": _runs(mask),
+        "l": [None if logprob is None else round(logprob * 1000) for logprob in engine],
     }
-    if seen is not None and seen.get("ids_crc32") == ids_checksum(ids):
-        found |= _seen(seen, mask, logprobs)
-    return found
-
-
-def _seen(seen: Record, mask: Sequence[int], logprobs: Sequence[float | None]) -> dict[str, Any]:
-    def sampled(name: str) -> list[float | None] | None:
-        values = seen.get(name)
-        return None if values is None else [value for value, m in zip(values, mask, strict=False) if m]
-
-    trainer = sampled("trainer_logprobs")
-    engine = [lp for lp, m in zip(logprobs, mask, strict=False) if m]
-    difference = None
-    if trainer is not None:
-        difference = [
-            None if a is None or b is None else float(f"{a - b:.3g}") for a, b in zip(trainer, engine, strict=False)
-        ]
-    entropy = sampled("entropy")
-    return _without_none(
-        {
-            "d": difference,
-            "h": None if entropy is None else [None if h is None else round(h, 3) for h in entropy],
-            "k": sampled("correction"),
-            "ta": sampled("advantage"),
-        }
+    if seen is None or seen.get("ids_crc32") != ids_checksum(ids):
+        return found
+    trainer, entropy, correction, advantage = (
+        None if seen.get(name) is None else list(compress(seen[name], mask))
+        for name in ("trainer_logprobs", "entropy", "correction", "advantage")
     )
+    if trainer is not None:
+        pairs = zip(trainer, engine, strict=False)
+        found["d"] = [None if a is None or b is None else float(f"{a - b:.3g}") for a, b in pairs]
+    if entropy is not None:
+        found["h"] = [None if one is None else round(one, 3) for one in entropy]
+    return found | _without_none({"k": correction, "ta": advantage})
 
 
-def _runs(mask: Sequence[int]) -> Iterator[int]:
-    """Yield the lengths of equal stretches; the first one is of zeros, and may be empty."""
-    value, length = 0, 0
-    for m in mask:
-        if bool(m) == bool(value):
-            length += 1
-        else:
-            yield length
-            value, length = 1 - value, 1
-    yield length
+def _runs(mask: Sequence[int]) -> list[int]:
+    """Return the lengths of equal stretches; the first one is of zeros, and may be empty."""
+    lengths = [len(list(stretch)) for _, stretch in groupby(mask)]
+    return [0, *lengths] if mask and mask[0] else lengths or [0]
 
 
 REPEATED, VOID, NO_CALL, CUT = 1, 2, 4, 8
+_CUT_BY = ("length", "context_full", "max_turns", "max_user_turns", "deadline")
 
 
 def flags_of(record: Record) -> int:
     """Return what the ready filters ask: a sum of REPEATED, VOID, NO_CALL and CUT."""
-    flags = 0
-    seen: set[str] = set()
-    n_calls = 0
-    for turn in record.get("turns") or ():
-        attempts = turn.get("attempts") or ()
-        for attempt in attempts:
-            n_calls += 1
-            key = f"{attempt.get('name')} {attempt.get('arguments')!r}" if attempt.get("status") in RUNNABLE else None
-            if key is not None and key in seen:
-                flags |= REPEATED
-            if key is not None:
-                seen.add(key)
-        if is_void_record(turn):
-            flags |= VOID
-    if n_calls == 0:
-        flags |= NO_CALL
-    if record.get("stop_reason") in ("length", "context_full", "max_turns", "max_user_turns", "deadline"):
-        flags |= CUT
-    return flags
+    attempts = [attempt for turn in record["turns"] for attempt in turn["attempts"]]
+    calls = [f"{one.get('name')} {one.get('arguments')!r}" for one in attempts if one["status"] in RUNNABLE]
+    return (
+        REPEATED * (len(set(calls)) < len(calls))
+        + VOID * any(map(is_void_record, record["turns"]))
+        + NO_CALL * (not attempts)
+        + CUT * (record["stop_reason"] in _CUT_BY)
+    )

@@ -8,6 +8,7 @@ Nothing of a step is kept once the next one is asked for. Damaged lines do not c
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -92,38 +93,23 @@ def _together(records: Iterator[Record]) -> Iterator[list[Record]]:
 
 def step_lines(folder: Path) -> Iterator[Record]:
     """Yield the runs, steps, measurements and events of `steps.jsonl`; a resume makes void what is after it."""
-    resumes = [resumed for line in iter_steps(folder) if (resumed := _resumed(line)) is not None]
-    # What a line's step must be below, by the number of resumes before it.
-    below = list(accumulate(reversed(resumes), min))[::-1]
+    runs = (line for line in iter_steps(folder) if line["kind"] == "run")
+    resumes = [run["resumed"] for run in runs if run.get("resumed") is not None]
+    # What a line's step must be below, by the number of resumes before it; of the last one nothing is void.
+    below = [*list(accumulate(reversed(resumes), min))[::-1], math.inf]
     behind = 0
     for line in iter_steps(folder):
-        kind, step = line["kind"], line.get("step", 0)
-        if kind == "run":
+        kind, resumed = line["kind"], line.get("resumed")
+        if kind == "run" and resumed is not None:
+            behind += 1
             yield line
-            resumed = _resumed(line)
-            if resumed is not None:
-                behind += 1
-                if not _void(resumed, below[behind:]):
-                    yield {
-                        **{"kind": "event", "step": resumed, "what": "resumed"},
-                        **{"text": f"resumed after {resumed} steps", "time": line.get("time")},
-                    }
-        elif kind == "measured":
+            if resumed < below[behind]:
+                text = f"resumed after {resumed} steps"
+                yield {"kind": "event", "step": resumed, "what": "resumed", "text": text, "time": line.get("time")}
+        elif kind in ("run", "measured") or (kind == "step" and line["step"] < below[behind]):
             yield line
-        elif _void(step, below[behind:]):
-            continue
-        elif kind == "step":
-            yield line
-        elif kind == "event":
-            yield {**line, "text": cut_text(line.get("text"))[:2000]}
-
-
-def _resumed(line: Record) -> int | None:
-    return line.get("resumed") if line["kind"] == "run" else None
-
-
-def _void(step: int, below: list[int]) -> bool:
-    return bool(below) and step >= below[0]
+        elif kind == "event" and line["step"] < below[behind]:
+            yield {**line, "text": cut_text(line["text"])[:2000]}
 
 
 def steps_shown(folder: Path, most_episodes: int) -> set[int] | None:

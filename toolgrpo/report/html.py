@@ -68,7 +68,7 @@ class PageWriter:
         text = _as_json(value)
         if alone:
             self._n_blocks += 1
-            self._write_block(self._n_blocks - 1, [text])
+            self._block(f"c{self._n_blocks - 1}", [text])
             return (self._n_blocks - 1) * _PER_BLOCK
         if not self._shared:
             self._shared_number = self._n_blocks
@@ -89,31 +89,29 @@ class PageWriter:
         """Write the index and the script, and give the file its name."""
         self._write_shared()
         self._write_lines()
-        self._block("index", _as_json({**index, "live": self._live}))
+        self._block("index", [_as_json({**index, "live": self._live})])
         self._file.write(f"<script>{self._script}</script>\n</body>\n</html>\n")
         self._file.close()
         self._half.replace(self.path)
 
     def _write_shared(self) -> None:
         if self._shared:
-            self._write_block(self._shared_number, self._shared)
+            self._block(f"c{self._shared_number}", self._shared)
         self._shared = []
 
     def _write_lines(self) -> None:
         if self._lines:
-            self._block(f"lines{self._n_line_blocks}", _as_list(self._lines))
+            self._block(f"lines{self._n_line_blocks}", self._lines)
             self._n_line_blocks += 1
         self._lines = []
-
-    def _write_block(self, number: int, pieces: list[str]) -> None:
-        self._block(f"c{number}", _as_list(pieces))
 
     def abandon(self) -> None:
         """Leave no half page behind."""
         self._file.close()
         self._half.unlink(missing_ok=True)
 
-    def _block(self, name: str, text: str) -> None:
+    def _block(self, name: str, values: list[str]) -> None:
+        text = values[0] if name == "index" else f"[{','.join(values)}]"
         packed = base64.b64encode(zlib.compress(text.encode(), 6)).decode()
         self._file.write(f'<script type="text/plain" id="{name}">{packed}</script>\n')
 
@@ -140,10 +138,6 @@ class PageWriter:
 
 def _is_full(texts: list[str]) -> bool:
     return len(texts) == _PER_BLOCK or sum(map(len, texts)) >= _ENOUGH
-
-
-def _as_list(texts: list[str]) -> str:
-    return f"[{','.join(texts)}]"
 
 
 def _as_json(value: Any) -> str:

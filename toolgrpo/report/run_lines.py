@@ -15,113 +15,77 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import fmean, pstdev
+from typing import Any
 
+from toolgrpo.calls import NO_NAME
 from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts, episode_tokens, flags_of
 from toolgrpo.report.files import Record, TokensByStep, batches, step_lines, steps_shown, vocabulary_of
+from toolgrpo.report.html import PageWriter
 from toolgrpo.signal.advantages import is_dead
 
 _MOST_NAMES = 30  # of each kind that a filter knows; the page keeps tools and causes as bits
 _PREVIEW = 160
 
 
-# What the charts need of the episodes of one step: sums, shares and quantiles.
-
-
-class StepSums:
-    """Adds up the episodes of one step and mode; `as_json` is what the page gets."""
-
-    def __init__(self, mode: str, step: int, label: str | None) -> None:
-        self.mode, self.step, self.label = mode, step, label
-        self.n = self.successes = self.tokens = self.turns = 0
-        self._rewards: list[float] = []
-        self._groups: dict[Any, list[float | None]] = defaultdict(list)
-        self._group_ok: dict[Any, list[bool]] = defaultdict(list)
-        self._stops: Counter[str] = Counter()
-        self._causes: Counter[str] = Counter()
-        self._tools: dict[str, _ToolSums] = defaultdict(_ToolSums)
-        self._parts: dict[str, list[float]] = defaultdict(list)
-        self.rollout_s: float | None = None
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Count one episode."""
-        self.n += 1
-        self.successes += bool(record.get("success"))
-        reward = record.get("reward_given")
-        if isinstance(reward, int | float):
-            self._rewards.append(float(reward))
-        group = record.get("group")
-        self._groups[group].append(reward)
-        self._group_ok[group].append(bool(record.get("success")))
-        self._stops[str(record.get("stop_reason"))] += 1
-        self.tokens += sum(record.get("mask") or ())
+def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
+    """Return what the charts need of the episodes of one step and mode: sums, shares and quantiles."""
+    n, first = len(batch), batch[0]
+    rewards = [record["reward_given"] for record in batch if record.get("reward_given") is not None]
+    groups: dict[Any, list[Record]] = defaultdict(list)
+    parts: dict[str, list[float]] = defaultdict(list)
+    tools: dict[str, list[Record]] = defaultdict(list)
+    for record in batch:
+        groups[record.get("group")].append(record)
         for name, value in (record.get("rewards") or {}).items():
-            if isinstance(value, int | float):
-                self._parts[str(name)[:100]].append(float(value))
-        turns = record.get("turns") or ()
-        self.turns += len(turns)
-        for result in (result for turn in turns for result in turn.get("results") or ()):
-            name, cause = str(result.get("name") or "unnamed")[:100], result.get("error")
-            self._tools[name].add(cause, result.get("duration_s") or 0.0)
-            if cause is not None:
-                self._causes[str(cause)] += 1
-        rollout_s = (record.get("timings") or {}).get("rollout_s")
-        self.rollout_s = rollout_s if self.rollout_s is None else self.rollout_s
-
-    def as_json(self) -> dict[str, Any]:
-        n_rewards = len(self._rewards)
-        mean = sum(self._rewards) / n_rewards if n_rewards else None
-        variance = sum((reward - (mean or 0)) ** 2 for reward in self._rewards) / n_rewards if n_rewards else 0.0
-        grouped = None not in self._groups and max(map(len, self._groups.values()), default=0) > 1
-        dead = [group for group, rewards in self._groups.items() if is_dead(rewards)] if grouped else []
-        solved = sum(all(self._group_ok[group]) for group in dead)
-        return {
-            "mode": self.mode,
-            "step": self.step,
-            "label": self.label,
-            "n": self.n,
-            "ok": self.successes,
-            "r": None if mean is None else round(mean, 5),
-            "sd": round(variance**0.5, 5),
-            "groups": [len(self._groups) - len(dead), len(dead) - solved, solved] if grouped else None,
-            "stops": dict(self._stops),
-            "causes": dict(self._causes),
-            "tools": {name: sums.as_json() for name, sums in self._tools.items()},
-            "parts": {name: round(sum(values) / len(values), 5) for name, values in self._parts.items()},
-            "tokens": round(self.tokens / self.n, 2),
-            "turns": round(self.turns / self.n, 3),
-            "rollout_s": self.rollout_s,
-        }
+            if value is not None:
+                parts[name[:100]].append(value)
+        for result in _results(record):
+            tools[_tool(result)].append(result)
+    grouped = None not in groups and max(map(len, groups.values())) > 1
+    dead = (
+        [group for group in groups.values() if is_dead([one.get("reward_given") for one in group])] if grouped else []
+    )
+    solved = sum(all(one.get("success") for one in group) for group in dead)
+    waits = ((record.get("timings") or {}).get("rollout_s") for record in batch)
+    return {
+        "mode": str(first.get("mode")),
+        "step": first["step"],
+        "label": first.get("label"),
+        "n": n,
+        "ok": sum(bool(record.get("success")) for record in batch),
+        "r": round(fmean(rewards), 5) if rewards else None,
+        "sd": round(pstdev(rewards), 5) if rewards else 0.0,
+        "groups": [len(groups) - len(dead), len(dead) - solved, solved] if grouped else None,
+        "stops": Counter(record["stop_reason"] for record in batch),
+        "causes": _causes(result for record in batch for result in _results(record)),
+        "tools": {name: _tool_sums(results) for name, results in tools.items()},
+        "parts": {name: round(fmean(values), 5) for name, values in parts.items()},
+        "tokens": round(sum(sum(record["mask"]) for record in batch) / n, 2),
+        "turns": round(sum(len(record["turns"]) for record in batch) / n, 3),
+        "rollout_s": next((seconds for seconds in waits if seconds is not None), None),
+    }
 
 
-class _ToolSums:
-    def __init__(self) -> None:
-        self._seconds: list[float] = []
-        self._failed: Counter[str] = Counter()
-
-    def add(self, cause: str | None, seconds: float) -> None:
-        self._seconds.append(seconds)
-        if cause is not None:
-            self._failed[str(cause)] += 1
-
-    def as_json(self) -> dict[str, Any]:
-        ordered = sorted(self._seconds)
-
-        def quantile(q: float) -> float:
-            return round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4)
-
-        return {"n": len(ordered), "failed": dict(self._failed), "p50": quantile(0.5), "p95": quantile(0.95)}
+def _tool_sums(results: Sequence[Record]) -> dict[str, Any]:
+    ordered = sorted(result["duration_s"] for result in results)
+    p50, p95 = (round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4) for q in (0.5, 0.95))
+    return {"n": len(results), "failed": _causes(results), "p50": p50, "p95": p95}
 
 
-class Page(Protocol):
-    """What a run is written to."""
+def _results(record: Record) -> list[Record]:
+    return [result for turn in record["turns"] for result in turn["results"]]
 
-    def piece(self, value: dict[str, Any], *, alone: bool = True) -> int: ...
 
-    def line(self, value: dict[str, Any]) -> None: ...
+def _tool(result: Record) -> str:
+    return str(result.get("name") or NO_NAME)[:100]
+
+
+def _causes(results: Iterable[Record]) -> Counter[str]:
+    return Counter(result["error"][:100] for result in results if result["error"] is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +107,7 @@ class Names:
     stops: list[str] = field(default_factory=list)
 
 
-def write_run(folder: Path, number: int, names: Names, page: Page, *, most_episodes: int) -> RunWritten:
+def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most_episodes: int) -> RunWritten:
     """Write a run from its files; `number` is its place among the runs of the page."""
     facts: Record = {}
     for line in step_lines(folder):
@@ -158,35 +122,29 @@ def write_run(folder: Path, number: int, names: Names, page: Page, *, most_episo
     n_episodes = n_shown = 0
     for batch in batches(folder):
         n_episodes += len(batch)
-        line, mode, step = _sums_of(batch, number), batch[0].get("mode"), batch[0].get("step") or 0
+        whole: dict[str, Any] = {"kind": "batch", "run": number, "sums": step_sums(batch)}
+        mode, step = batch[0].get("mode"), batch[0]["step"]
         if mode != "train" or shown is None or step in shown:
             n_shown += len(batch)
             texts, tokens = _pieces(batch, trained_on.of_step(step) if mode == "train" else {}, token_ids)
-            line |= {"texts": page.piece(texts, alone=False), "tokens": page.piece(tokens), **_rows(batch, names)}
-        page.line(line)
+            whole |= {"texts": page.piece(texts, alone=False), "tokens": page.piece(tokens), **_rows(batch, names)}
+        page.line(whole)
     return RunWritten(facts, page.piece(vocabulary_of(folder, token_ids)), n_episodes, n_shown)
-
-
-def _sums_of(batch: list[Record], number: int) -> dict[str, Any]:
-    sums = StepSums(str(batch[0].get("mode")), batch[0].get("step") or 0, batch[0].get("label"))
-    for record in batch:
-        sums.add(record)
-    return {"kind": "batch", "run": number, "sums": sums.as_json()}
 
 
 def _rows(batch: list[Record], names: Names) -> dict[str, Any]:
     """Return what lists and filters need of these episodes: columns, and the questions that `q` counts."""
     questions: dict[str, str] = {}
     for record in batch:
-        questions.setdefault(str(record.get("prompt_id")), _preview(record.get("prompt")))
+        questions.setdefault(str(record.get("prompt_id")), _preview(record["prompt"]))
     places = {name: place for place, name in enumerate(questions)}
     rows = [_row(record, places[str(record.get("prompt_id"))], names) for record in batch]
     return {"questions": list(questions.items()), "rows": {name: [row[name] for row in rows] for name in rows[0]}}
 
 
 def _row(record: Record, question: int, names: Names) -> dict[str, Any]:
-    turns = record.get("turns") or ()
-    results = [result for turn in turns for result in turn.get("results") or ()]
+    results = _results(record)
+    causes = _causes(results)
     return {
         "n": record.get("episode"),
         "g": record.get("group"),
@@ -194,14 +152,14 @@ def _row(record: Record, question: int, names: Names) -> dict[str, Any]:
         "r": record.get("reward_given"),
         "ok": None if record.get("success") is None else int(record["success"]),
         "a": record.get("advantage"),
-        "stop": _place(names.stops, cut_text(record.get("stop_reason"))[:100]),
-        "turns": len(turns),
-        "calls": sum(len(turn.get("attempts") or ()) for turn in turns),
-        "failed": sum(result.get("error") is not None for result in results),
-        "tools": _bits(names.tools, {str(result.get("name") or "unnamed")[:100] for result in results}),
-        "causes": _bits(names.causes, {str(one["error"])[:100] for one in results if one.get("error") is not None}),
+        "stop": _place(names.stops, cut_text(record["stop_reason"])[:100]),
+        "turns": len(record["turns"]),
+        "calls": sum(len(turn["attempts"]) for turn in record["turns"]),
+        "failed": causes.total(),
+        "tools": _bits(names.tools, set(map(_tool, results))),
+        "causes": _bits(names.causes, set(causes)),
         "flags": flags_of(record),
-        "gen": sum(record.get("mask") or ()),
+        "gen": sum(record["mask"]),
         "s": round(record.get("duration_s") or 0.0, 3),
     }
 
@@ -216,10 +174,9 @@ def _pieces(
     for record in batch:
         name = str(record.get("prompt_id"))
         prompts.setdefault(name, bounded_prompt(record))
-        own = list(record.get("prompt_ids") or ())
+        own = record["prompt_ids"]
         prompt_ids.setdefault(name, own)
-        number = record.get("episode")
-        piece = episode_tokens(record, seen.get(number) if isinstance(number, int) else None)
+        piece = episode_tokens(record, seen.get(record.get("episode", -1)))
         tokens.append(piece if own == prompt_ids[name] else {**piece, "p": own})
         token_ids.update(own)
         token_ids.update(piece["i"])
@@ -246,9 +203,9 @@ def _bits(names: list[str], present: set[str]) -> int:
     return bits
 
 
-def _preview(prompt: Any) -> str:
+def _preview(prompt: Sequence[Record]) -> str:
     """Return the beginning of what the user said last."""
-    said = [m.get("content") for m in prompt or () if isinstance(m, dict) and m.get("role") == "user"]
+    said = [message.get("content") for message in prompt if message.get("role") == "user"]
     text = said[-1] if said else json.dumps(prompt, default=str, ensure_ascii=False)
     text = text if isinstance(text, str) else json.dumps(text, default=str, ensure_ascii=False)
     return " ".join(text[: 10 * _PREVIEW].split())[:_PREVIEW]
