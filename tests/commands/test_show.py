@@ -106,14 +106,6 @@ def test_an_episode_as_a_conversation(folder: Path) -> None:
         assert text in shown, text
 
 
-@pytest.mark.parametrize("arguments", [(6,), (7,), (7, "--tokens"), ("--worst", "2"), ()])
-def test_what_others_wrote_steers_no_terminal(folder: Path, arguments: tuple[object, ...]) -> None:
-    shown = show(folder, *arguments)
-    assert not set("\x1b\x07\u202e") & set(shown)
-    if arguments and arguments != ("--worst", "2"):
-        assert "[red]not markup[/red]" in shown and "\\x1b[2J" in shown
-
-
 def test_where_a_segment_begins() -> None:
     from toolgrpo.observe.episode_view import conversation, tokens
 

@@ -11,7 +11,15 @@ import pytest
 from rich.console import Console
 
 from toolgrpo.calls import AttemptStatus, Call, ToolErrorKind
-from toolgrpo.evaluation.measures import Difference, Share, Vote, given_answer, majority_at_k, pass_at_k
+from toolgrpo.evaluation.measures import (
+    Difference,
+    Share,
+    Vote,
+    given_answer,
+    majority_at_k,
+    pass_at_k,
+    wilson_interval,
+)
 from toolgrpo.evaluation.report import Comparison, EpisodeFacts, ModelReport
 
 
@@ -80,6 +88,18 @@ def test_what_succeeds_on_the_same_questions_differs_little() -> None:
     other = {question: 1 - value for question, value in same.items()}
     assert Difference.paired(same, other).interval[1] > wide_high
     assert Difference.paired({0: 1.0}, {1: 0.0}).correlation == 0, "no question in common"
+
+
+def test_wilson_interval_against_published_values() -> None:
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson_interval(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, example
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_a_share_prints_with_its_interval() -> None:
+    assert str(Share.of([1.0] * 228 + [0.0] * 12)) == "0.950 [0.915, 0.971]"
+    assert str(Share.of([])) == "0.000 [0.000, 1.000]"
 
 
 def call(tool: str, error: ToolErrorKind | None, duration_s: float) -> Call:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
-import pytest
 from transformers import TrainerControl, TrainerState
 
 from toolgrpo.observe.records import iter_steps
@@ -128,14 +126,3 @@ def test_gigabytes_are_announced_before_they_come(tmp_path: Path) -> None:
     assert "GB a day" in said and "8.0 GB in all 4 steps" in said and "record_episodes 0.1" in said
     assert size_warning(200_000, seconds=10, steps=3, all_steps=110) is None
     assert size_warning(10**9, seconds=86400, steps=1, all_steps=2) is not None
-
-
-@pytest.mark.lock
-def test_a_line_is_plain_json(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    training.begin()
-    training.log.event("finding", "\x1b[2J \u2028 \u202e", step=0, rule="hostile")
-    training.log.close()
-    text = (tmp_path / "steps.jsonl").read_text()
-    assert len(text.splitlines()) == 2 and "\u202e" not in text
-    assert json.loads(text.splitlines()[1])["text"] == "\x1b[2J \u2028 \u202e"

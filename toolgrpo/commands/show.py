@@ -36,19 +36,15 @@ class _Parser(argparse.ArgumentParser):
 def run_show(argv: Sequence[str], console: Console | None = None) -> None:
     """Print what the arguments ask for."""
     parser = _Parser(prog="toolgrpo show", description="Look at the episodes that a run recorded.")
-    parser.add_argument("folder", type=Path, help="the run's output folder")
-    parser.add_argument("episode", type=_number, nargs="?", help="the number of one episode")
-    parser.add_argument(
-        "--step", type=int, help="this step (0: the untrained model); default: the last one, with --cause all"
-    )
-    parser.add_argument(
-        "--worst", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N of the step with the least reward"
-    )
-    parser.add_argument(
-        "--best", type=int, nargs="?", const=_SHOWN, metavar="N", help="the N of the step with the most reward"
-    )
-    parser.add_argument("--cause", help="only those that ended so or met this, e.g. timeout, length, invalid_json")
-    parser.add_argument("--tokens", action="store_true", help="tokens in colours of their probability")
+    add = parser.add_argument
+    add("folder", type=Path, help="the run's output folder")
+    add("episode", type=_number, nargs="?", help="the number of one episode")
+    add("--step", type=int, help="this step (0: the untrained model); default: the last one, with --cause all")
+    for name, which in (("worst", "least"), ("best", "most")):
+        said = f"the N of the step with the {which} reward"
+        add(f"--{name}", type=int, nargs="?", const=_SHOWN, metavar="N", help=said)
+    add("--cause", help="only those that ended so or met this, e.g. timeout, length, invalid_json")
+    add("--tokens", action="store_true", help="tokens in colours of their probability")
     asked = parser.parse_args(list(argv))
     for name in ("worst", "best"):
         if getattr(asked, name) is not None and getattr(asked, name) < 1:
@@ -108,10 +104,7 @@ def _show_one(record: dict[str, Any], folder: Path, console: Console, *, as_toke
 
 
 def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> None:
-    if asked.step is None and asked.cause is None:
-        records = iter(_of_last_step(folder))
-    else:
-        records = _matching(folder, asked.step, asked.cause)
+    of_last = asked.step is None and asked.cause is None
     n = asked.worst or asked.best or _SHOWN
     choose = heapq.nlargest if asked.best else heapq.nsmallest
     n_found = 0
@@ -121,35 +114,28 @@ def _show_chosen(folder: Path, asked: argparse.Namespace, console: Console) -> N
         n_found += 1
         return float(record.get("reward_given") or 0.0)
 
-    chosen = choose(n, records, key=reward)
+    chosen = choose(n, _of_last_step(folder) if of_last else _matching(folder, asked.step, asked.cause), key=reward)
     if not chosen:
-        raise ConfigError(f"no episode in {folder} {_wanted(asked)}; {_there_is(folder, asked.step)}")
+        wanted = [f"is of step {asked.step}"] if asked.step is not None else []
+        wanted += [f"has the cause {asked.cause!r}"] if asked.cause else []
+        causes = set().union(*(causes_of(record) for record in _matching(folder, asked.step)))
+        there_is = ", ".join(sorted(causes)) or "none"
+        raise ConfigError(f"no episode in {folder} {' and '.join(wanted)}; there is {there_is}")
     console.print(episode_table(chosen, of=n_found))
     if n_found > len(chosen):
-        which = "most" if asked.best else "least"
         _say(
             console,
-            f"those with the {which} reward; others: --worst {min(n_found, 4 * n)}, --best {n}, --step N, or one by "
-            f"its number: toolgrpo show {folder} {chosen[0].get('episode')}\n",
+            f"those with the {'most' if asked.best else 'least'} reward; others: --worst {min(n_found, 4 * n)}, --best {n}, "
+            f"--step N, or one by its number: toolgrpo show {folder} {chosen[0].get('episode')}\n",
         )
     for record in chosen:
         console.print()
         _show_one(record, folder, console, as_tokens=asked.tokens)
 
 
-def _wanted(asked: argparse.Namespace) -> str:
-    parts = [f"is of step {asked.step}"] if asked.step is not None else []
-    return " and ".join([*parts, *([f"has the cause {asked.cause!r}"] if asked.cause else [])])
-
-
-def _there_is(folder: Path, step: int | None) -> str:
-    causes = sorted(set().union(*(causes_of(record) for record in _matching(folder, step, None)))) or ["none"]
-    return f"there is {', '.join(causes)}"
-
-
-def _matching(folder: Path, step: int | None, cause: str | None) -> Iterator[dict[str, Any]]:
+def _matching(folder: Path, step: int | None, cause: str | None = None) -> Iterator[dict[str, Any]]:
     for record in iter_episodes(folder):
-        if (step is None or record["step"] == step) and (cause is None or cause in causes_of(record)):
+        if step in (None, record["step"]) and (cause is None or cause in causes_of(record)):
             yield record
 
 
@@ -165,7 +151,7 @@ def _of_last_step(folder: Path) -> list[dict[str, Any]]:
 
 
 def _show_groups(folder: Path, step: int | None, console: Console) -> None:
-    shown = _of_last_step(folder) if step is None else list(_matching(folder, step, None))
+    shown = _of_last_step(folder) if step is None else list(_matching(folder, step))
     steps = {record["step"] for record in iter_episodes(folder)}
     if not steps:
         raise ConfigError(f"no line of the recording in {folder} is a whole episode: it is damaged, or has just begun")

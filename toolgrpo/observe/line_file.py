@@ -17,20 +17,35 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import os
 import re
 import shutil
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from toolgrpo.errors import StorageError
+from toolgrpo.plain_text import plain_json
 from toolgrpo.storage import open_new, open_own
 
 LIMIT = 256 << 20  # bytes; at this size lines of episodes shrink to about a sixth
 _CHUNK = 1 << 20
+
+
+# A record is a tree of what JSON holds; looking for circles in it would cost a fifth of the writing.
+_encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False).encode
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """Return a record as one line of JSON.
+
+    It holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
+    stand there as escapes.
+    """
+    return plain_json(_encode(record)) + "\n"
 
 
 def parts(path: Path) -> list[Path]:

@@ -7,14 +7,10 @@ episode stands in it twice; a run that starts from the beginning sets an older r
 Beside it stand the texts of the tokens (`vocabulary.jsonl`), so that a reader needs no tokenizer,
 and the episodes of held-out rows before and after a training (`heldout.jsonl`): always those of the
 process that measured last.
-
-A line holds no character that a terminal obeys or that `str.splitlines` takes for an end: those
-stand there as escapes.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +18,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from toolgrpo.observe.line_file import LIMIT, LineFile
+from toolgrpo.observe.line_file import LIMIT, LineFile, json_line
 from toolgrpo.observe.records import SCHEMA, ids_checksum, own_name, prompt_id, prompt_messages, read_vocabulary
 from toolgrpo.observe.records import read_episodes as read_episodes  # its documented place
-from toolgrpo.plain_text import plain_json
 from toolgrpo.rollout.batch import RolloutBatch, RolloutTimes, Scored
 from toolgrpo.rollout.observers import Observer, RolloutBegan
 from toolgrpo.trajectory import Trajectory
@@ -232,13 +227,13 @@ class EpisodeRecorder(Observer):
         self._first_number[kind] += len(batch)
         wanted = [record for record in records if recorded_group(record["group"], self._share)]
         self._keep_texts(wanted)
-        self.n_bytes += self._files[kind].write([_line(record) for record in wanted])
+        self.n_bytes += self._files[kind].write([json_line(record) for record in wanted])
 
     def tokens_seen(self, seen: TokensSeen, ids: list[int]) -> None:
         """Append what the training pass saw of one episode, whose tokens after the prompt are `ids`."""
         if self._files:
             line = {"schema": SCHEMA, **seen, "ids_crc32": ids_checksum(ids)}
-            self.n_bytes += self._files["tokens"].write([_line(line)])
+            self.n_bytes += self._files["tokens"].write([json_line(line)])
 
     def sync(self) -> int:
         """Bring everything to the disk, and return how many bytes the recording of episodes has."""
@@ -278,7 +273,7 @@ class EpisodeRecorder(Observer):
         new = {number for record in records for ids in ("prompt_ids", "ids") for number in record[ids]}
         new -= self._known_ids
         if new:
-            lines = [_line({"id": number, **self._token_text(number)}) for number in sorted(new)]
+            lines = [json_line({"id": number, **self._token_text(number)}) for number in sorted(new)]
             self._files["vocabulary"].write(lines)
             self._known_ids |= new
 
@@ -299,11 +294,3 @@ def _beside(path: Path, kind: str) -> Path:
         return path
     stem = path.name.removesuffix(".jsonl")
     return path.with_name(f"{kind}{stem.removeprefix('episodes')}.jsonl")
-
-
-# A record is a tree of what JSON holds; looking for circles in it would cost a fifth of the writing.
-_encode = json.JSONEncoder(ensure_ascii=False, default=str, check_circular=False).encode
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    return plain_json(_encode(record)) + "\n"

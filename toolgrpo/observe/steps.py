@@ -8,7 +8,6 @@ gigabytes a person is told.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -19,10 +18,10 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from toolgrpo.observe.line_file import LineFile
+from toolgrpo.observe.line_file import LineFile, json_line
 from toolgrpo.observe.records import SCHEMA
 from toolgrpo.observe.trackers import versions
-from toolgrpo.plain_text import plain_json, without_secrets
+from toolgrpo.plain_text import without_secrets
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.observers import Observer, RolloutBegan, RolloutEnded
 
@@ -157,8 +156,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
     def _write(self, kind: str, **values: Any) -> None:
         if self._file is None:
             return
-        line = {"kind": kind, "time": round(time.time(), 3), **values}
-        text = plain_json(json.dumps(line, ensure_ascii=False, default=str)) + "\n"
+        text = json_line({"kind": kind, "time": round(time.time(), 3), **values})
         if self._waiting is not None:
             self._waiting.append(text)
         else:
