@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +53,28 @@ def iter_episodes(path: Path | str) -> Iterator[Record]:
     path = Path(path)
     for file in episode_files(path) if path.is_dir() else [path]:
         for line in _objects(file):
-            if _EPISODE(line) and _fits(line):
+            if _has(line, _EPISODE) and _fits(line):
                 yield line
 
 
 def iter_tokens(path: Path) -> Iterator[Record]:
     """Yield what the training pass saw of single episodes: a process's file, or all of a folder."""
     for file in episode_files(path, "tokens") if path.is_dir() else [path]:
-        yield from filter(_TOKENS, _objects(file))
+        yield from (line for line in _objects(file) if _has(line, _TOKENS))
 
 
 def iter_steps(folder: Path) -> Iterator[Record]:
     """Yield the lines of `steps.jsonl`: the run, its steps, measurements and events, as they came."""
     for line in _objects(folder / "steps.jsonl"):
         kind = line.get("kind")
-        if isinstance(kind, str) and kind in _STEPS and _STEPS[kind](line):
+        if isinstance(kind, str) and kind in _STEPS and _has(line, _STEPS[kind]):
             yield line
 
 
 def read_vocabulary(folder: Path) -> dict[int, Record]:
     """Return the text of every token that was recorded, by its id."""
-    return {
-        line["id"]: line for file in episode_files(folder, "vocabulary") for line in filter(_VOCABULARY, _objects(file))
-    }
+    lines = (line for file in episode_files(folder, "vocabulary") for line in _objects(file))
+    return {line["id"]: line for line in lines if _has(line, _VOCABULARY)}
 
 
 def prompt_id(prompt: Any, row: Mapping[str, Any]) -> str:
@@ -110,8 +109,11 @@ def _objects(path: Path) -> Iterator[Record]:
 
 
 # --- the shapes of lines ---
+#
+# A shape is an object's fields (a name that ends in `?` may be missing or null), a list of one
+# shape, or a function that says whether a value is right.
 
-Shape = Callable[[Any], bool]
+Shape = Any
 
 _DEEPEST = 200  # levels; Python's own reader and writer take about a thousand
 _LARGEST = 1e100  # of numbers, so that sums and squares of them are numbers too
@@ -125,16 +127,38 @@ def _is_shallow(value: Any, levels: int = _DEEPEST) -> bool:
     return not nested or (levels > 0 and all(_is_shallow(inner, levels - 1) for inner in nested))
 
 
+def _has(value: Any, shape: Shape) -> bool:
+    """Return whether a value has this shape."""
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_has(one, shape[0]) for one in value)
+    if not isinstance(shape, dict):
+        return bool(shape(value))
+    if not isinstance(value, dict):
+        return False
+    for name, inner in shape.items():
+        known = name.removesuffix("?")
+        if known is name and name not in value:
+            return False
+        given = value.get(known)
+        if not (given is None and known is not name) and not _has(given, inner):
+            return False
+    return True
+
+
 def _text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _anything(value: Any) -> bool:
-    return True
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _whole(value: Any) -> bool:
@@ -143,10 +167,6 @@ def _whole(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < _LARGEST
-
-
-def _or_none(shape: Shape) -> Shape:
-    return lambda value: value is None or shape(value)
 
 
 def _ids(value: Any) -> bool:
@@ -165,80 +185,47 @@ def _within_bounds(numbers: Sequence[float]) -> bool:
     return not numbers or (min(numbers) > -_LARGEST and max(numbers) < _LARGEST)
 
 
-def _list_of(shape: Shape) -> Shape:
-    return lambda value: isinstance(value, list) and all(map(shape, value))
+def _numbers_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and _numbers(list(value.values()))
 
 
-def _object_of(shape: Shape) -> Shape:
-    return lambda value: isinstance(value, dict) and all(map(shape, value.values()))
-
-
-def _fields(required: Mapping[str, Shape], others: Mapping[str, Shape] | None = None) -> Shape:
-    """Return the shape of an object with these fields; `others` may be missing or None."""
-
-    def holds(value: Any) -> bool:
-        return (
-            isinstance(value, dict)
-            and all(name in value and shape(value[name]) for name, shape in required.items())
-            and all(value.get(name) is None or shape(value[name]) for name, shape in (others or {}).items())
-        )
-
-    return holds
-
-
-_ATTEMPT = _fields(
-    {"status": _text},
-    {"raw": _text, "name": _text, "arguments": _object_of(_anything), "detail": _text, "call_id": _text},
-)
-_RESULT = _fields(
-    {"content": _text, "error": _or_none(_text), "duration_s": _number},
-    {"name": _text, "started_s": _number, "left_out": _whole, "cached": _flag, "ends_episode": _flag},
-)
-_TURN = _fields(
-    {"start": _whole, "end": _whole, "attempts": _list_of(_ATTEMPT), "results": _list_of(_RESULT)},
-    {
-        **{"content": _text, "reasoning": _text, "user": _text, "closed": _flag},
-        **{"started_s": _number, "duration_s": _number},
-        **{"weights": _ids, "taken_over": _list_of(_ids)},
-    },
-)
-_EPISODE = _fields(
-    {
-        **{"step": _whole, "stop_reason": _text, "turns": _list_of(_TURN), "prompt": _list_of(_object_of(_anything))},
-        **{"row": _object_of(_anything), "prompt_ids": _ids, "ids": _ids},
-        **{"mask": _ids, "logprobs": _numbers},
-    },
-    {
-        **{"mode": _text, "label": _text, "prompt_id": _text, "failure": _text, "success": _flag, "trained": _flag},
-        **{"episode": _whole, "group": _whole, "weight_version": _whole, "reward_given": _number, "reward": _number},
-        **{"rewards": _object_of(_or_none(_number)), "advantage": _number, "turn_rewards": _numbers},
-        **{"turn_advantages": _numbers, "messages": _list_of(_object_of(_anything))},
-        **{"metadata": _object_of(_anything), "started_s": _number, "duration_s": _number},
-        **{"timings": _fields({}, {"queued_s": _number, "rollout_s": _number})},
-        "segment_starts": _list_of(_fields({"start": _whole, "n_prompt": _whole})),
-    },
-)
-_TOKENS = _fields(
-    {"step": _whole, "episode": _whole},
-    {
-        **dict.fromkeys(("trainer_logprobs", "entropy", "correction", "advantage"), _numbers),
-        "ids_crc32": _whole,
-    },
-)
-_VOCABULARY = _fields({"id": _whole}, {"text": _text, "bytes": _text, "special": _flag})
-_TIMED = {"time": _number}
+_ATTEMPT = {
+    **{"status": _text, "raw?": _text, "name?": _text, "arguments?": _object, "detail?": _text},
+    "call_id?": _text,
+}
+_RESULT = {
+    **{"content": _text, "error": _text_or_none, "duration_s": _number, "name?": _text, "started_s?": _number},
+    **{"left_out?": _whole, "cached?": _flag, "ends_episode?": _flag},
+}
+_TURN = {
+    **{"start": _whole, "end": _whole, "attempts": [_ATTEMPT], "results": [_RESULT], "content?": _text},
+    **{"reasoning?": _text, "user?": _text, "closed?": _flag, "started_s?": _number, "duration_s?": _number},
+    **{"weights?": _ids, "taken_over?": [_ids]},
+}
+_EPISODE = {
+    **{"step": _whole, "stop_reason": _text, "turns": [_TURN], "prompt": [_object], "row": _object},
+    **{"prompt_ids": _ids, "ids": _ids, "mask": _ids, "logprobs": _numbers},
+    **{"mode?": _text, "label?": _text, "prompt_id?": _text, "failure?": _text, "success?": _flag, "trained?": _flag},
+    **{"episode?": _whole, "group?": _whole, "weight_version?": _whole, "reward_given?": _number},
+    **{"reward?": _number, "rewards?": _numbers_by_name, "advantage?": _number, "turn_rewards?": _numbers},
+    **{"turn_advantages?": _numbers, "messages?": [_object], "metadata?": _object, "started_s?": _number},
+    **{"duration_s?": _number, "timings?": {"queued_s?": _number, "rollout_s?": _number}},
+    "segment_starts?": [{"start": _whole, "n_prompt": _whole}],
+}
+_TOKENS = {
+    **{"step": _whole, "episode": _whole, "trainer_logprobs?": _numbers, "entropy?": _numbers},
+    **{"correction?": _numbers, "advantage?": _numbers, "ids_crc32?": _whole},
+}
+_VOCABULARY = {"id": _whole, "text?": _text, "bytes?": _text, "special?": _flag}
 _STEPS = {
-    "run": _fields(
-        {}, {**_TIMED, "resumed": _whole, "config": _object_of(_anything), "versions": _object_of(_anything)}
-    ),
-    "step": _fields(
-        {"step": _whole, "metrics": _object_of(_or_none(_number))}, {**_TIMED, "phases": _object_of(_or_none(_number))}
-    ),
-    "eval": _fields({"step": _whole, "metrics": _object_of(_or_none(_number))}, _TIMED),
-    "measured": _fields(
-        {"step": _whole}, {**_TIMED, "label": _text, "n": _whole, "successes": _whole, "reward": _number}
-    ),
-    "event": _fields({"step": _whole, "text": _text}, {**_TIMED, "what": _text}),
+    "run": {"time?": _number, "resumed?": _whole, "config?": _object, "versions?": _object},
+    "step": {"step": _whole, "metrics": _numbers_by_name, "time?": _number, "phases?": _numbers_by_name},
+    "eval": {"step": _whole, "metrics": _numbers_by_name, "time?": _number},
+    "measured": {
+        **{"step": _whole, "time?": _number, "label?": _text, "n?": _whole, "successes?": _whole},
+        "reward?": _number,
+    },
+    "event": {"step": _whole, "text": _text, "time?": _number, "what?": _text},
 }
 
 
