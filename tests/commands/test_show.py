@@ -122,6 +122,7 @@ def test_where_a_segment_begins() -> None:
         "episode": 1,
         "step": 0,
         "group": 0,
+        "prompt": [],
         "reward_given": 1.0,
     }
     shown = io.StringIO()
