@@ -1,4 +1,4 @@
-"""Look at everything that a training needs, before it costs an hour: what `toolgrpo check` does.
+"""Check everything that a training needs before it costs an hour (`toolgrpo check`).
 
 `--dry_run` loads; this also draws. In this order, one line each, and after a failure that leaves
 nothing to go on with the rest is left out:
@@ -62,7 +62,7 @@ _GIB = 2**30
 
 @dataclass
 class CheckArguments:
-    """How much is drawn."""
+    """The extent of the check."""
 
     questions: int = field(default=8, metadata={"help": "Questions that the untrained model is asked."})
     samples: int = field(default=4, metadata={"help": "Episodes for each of them."})
@@ -85,7 +85,7 @@ def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptAr
 
 
 class CheckRun:
-    """Holds the parts while they are looked at; `run` gives the report."""
+    """Run the checks in order; `run` returns the report."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class CheckRun:
         self.report = CheckReport(lambda line: terminal.console.print(line.shown()))
 
     def run(self) -> CheckReport:
-        """Look at everything; an error of a part is a failure of its line, and ends the check."""
+        """Check everything; an error of a part is a failure of its line, and ends the check."""
         if self.parts.config.world_size > 1:
             raise ConfigError(
                 "toolgrpo check runs in one process; start it without accelerate, or with --num_processes 1"
@@ -163,7 +163,7 @@ class CheckRun:
         return self.report
 
     def _busy(self, doing: str) -> AbstractContextManager[Any]:
-        """Say on a terminal what takes so long."""
+        """Show on a terminal what is running."""
         console = self.terminal.console
         return console.status(f"{doing} ...") if console.is_terminal else nullcontext()
 
@@ -199,7 +199,7 @@ class CheckRun:
             self.report.add("reward", said, warning="If real episodes have what it needs, nothing is wrong")
 
     def _made_up(self, rows: list[dict[str, Any]], rewards: Sequence[Reward]) -> None:
-        """Set gold answers, however they may be written, against nonsense."""
+        """Compare the scores of gold answers, however they may be written, with that of nonsense."""
         weights, threshold = self.config.reward_weights, self.config.success_threshold
 
         def mean(write: Any) -> float:
@@ -251,7 +251,7 @@ class CheckRun:
         return trainer
 
     def _estimate_memory(self, model: Any) -> None:
-        """Say what weights, gradients and an Adam optimizer take; activations come on top."""
+        """Estimate the memory of weights, gradients and an Adam optimizer; activations come on top."""
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         trained = sum(p.numel() * (p.element_size() + 8) for p in model.parameters() if p.requires_grad)
         needed, there = (weights + trained) / _GIB, _memory_there(model) / _GIB
@@ -273,7 +273,7 @@ class CheckRun:
         add_prompts(self.report, lengths, trainer.engine.max_model_len, trainer.args.max_completion_length)
 
     def _samples(self, trainer: ToolGRPOTrainer, rows: Dataset) -> float:
-        """Draw some episodes of the untrained model; return the seconds that one took."""
+        """Draw some episodes from the untrained model; return the seconds per episode."""
         k = self.check.samples
         step = max(1, len(rows) // self.check.questions)
         chosen = [rows[number] for number in range(0, len(rows), step)][: self.check.questions]
@@ -314,7 +314,7 @@ class CheckRun:
         self.report.add("time", said, step_s=step_s)
 
     def _agreement(self, trainer: ToolGRPOTrainer, batch: RolloutBatch, when: str) -> None:
-        """Let the trainer score what the engine drew."""
+        """Compare the trainer's log-probabilities with the engine's."""
         policy, autocast = trainer.policy, trainer.accelerator.autocast()
         drawn = drawn_tokens(batch.trajectories)
         found = differences(policy.get_model(), drawn, trainer.args.sampling_options(), autocast)

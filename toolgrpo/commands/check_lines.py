@@ -1,4 +1,4 @@
-"""The lines of `toolgrpo check`: one for each thing that was looked at, for people and as JSON.
+"""The lines of `toolgrpo check`: one per check, as text and as JSON.
 
 `CheckReport` collects them; the functions below it judge what was drawn, and each adds its lines.
 `check.py` loads and draws, and says in which order.
@@ -36,7 +36,7 @@ _CLOSING = {Verdict.FAILURE: "failed", Verdict.WARNING: "with a warning", Verdic
 
 @dataclass(frozen=True, slots=True)
 class CheckLine:
-    """One thing that was looked at; `do` says what helps, where something does."""
+    """The result of one check; `do` says how to fix it."""
 
     verdict: Verdict
     what: str
@@ -63,7 +63,7 @@ class CheckReport:
         self._add(CheckLine(verdict, what, said, failure or warning, numbers))
 
     def failed(self, what: str, said: str) -> None:
-        """Add an error, which says itself what to do."""
+        """Add a failure whose text says what to do."""
         self._add(CheckLine(Verdict.FAILURE, what, said))
 
     def _add(self, line: CheckLine) -> None:
@@ -127,7 +127,7 @@ def add_calls(report: CheckReport, facts: Untrained, batch: RolloutBatch, tool_n
 
 
 def add_budget(report: CheckReport, facts: Untrained, batch: RolloutBatch, length: Callable[[str], int]) -> None:
-    """Set episodes and tool results against their limits; `length` counts the tokens of a text."""
+    """Compare episodes and tool results with their limits; `length` counts the tokens of a text."""
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
     if results:
         lengths, cut = [length(result.content) for result in results], sum(result.truncated for result in results)

@@ -1,4 +1,4 @@
-"""Do an episode again and see what differs: what `toolgrpo replay` does.
+"""Repeat a recorded episode and show what differs (`toolgrpo replay`).
 
     toolgrpo replay DIR 17                    its tool calls and its rewards
     toolgrpo replay DIR 17 --with_model PATH  the whole episode, drawn by this model
@@ -45,7 +45,7 @@ _SHOWN = 200  # characters of a result
 
 @dataclass
 class ReplayArguments:
-    """What is replayed."""
+    """The episode to replay."""
 
     folder: str = field(default="", metadata={"help": "The run's output folder."})
     episode: int = field(default=-1, metadata={"help": "The number of the episode."})
@@ -70,7 +70,7 @@ def parse_replay_arguments(
 
 
 class ReplayRun:
-    """One episode again; `run` says what differs and returns whether anything does."""
+    """Replay one episode; `run` prints the differences and returns whether there are any."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ReplayRun:
         return rewards_again(self.row, trajectory, rewards, config.reward_weights, config.success_threshold)
 
     def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
-        """Draw the episode anew, and show where the two part and how they end."""
+        """Sample the episode again, and show where the two diverge and how they end."""
         config = self.config
         loaded = load_model(Path(self.parts.model_path(model)), self.parts.model_init_kwargs(), config)
         rollouts = Rollouts(
@@ -168,7 +168,7 @@ class ReplayRun:
         return True
 
     def _cut(self) -> Any:
-        """Return what cuts results as the episode's were; a tokenizer is loaded where one was cut."""
+        """Return a function that truncates results as in the episode; it loads a tokenizer only if a result was truncated."""
         if not any(result.truncated for result in self.then.results):
             return lambda result: result
         tokenizer = load_tokenizer(self.parts.model_path(str(self.parts.model.model_name_or_path)))

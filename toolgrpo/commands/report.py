@@ -1,4 +1,4 @@
-"""`toolgrpo report OUTPUT_DIR [OTHER_DIR]`: what a run did, as one HTML file.
+"""`toolgrpo report OUTPUT_DIR [OTHER_DIR]`: write a run as one HTML file.
 
     toolgrpo report outputs/nano                 writes outputs/nano/report.html
     toolgrpo report outputs/a outputs/b          both runs in one page, to compare them
@@ -45,7 +45,7 @@ def run_report(arguments: Sequence[str]) -> int:
 
 
 def described(built: Built) -> str:
-    """Return what a report holds, in words."""
+    """Describe the size of a report."""
     shown = "" if built.n_shown == built.n_episodes else f" (in lists: {built.n_shown} of them, evenly spread)"
     return f"{built.n_episodes} episodes{shown}, {built.n_bytes / 1e6:.1f} MB"
 

@@ -1,4 +1,4 @@
-"""Look at recorded episodes in the terminal: what `toolgrpo show` does.
+"""Show recorded episodes in the terminal (`toolgrpo show`).
 
     toolgrpo show DIR               the groups of the last step (--step N: of another)
     toolgrpo show DIR 17            episode 17 as a conversation (--tokens: as its tokens)
@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run_show(argv: Sequence[str], console: Console | None = None) -> None:
-    """Print what the arguments ask for."""
+    """Run the command, without handling errors."""
     parser = _Parser(prog="toolgrpo show", description="Look at the episodes that a run recorded.")
     add = parser.add_argument
     add("folder", type=Path, help="the run's output folder")

@@ -1,1 +1,1 @@
-"""How good a model is on questions: rates with intervals, and what was found as tables and JSON."""
+"""Measure a model on held-out rows: success rates with intervals, as tables and JSON."""

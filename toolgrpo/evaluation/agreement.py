@@ -1,4 +1,4 @@
-"""Do the engine and the model that is trained agree on what was drawn?
+"""Compare the engine's log-probabilities with those of the trained model.
 
 The model scores some tokens once more, as the engine drew them (temperature, top_p and the like),
 and its log-probabilities are set against those that came with the tokens.
@@ -25,7 +25,7 @@ _TOKENS, _SEQUENCES = 64, 4
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens of an engine, and what stood before them; None is the log-probability of context."""
+    """Tokens from an engine, with the ids before them; context tokens have the log-probability None."""
 
     before: tuple[int, ...]
     ids: tuple[int, ...]
@@ -37,14 +37,14 @@ NOTHING_DRAWN = Drawn((0,), (0,), (None,))
 
 
 def largest_rounding(dtype: torch.dtype, device: torch.device) -> float:
-    """Return how far log-probabilities of one model may be apart on average, in two implementations."""
+    """Return the largest mean difference of log-probabilities that rounding explains."""
     if dtype != torch.float32:
         return 0.05
     return 1e-3 if device.type == "cpu" else 1e-2  # kernels of a GPU may round fp32 to TF32
 
 
 def drawn_tokens(trajectories: Sequence[Trajectory], step: int | None = None) -> list[Drawn]:
-    """Return about 64 tokens, after the shortest prompts; of none that weights of another step drew."""
+    """Return about 64 tokens, after the shortest prompts, skipping tokens sampled with the weights of another step."""
     segments = [
         one
         for trajectory in trajectories

@@ -1,5 +1,5 @@
-"""What can be said of a training before it begins: what its rewards make of episodes that nobody
-drew, and what k episodes per row of the untrained model are like.
+"""Assess a training before it begins: score made-up episodes with its rewards, and summarize k
+episodes per row from the untrained model.
 
 Made-up episodes are asked about before any model is loaded: gold answers, however they may be
 written, nonsense, and what a model writes in its first steps, on which a reward that raises would
@@ -139,7 +139,7 @@ class Untrained:
 
 
 def untrained_facts(batch: RolloutBatch, k: int) -> Untrained:
-    """Return what the batch says; the k episodes of a row stand together in it."""
+    """Summarize a batch in which the k episodes of a row are adjacent."""
     groups = [batch.episodes[start : start + k] for start in range(0, len(batch), k)]
     attempts = [attempt for trajectory in batch.trajectories for attempt in trajectory.attempts]
     results = [result for trajectory in batch.trajectories for result in trajectory.results]
@@ -173,6 +173,6 @@ def _never_solved(episodes: Sequence[Scored]) -> dict[str, int]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return a distribution in words."""
+    """Describe a distribution."""
     p95 = sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
     return f"median {median(values):.0f}, 95 % within {p95:.0f}, longest {max(values):.0f}"

@@ -1,4 +1,4 @@
-"""Ask rewards about a batch outside of training, and say which episodes succeeded.
+"""Grade a batch: call the rewards as in training, and decide which episodes succeeded.
 
 Rewards get what TRL gives them in training: `prompts`, copies of the `completions`,
 `completion_ids`, `trajectories`, every column as a list, `trainer_state`, `log_metric` and

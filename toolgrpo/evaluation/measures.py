@@ -1,4 +1,4 @@
-"""How good a model is on questions: rates with an interval that says how sure they are.
+"""Success rates of a model with confidence intervals.
 
 Pure functions and values; `run.py` makes the episodes, `report.py` shows them.
 

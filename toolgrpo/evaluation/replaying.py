@@ -1,4 +1,4 @@
-"""Do again what is recorded of an episode: its tool calls, its rewards, or all of it with a model.
+"""Repeat a recorded episode: its tool calls, its rewards, or the whole episode with a model.
 
 Invariant: the calls are made in their order, those of a turn at the same time, in one session of
 the tools, as in the episode. An environment that speaks for the user hears the same answers.
@@ -105,7 +105,7 @@ def episode_again(rollouts: Rollouts, row: Row, options: SamplingOptions, seed: 
 
 
 def first_parting(then: Trajectory, now: Trajectory) -> int | None:
-    """Return the place of the first token in which two episodes differ, or None."""
+    """Return the index of the first token at which two episodes differ, or None."""
     for place, (old, new) in enumerate(zip(then.ids, now.ids, strict=False)):
         if old != new:
             return place
@@ -113,7 +113,7 @@ def first_parting(then: Trajectory, now: Trajectory) -> int | None:
 
 
 def _as_called(attempt: CallAttempt) -> CallAttempt:
-    """Return an attempt as the tools got it: those that they refused are asked of them again."""
+    """Return an attempt as the tools received it: a call that they refused is made again."""
     refused_by_tools = attempt.status in (AttemptStatus.UNKNOWN_TOOL, AttemptStatus.BAD_ARGUMENTS)
     well_read = attempt.name is not None and attempt.arguments is not None
     runs = attempt.status in RUNNABLE or (refused_by_tools and well_read)

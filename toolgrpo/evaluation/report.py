@@ -23,7 +23,7 @@ _UNKNOWN = "(names of no tool)"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFacts:
-    """One episode as statistics want it; small, because processes send these to each other."""
+    """One episode, reduced to what statistics need; small, because processes send these to each other."""
 
     question: int
     reward: float | None  # None: dropped
@@ -138,7 +138,7 @@ class ModelReport:
         }
 
     def by_question(self) -> list[dict[str, Any]]:
-        """Return how each question did, by the key of its row: what tells which rows are worth training on."""
+        """Return successes and episodes by the key of each row, to select rows worth training on."""
         groups = self._scored_by_question().items() if self.keys else ()
         return [
             {"key": self.keys[question], "successes": sum(bool(e.success) for e in group), "episodes": len(group)}
@@ -236,7 +236,7 @@ class Comparison:
 
 
 def _tool(call: Call) -> str:
-    """Return what a call counts for: names that a model made up are one line, however many there are."""
+    """Return the tool of a call; all made-up names count as one tool."""
     return _UNKNOWN if call.status is AttemptStatus.UNKNOWN_TOOL else call.name or NO_NAME
 
 

@@ -32,7 +32,7 @@ from toolgrpo.startup import give_memory_back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What is measured, whichever model it is."""
+    """The settings of a measurement, independent of the model."""
 
     rows: Sequence[Row]
     rewards: Sequence[Grader]
@@ -50,7 +50,7 @@ def policy_of_model(
     mixed_precision: str = "no",
     weights: Callable[[], Iterable[tuple[str, torch.Tensor]]] | None = None,
 ) -> Policy:
-    """Return a model that nobody trains, whole in each process, as engines need to know it.
+    """Return the policy of a model that is not trained and is whole in each process.
 
     Its weights are its own, or come from elsewhere (and it has none).
     """

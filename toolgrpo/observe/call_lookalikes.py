@@ -1,4 +1,4 @@
-"""In which other form a model writes its calls, where it writes none that can be read.
+"""Recognize calls that a model writes in another form than its own.
 
 A model that never calls a tool often does call one, in the form of another family: in a code fence,
 as a line of Python, with markers that are mere text to its tokenizer. Each turn that is no call is
@@ -50,7 +50,7 @@ def lookalike_form(text: str, tool_names: Collection[str] = ()) -> str | None:
 
 
 def count_lookalikes(trajectories: Iterable[Trajectory], tool_names: Collection[str] = ()) -> Counter[str]:
-    """Return how many turns look like a call of each form, and were not read as one."""
+    """Count by form the turns that look like a call and were not parsed as one."""
     forms = (
         lookalike_form(turn.content, tool_names)
         for trajectory in trajectories
@@ -65,6 +65,6 @@ def _holds_no_call(turn: Turn) -> bool:
 
 
 def _called(name: str, text: str) -> bool:
-    """Return whether a line begins with a call of this tool, or gives what it returns a name."""
+    """Return whether a line begins with a call of this tool, or with an assignment of its result."""
     begins = rf"^[ \t]*(?:print\(|[A-Za-z_]\w*[ \t]*=[ \t]*)?(?:await[ \t]+|functions\.|tools\.)?{re.escape(name)}\("
     return re.search(begins, text, re.MULTILINE) is not None

@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 class SteadyConsole(Console):
-    """Rich's console, but the cursor stays where it is seen.
+    """Rich's console, with a cursor that is always shown.
 
     A live bar hides it and shows it again when it stops. A process that is killed meanwhile (a
     second Ctrl-C, a crash in native code) cannot, and leaves a terminal without a cursor.

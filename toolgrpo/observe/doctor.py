@@ -1,4 +1,4 @@
-"""The doctor: rules that say in one sentence what goes wrong in a training, with the numbers in it.
+"""The doctor: rules that name in one sentence, with numbers, what goes wrong in a training.
 
 `RULES` is the table. Each rule looks at the last few logs of a run (what TRL logs, as
 `trainer_state.json` keeps it), yields its sentence if it holds, and names the section of
@@ -119,7 +119,7 @@ class Logs:
 
     @property
     def dead(self) -> str:
-        """Say of nearly all groups that their episodes do not differ in reward; nothing where they do."""
+        """Return a clause saying that nearly all groups are dead, or an empty text if they are not."""
         share = self.mean("reward/groups_without_spread")
         if not all(one >= 0.9 for one in self.each("reward/groups_without_spread")):
             return ""
@@ -162,14 +162,14 @@ def pages_folder() -> Path:
 
 
 def page_here(section: str = "", page: str = DOCS) -> str:
-    """Return the path of a page, and a section of it, as it is reached from the working folder."""
+    """Return the path of a page, and a section of it, relative to the working folder where possible."""
     path = pages_folder() / Path(page).relative_to("docs")
     shown = page if path == Path.cwd() / page else str(path)
     return f"{shown}#{section}" if section else shown
 
 
 def findings(logs: Sequence[Log], *, at_end: bool = False) -> list[Finding]:
-    """Return what holds of the last logs.
+    """Return the findings of the last logs.
 
     A rule that has not seen enough of them is silent; at the end of a run it looks at what there
     is.
@@ -186,7 +186,7 @@ def findings(logs: Sequence[Log], *, at_end: bool = False) -> list[Finding]:
 
 
 def over_run(logs: Iterable[Log]) -> Iterator[Finding]:
-    """Yield what was found after each log of a run that is over; the last few logs are kept, no more."""
+    """Yield the findings after each log of a finished run, keeping only the last few logs in memory."""
     trained = (log for log in logs if "reward" in log)
     last: deque[Log] = deque(maxlen=LOGS_KEPT)
     following = next(trained, None)
@@ -213,7 +213,7 @@ def why_broken(errors: Mapping[str, float], calls: float) -> str | None:
 
 
 def infrastructure_failures(metrics: Log) -> str:
-    """Return what the infrastructure did to the episodes of a rollout, for a sentence."""
+    """Return the infrastructure failures of a rollout as part of a sentence."""
     engine = metrics.get("stop/engine_failure", 0.0)
     counts = {cause: metrics.get(f"tools/error/{cause}", 0.0) for cause in INFRASTRUCTURE_CAUSES}
     parts = [f"{_percent(engine)} lost by the engine"] if engine else []

@@ -28,7 +28,7 @@ _LONGEST = 4000  # characters of one message
 
 
 def causes_of(record: Record) -> set[str]:
-    """Return every name under which an episode can be looked for: how it ended, what its calls met."""
+    """Return the causes by which an episode can be found: its stop reason and the errors of its calls."""
     found = {record["stop_reason"]}
     for turn in record["turns"]:
         found.update(attempt["status"] for attempt in turn["attempts"])
@@ -64,7 +64,7 @@ def group_table(step: int, records: Sequence[Record]) -> Table:
 
 
 def episode_table(records: Sequence[Record], *, of: int) -> Table:
-    """Return one line per episode, of so many that there are."""
+    """Return a table with a line per episode; `of` is the number of all episodes."""
     shown = str(len(records)) if of == len(records) else f"{len(records)} of {of}"
     table = _table(f"{shown} episode{'' if of == 1 else 's'}")
     for title in ("episode", "step", "reward", "success", "turns", "calls", "failed", "end", "prompt"):
@@ -86,7 +86,7 @@ def episode_table(records: Sequence[Record], *, of: int) -> Table:
 
 
 def conversation(record: Record) -> Group:
-    """Return an episode as people read it: asked, thought, said, called, answered, worth."""
+    """Return an episode as a readable conversation, with its rewards at the end."""
     return Group(*conversation_lines(record))
 
 
@@ -112,7 +112,7 @@ def conversation_lines(record: Record) -> list[Text]:
 
 
 def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group:
-    """Return the tokens of an episode: what was sampled in colours of its probability, the rest dim."""
+    """Return the tokens of an episode: sampled ones coloured by probability, the others dim."""
     prompt, text = Text(style="dim"), Text()
     for number in record["prompt_ids"]:
         prompt.append(_token(number, vocabulary))
@@ -131,7 +131,7 @@ def tokens(record: Record, vocabulary: Mapping[int, Mapping[str, Any]]) -> Group
 
 
 def _begun(record: Record, start: int, end: int) -> list[Text]:
-    """Return a line for each segment that begins between two places of the tokens."""
+    """Return a line for each segment that begins in this range of tokens."""
     return [
         _text(f"segment {number} begins, with a history of {one['n_prompt']} tokens", "bold cyan")
         for number, one in enumerate(record.get("segment_starts") or (), start=2)

@@ -1,4 +1,4 @@
-"""`LineFile`: a file of lines that is appended to, survives a kill, and begins anew past a size.
+"""`LineFile`: an append-only file of lines that survives a kill and is rotated past a size.
 
 Invariants:
 
@@ -101,7 +101,7 @@ def _whole_lines(file: IO[bytes]) -> Iterator[str]:
 
 
 class LineFile:
-    """Appends lines to one file; nothing is created before the first."""
+    """Append lines to one file, which the first line creates."""
 
     def __init__(self, path: Path, *, what: str, remedy: str, limit: int = LIMIT) -> None:
         self.path = path
@@ -144,8 +144,7 @@ class LineFile:
         """Return how many bytes of lines there are, on the disk or on their way."""
         if self._file is not None:
             return self._set_aside_bytes + self._file.tell()
-        own = self.path.stat().st_size if self.path.is_file() else 0
-        return own + sum(map(_n_bytes, parts(self.path)[: None if not self.path.is_file() else -1]))
+        return sum(map(_n_bytes, parts(self.path)))
 
     def start_anew(self) -> None:
         """Set aside, as `<name>.previous`, what an earlier run left under this name."""
@@ -185,8 +184,7 @@ class LineFile:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(self.path)
-            aside = [part for part in parts(self.path) if part != self.path]
-            self._set_aside_bytes = sum(map(_n_bytes, aside))
+            self._set_aside_bytes = sum(map(_n_bytes, _set_aside(self.path).values()))
             self._file = os.fdopen(open_own(self.path), "ab")
             self._file.seek(0, os.SEEK_END)
         return self._file
@@ -196,8 +194,7 @@ class LineFile:
         assert self._file is not None
         self._set_aside_bytes += self._file.tell()
         self.close()
-        numbers = [int(part.name.removesuffix(".gz").rpartition(".")[2]) for part in parts(self.path)[:-1]]
-        aside = self.path.with_name(f"{self.path.name}.{max(numbers, default=0) + 1:04d}")
+        aside = self.path.with_name(f"{self.path.name}.{max(_set_aside(self.path), default=0) + 1:04d}")
         self.path.replace(aside)
         self._file = os.fdopen(open_own(self.path), "ab")
         self._zipping = threading.Thread(target=_gzip, args=(aside,), name="toolgrpo-gzip")
@@ -227,7 +224,7 @@ class LineFile:
         return None if whole else f"{self.path} was changed: a line ends after {n_bytes} bytes no more"
 
     def _drop(self) -> None:
-        """Forget the file after a failure; closing it would write the rest and fail again."""
+        """Close the file after a failure, ignoring that the rest cannot be written either."""
         with contextlib.suppress(OSError):
             self.close()
         self._file = None

@@ -53,7 +53,7 @@ Metrics = dict[str, Metric]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a run knows of its episodes beforehand: the tools that are offered, and the limits.
+    """The tools that a run offers, and its limits.
 
     The metrics of tools, causes and limits that it knows are there in every batch.
     """
@@ -141,7 +141,7 @@ class MetricsLog(Observer):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one process sends to the others."""
+    """The contribution of one process."""
 
     metrics: Metrics
     members: tuple[Member, ...]  # a group may be shared by two processes
@@ -160,7 +160,7 @@ def batch_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
 
 
 def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
-    """Return what the trajectories say. The names under `completions/` are TRL's own."""
+    """Return the metrics of the trajectories. The names under `completions/` are TRL's own."""
     trajectories, times = batch.trajectories, batch.times
     n = len(trajectories)
     turns = [turn for t in trajectories for turn in t.turns]
@@ -191,7 +191,7 @@ def rollout_metrics(batch: RolloutBatch, known: Known | None = None) -> Metrics:
 
 
 def _surprise(trajectories: Sequence[Trajectory]) -> Metrics:
-    """Return how improbable the engine itself calls what it drew, in nats a token: on average the entropy."""
+    """Return the mean negative log-probability that the engine gave its own tokens; about the entropy."""
     drawn = [logprob for t in trajectories for logprob in t.logprobs or () if logprob is not None]
     return {"sampling/surprise": Metric(-sum(drawn) / len(drawn))} if drawn else {}
 
@@ -229,7 +229,7 @@ def tool_metrics(trajectories: Sequence[Trajectory], offered: Sequence[str] = ()
 
 
 def reward_metrics(batch: RolloutBatch) -> Metrics:
-    """Return what the rewards say, of each episode that is scored for itself."""
+    """Return success and the bounds of the reward."""
     totals = [total for total in batch.totals if total is not None]
     if not totals:
         return {}

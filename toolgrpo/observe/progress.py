@@ -1,5 +1,4 @@
-"""What a person sees of a training while it runs: one line for each log, and on a terminal one live
-bar under them.
+"""The display of a training: one line per log, and on a terminal one live bar under them.
 
 The bar says how many steps are done, what runs at the moment, and how long it will take; outside of
 a training (held-out questions, an evaluation) it counts episodes, and goes away with them. In a pipe
@@ -139,12 +138,12 @@ class RunProgress(Observer):
 
     @property
     def brings_own_log(self) -> bool:
-        """Whether what libraries print goes elsewhere."""
+        """Whether the output of libraries goes to a log file."""
         return self._say is not None
 
     @property
     def lines_only(self) -> bool:
-        """Whether there is no terminal for bars: what is shown goes into a pipe or a file."""
+        """Whether the output is a pipe or a file, in which no bar can be shown."""
         return not self._console.is_terminal and not self._console.quiet
 
     def start_steps(self, total: int, done: int = 0) -> None:
@@ -157,7 +156,7 @@ class RunProgress(Observer):
             self._display().update(self._steps, completed=done, note="")
 
     def show_step(self, step: int, log: Log) -> None:
-        """Print the line of a step, under titles where they are far up."""
+        """Print the line of a step, repeating the titles every few lines."""
         if self._lines_shown % _TITLES_EVERY == 0:
             self.say(self._lines.titles())
         self._lines_shown += 1
@@ -207,7 +206,7 @@ class RunProgress(Observer):
         self.stop_steps()
 
     def _note(self, text: str) -> None:
-        """Say beside the bar of the steps what runs."""
+        """Show beside the bar which phase is running."""
         if self._live and self._steps is not None:
             self._display().update(self._steps, note=text)
 
@@ -296,7 +295,7 @@ def take_display(remove: Callable[[Any], object], given: Sequence[Any] = ()) -> 
 
 @contextmanager
 def library_bars_off() -> Iterator[None]:
-    """Keep the bars of Transformers (of shards read and written) away from ours."""
+    """Disable Transformers' progress bars inside the block."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -317,7 +316,7 @@ def loaded_lines(
     chat: str,
     context: str | None,
 ) -> list[str]:
-    """Return what was loaded, a line for each part; `rewards` says where each of them is from."""
+    """Return a line per loaded part; `rewards` maps each reward to its source."""
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     shown = signatures_text([] if tools is None else tools.schemas, indent=" " * 10)

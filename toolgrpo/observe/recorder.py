@@ -66,7 +66,7 @@ def batch_records(batch: RolloutBatch, first_number: int = 0) -> list[dict[str, 
 
 
 def group_number(batch: RolloutBatch, place: int, first_number: int = 0) -> int:
-    """Return the number of the first episode of the group in which the one at this place is."""
+    """Return the number of the first episode of a group, given the index of one of its episodes."""
     return _number(batch, place, first_number) - (batch.offset + place) % batch.group_size
 
 
@@ -75,7 +75,7 @@ def _number(batch: RolloutBatch, place: int, first_number: int) -> int:
 
 
 def _prompt_ids(batch: RolloutBatch) -> list[str]:
-    """Return the name of each episode's row, made once where several in a row have the same."""
+    """Return the id of each episode's row, computed once per run of equal rows."""
     names: list[str] = []
     for row, same in groupby(batch.episodes, key=lambda episode: episode.row):
         columns = {name: value for name, value in row.items() if name != "prompt"}
@@ -181,7 +181,7 @@ def recorded_group(group: int, share: float) -> bool:
 
 
 class EpisodeRecorder(Observer):
-    """Appends to one file what is trained on or evaluated; with no path it writes nothing.
+    """Record the episodes that are trained on or evaluated; without a path, record nothing.
 
     `share` of the groups are recorded, each whole. With `token_text` it also keeps the vocabulary.
     """
@@ -230,7 +230,7 @@ class EpisodeRecorder(Observer):
         self.n_bytes += self._files[kind].write([json_line(record) for record in wanted])
 
     def tokens_seen(self, seen: TokensSeen, ids: list[int]) -> None:
-        """Append what the training pass saw of one episode, whose tokens after the prompt are `ids`."""
+        """Append the training pass's view of one episode, whose tokens after the prompt are `ids`."""
         if self._files:
             line = {"schema": SCHEMA, **seen, "ids_crc32": ids_checksum(ids)}
             self.n_bytes += self._files["tokens"].write([json_line(line)])

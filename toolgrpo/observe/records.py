@@ -1,4 +1,4 @@
-"""Read what a run recorded: episodes, what training saw of their tokens, and its steps.
+"""Read the recordings of a run: episodes, the training pass's view of their tokens, and steps.
 
 The files and every field of them are described in docs/reference/episodes.md.
 
@@ -58,7 +58,7 @@ def iter_episodes(path: Path | str) -> Iterator[Record]:
 
 
 def iter_tokens(path: Path) -> Iterator[Record]:
-    """Yield what the training pass saw of single episodes: a process's file, or all of a folder."""
+    """Yield the training pass's view of episodes, from one file or from all of a folder."""
     for file in episode_files(path, "tokens") if path.is_dir() else [path]:
         yield from (line for line in _objects(file) if _has(line, _TOKENS))
 
@@ -78,7 +78,7 @@ def read_vocabulary(folder: Path) -> dict[int, Record]:
 
 
 def prompt_id(prompt: Any, row: Mapping[str, Any]) -> str:
-    """Return what names a question in every step and every run: 12 hexadecimal digits of its row."""
+    """Return the id of a row, the same in every step and run: 12 hexadecimal digits."""
     text = json.dumps([prompt_messages(prompt), dict(row)], sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -94,7 +94,7 @@ def row_of(record: Mapping[str, Any]) -> Record:
 
 
 def ids_checksum(ids: Sequence[int]) -> int:
-    """Return what tells whether a line of `tokens.jsonl` is about these tokens."""
+    """Return the checksum by which a line of `tokens.jsonl` is matched to its episode."""
     return zlib.crc32(",".join(map(str, ids)).encode())
 
 
@@ -170,7 +170,7 @@ def _number(value: Any) -> bool:
 
 
 def _ids(value: Any) -> bool:
-    """Return whether this is a list of whole numbers; there may be thousands, so no call for each."""
+    """Return whether this is a list of integers, without a call per element: there may be thousands."""
     return isinstance(value, list) and set(map(type, value)) <= {int} and _within_bounds(value)
 
 
@@ -230,5 +230,5 @@ _STEPS = {
 
 
 def _fits(record: Record) -> bool:
-    """Return whether what stands at each token stands at all of them."""
+    """Return whether ids, mask and log-probabilities have the same length."""
     return len(record["ids"]) == len(record["mask"]) == len(record["logprobs"]) and set(record["mask"]) <= {0, 1}

@@ -66,7 +66,7 @@ def _turn(turn: Turn) -> str:
 
 
 class RolloutLines(Observer):
-    """Says how far the rollout is, every `every_s` seconds of it; a shorter one is not spoken of."""
+    """Print the progress of a rollout every `every_s` seconds."""
 
     def __init__(self, say: Callable[[str], None], every_s: float = _EVERY_S) -> None:
         self._say = say

@@ -1,5 +1,5 @@
-"""Write what each step was like as lines of `steps.jsonl` (docs/reference/episodes.md): its metrics, where its
-time went, what was measured on held-out rows, and events.
+"""Write `steps.jsonl` (docs/reference/episodes.md): metrics and times of each step, measurements on held-out
+rows, and events.
 
 The main process writes; the lines before the training begins (the measurement before it) are kept
 until it does, for only then is it known whether this is a new run. Before recordings come to
@@ -31,7 +31,7 @@ _WARN_FROM_BYTES = 1e9
 
 
 class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """One log of one process; with no path it writes nothing.
+    """The log of one process; without a path it writes nothing.
 
     `facts` are what the first line says of the run besides its config. `recorded_bytes` is how much
     was recorded so far, and `say` tells a person when that will be much.
@@ -61,12 +61,12 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
             logging.getLogger("toolgrpo").addHandler(self._handler)
 
     def event(self, what: str, text: str, *, step: int, **brought: Any) -> None:
-        """Note that something happened: a warning, a finding, a checkpoint."""
+        """Record an event: a warning, a finding, a checkpoint."""
         self._write("event", step=step, what=what, text=text, **brought)
 
     @property
     def step(self) -> int:
-        """Return the step that runs: how many were done before."""
+        """Return the number of steps done before the current one."""
         return self._phases.step
 
     # what observers hear
@@ -179,7 +179,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
 
 
 class _Phases:
-    """A clock that is always in one phase of a step, or in none between steps."""
+    """Measure the time that each phase of a step takes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -212,7 +212,7 @@ class _Phases:
 
 
 class _Warnings(logging.Handler):
-    """Makes an event of each warning that this package logs."""
+    """Record each warning of this package as an event."""
 
     def __init__(self, log: StepLog) -> None:
         super().__init__(logging.WARNING)
@@ -226,7 +226,7 @@ class _Warnings(logging.Handler):
 
 
 def size_warning(n_bytes: int, *, seconds: float, steps: int, all_steps: int) -> str | None:
-    """Say what a recording will come to, if that is a gigabyte or more in the whole run."""
+    """Return a warning if the recording of the whole run will take a gigabyte or more."""
     whole = n_bytes / max(1, steps) * all_steps
     if whole < _WARN_FROM_BYTES:
         return None

@@ -184,7 +184,7 @@ class RolloutTables(Observer, TrainerCallback):  # type: ignore[misc]  # transfo
 
 
 class _Sink(NamedTuple):
-    """How one tracker takes a few facts and a table. Both get the tracker's callback."""
+    """The functions that send versions and a table to one tracker; both get its callback."""
 
     versions: Callable[[Any, dict[str, str]], None]
     table: Callable[[Any, Sequence[EpisodeRow], int], None]

@@ -22,7 +22,7 @@ _ALL = 1 - 1e-6
 
 
 class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Asks the rules at each log of a training. `every` is 0 where nothing shall be told."""
+    """Ask the rules at each log of a training; nothing is told if `every` is 0."""
 
     def __init__(
         self, say: Callable[[str], None], *, every: int, record: Callable[[Finding], None] | None = None
@@ -40,11 +40,11 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     @property
     def learned_nothing(self) -> bool:
-        """Whether in all of the training no group of episodes differed in reward."""
+        """Whether no group of the whole training differed in reward."""
         return self._n_logs > 0 and self._n_logs == self._n_without_spread
 
     def at_end(self) -> list[Finding]:
-        """Return what is still wrong after the last step."""
+        """Return the findings that hold after the last step."""
         return findings(list(self._logs), at_end=True)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:

@@ -1,4 +1,4 @@
-"""One HTML file that shows a run: what the model did, what it was worth, and what was learned.
+"""The HTML report: one file that shows the episodes, rewards and learning of a run.
 
 `files.py` reads OUTPUT_DIR one step at a time, `episode_data.py` makes what the page needs of an
 episode, `run_lines.py` what the charts need of a step, `html.py` writes the file, `live.py` serves

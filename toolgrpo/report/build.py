@@ -40,7 +40,7 @@ _EXAMPLES = {
 
 
 def run_findings(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each rule that spoke once, with the last thing it said and the steps it spoke after.
+    """Return each rule that held, with its last sentence and the steps at which it held.
 
     `lines` are those of `steps.jsonl`.
     """

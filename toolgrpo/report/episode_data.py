@@ -1,4 +1,4 @@
-"""What the page needs of one episode: short keys, each text once, tokens apart from texts.
+"""Convert an episode for the page: short keys, each text once, tokens apart from texts.
 
 The keys are read by `page/data.js`. Texts longer than `TEXT_LIMIT` are cut in the middle and say
 so: the page must open, whatever a tool returned; `episodes.jsonl` has all of it.
@@ -102,7 +102,7 @@ def _times(timed: Record) -> dict[str, float]:
 
 
 def _credit(record: Record, turn: int) -> dict[str, Any]:
-    """Return what a turn was worth by itself, and its advantage, where turns have their own."""
+    """Return the turn's own reward and advantage, if turns have them."""
 
     def of_turn(name: str) -> float | None:
         values = record.get(name) or ()
@@ -143,7 +143,7 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def bounded_prompt(record: Record) -> dict[str, Any]:
-    """Return what was asked, and the row's own columns."""
+    """Return the prompt and the other columns of the row."""
     return {"m": _bounded(record["prompt"]), "row": _bounded(record["row"])}
 
 
@@ -184,7 +184,7 @@ _CUT_BY = ("length", "context_full", "max_turns", "max_user_turns", "deadline")
 
 
 def flags_of(record: Record) -> int:
-    """Return what the ready filters ask: a sum of REPEATED, VOID, NO_CALL and CUT."""
+    """Return the flags of the page's ready-made filters: a sum of REPEATED, VOID, NO_CALL and CUT."""
     attempts = [attempt for turn in record["turns"] for attempt in turn["attempts"]]
     calls = [f"{one.get('name')} {one.get('arguments')!r}" for one in attempts if one["status"] in RUNNABLE]
     return (

@@ -1,4 +1,4 @@
-"""Read OUTPUT_DIR one step at a time: the episodes of each step, what the training pass saw of them,
+"""Read OUTPUT_DIR one step at a time: the episodes of each step, the training pass's view of them,
 and the lines of `steps.jsonl`.
 
 Nothing of a step is kept once the next one is asked for. Damaged lines do not come here
@@ -62,7 +62,7 @@ def batches(folder: Path) -> Iterator[list[Record]]:
 
 
 class TokensByStep:
-    """What the training pass saw of episodes, one step in memory; steps are asked for in order."""
+    """The training pass's view of episodes, one step in memory; ask for steps in order."""
 
     def __init__(self, folder: Path) -> None:
         streams = [iter_tokens(file) for file in episode_files(folder, "tokens")]

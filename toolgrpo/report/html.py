@@ -1,4 +1,4 @@
-"""Write the page: one HTML file that needs nothing else, and may do nothing else.
+"""Write the page: one self-contained HTML file that may load and run nothing else.
 
 The content security policy allows the one style and the one script of this file by their hashes,
 and no network. Data stands in blocks that no browser runs, as base64 of compressed JSON: none of it
@@ -80,7 +80,7 @@ class PageWriter:
         return number
 
     def line(self, value: dict[str, Any]) -> None:
-        """Write a line; the page gets them in this order."""
+        """Write a line; the page reads lines in this order."""
         self._lines.append(_as_json(value))
         if _is_full(self._lines):
             self._write_lines()
@@ -157,5 +157,5 @@ def _finite(value: Any) -> Any:
 
 
 def _hash(text: str) -> str:
-    """Return what a content security policy calls an inline block."""
+    """Return the hash by which a content security policy allows an inline block."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -41,7 +41,7 @@ class LiveReport:
         self._made_for: str | None = None
 
     def state(self) -> str:
-        """Return what changes when something is recorded."""
+        """Return a text that changes whenever something is recorded."""
         sizes = []
         for place in self._places:
             for file in (*episode_files(place), *episode_files(place, "heldout"), place / "steps.jsonl"):

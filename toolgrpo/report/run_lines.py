@@ -1,4 +1,4 @@
-"""Write what the page has of a run, one step at a time; nothing of a step is kept once it is written.
+"""Write a run into the page, keeping one step in memory.
 
 The texts and the tokens of a step are pieces, decoded when somebody looks at them. What charts,
 lists and filters need of every step are lines, which the page reads as it opens:
@@ -32,7 +32,7 @@ _PREVIEW = 160
 
 
 def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
-    """Return what the charts need of the episodes of one step and mode: sums, shares and quantiles."""
+    """Return the sums, shares and quantiles of one step and mode for the charts."""
     n, first = len(batch), batch[0]
     rewards = [record["reward_given"] for record in batch if record.get("reward_given") is not None]
     groups: dict[Any, list[Record]] = defaultdict(list)
@@ -90,7 +90,7 @@ def _causes(results: Iterable[Record]) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunWritten:
-    """What is known of a run when it is written: its `run` line, and how much of it there is."""
+    """A run that was written: its `run` line, and its size."""
 
     facts: Record
     vocabulary: int  # the piece with the texts of its tokens
@@ -133,7 +133,7 @@ def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most
 
 
 def _rows(batch: list[Record], names: Names) -> dict[str, Any]:
-    """Return what lists and filters need of these episodes: columns, and the questions that `q` counts."""
+    """Return the columns for lists and filters, and the questions that `q` counts."""
     questions: dict[str, str] = {}
     for record in batch:
         questions.setdefault(str(record.get("prompt_id")), _preview(record["prompt"]))

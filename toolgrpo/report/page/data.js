@@ -110,7 +110,6 @@ function findGroups() {
 }
 
 const atOf = (row) => REPORT.chunks.get(REPORT.rows.chunk[row]);
-const runOf = (row) => REPORT.runs[atOf(row).run];
 const previewOf = (row) => REPORT.prompts[REPORT.rows.q[row]][1];
 
 function placeName(at) {
