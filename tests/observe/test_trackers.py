@@ -91,30 +91,25 @@ def test_trackio_has_them_too(tiny_qwen3: Any, tmp_path: Path) -> None:
     assert b"rollouts" in stored and b"versions" in stored and b"add(a=1, b=2)" in stored
 
 
-@pytest.mark.parametrize("broken", ["tensorboard", "wandb"])
 def test_a_tracker_that_fails_stops_nothing(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = pytest.importorskip(broken, reason=f"{broken} is not installed")
-    if broken == "wandb":
-        module.teardown()  # it reads its environment once in a process
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     blocked = tmp_path / "a file"
     blocked.write_text("where a folder should be")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(blocked / "tb"))
-    monkeypatch.setenv("WANDB_MODE", "no such mode")
     with caplog.at_level(logging.WARNING):
-        assert train(report_to=broken)["steps"] == 2
+        assert train(report_to="tensorboard")["steps"] == 2
     warnings = [r.getMessage() for r in caplog.records if "failed and is switched off" in r.getMessage()]
     assert len(warnings) == 1 and "the run goes on" in warnings[0]
 
 
-@pytest.mark.parametrize("missing", ["wandb"])
 def test_a_tracker_that_is_not_installed_is_left_out(
-    train: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+    train: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)  # Python's own way to say that there is no such module
+    monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is no such module
     with caplog.at_level(logging.WARNING):
-        assert train(report_to=missing, max_steps=1)["steps"] == 1
+        assert train(report_to="wandb", max_steps=1)["steps"] == 1
     (said,) = [r.getMessage() for r in caplog.records if "is left out" in r.getMessage()]
-    assert said.startswith(f"report_to: {missing} is left out, and the run goes on without it: ")
+    assert said.startswith("report_to: wandb is left out, and the run goes on without it: ")
     assert "install" in said, "and what to do"

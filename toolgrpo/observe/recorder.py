@@ -159,15 +159,22 @@ def token_texts(tokenizer: Any) -> TokenText:
     return describe
 
 
+def _byte_letters() -> dict[str, int]:
+    """Return the letter by which byte-level vocabularies write each byte, as GPT-2 chose them."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_letters()
+
+
 def _bytes_of(token: str) -> bytes | None:
     """Return the bytes that a token of a vocabulary stands for, if it is written in a known way."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode  # slow to import, and seldom needed
-
     single = _BYTE_TOKEN.fullmatch(token)
     if single is not None:
         return bytes([int(single[1], 16)])
-    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    return bytes(byte_of[letter] for letter in token) if all(letter in byte_of for letter in token) else None
+    return bytes(_BYTE_OF[letter] for letter in token) if all(letter in _BYTE_OF for letter in token) else None
 
 
 def episodes_path(output_dir: Path, process_index: int) -> Path:
