@@ -19,7 +19,7 @@ from tests.support.vllm_process import VLLMServerProcess
 from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
 from toolgrpo.data import load_tasks
 from toolgrpo.engines.base import Engine, Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_weights import choose_weight_route
+from toolgrpo.engines.server_transfer import choose_weight_route
 from toolgrpo.engines.transformers import TransformersEngine
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.models import NANO

@@ -5,7 +5,7 @@
 
 A turn of 400 tokens is sent and one of 30 comes back, 16, 64 and 256 at a time, to a stand-in in another process that answers
 at once. What counts is the processor time of this process for a request, body and answer in JSON included: by
-`toolgrpo.engines.http_exchange`, and by an httpx client with the same limits. Both send all requests of a round in turn; the
+`toolgrpo.engines.vllm_http`, and by an httpx client with the same limits. Both send all requests of a round in turn; the
 median of the rounds counts.
 
 Prints a table and writes benchmarks/results/server_client.json.
@@ -63,7 +63,7 @@ async def _both(url: str, at_once: int, rounds: int, requests: int) -> dict[str,
     """Milliseconds of this process a request, by round."""
     import httpx
 
-    from toolgrpo.engines.http_exchange import exchange, new_client
+    from toolgrpo.engines.vllm_http import exchange, new_client
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
     times: dict[str, list[float]] = {"ours": [], "httpx": []}

@@ -26,7 +26,7 @@ from toolgrpo.chat import resolve_format  # noqa: E402
 from toolgrpo.commands.arguments import parse_arguments  # noqa: E402
 from toolgrpo.commands.parts import LORA_TARGETS  # noqa: E402
 from toolgrpo.data import load_tasks  # noqa: E402
-from toolgrpo.engines.memory import kv_bytes_per_token  # noqa: E402
+from toolgrpo.engines.policy import kv_bytes_per_token  # noqa: E402
 from toolgrpo.rollout.demand import Window, measure_window  # noqa: E402
 from toolgrpo.tools import load_tools  # noqa: E402
 

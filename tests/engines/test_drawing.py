@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.engines.sampling import draw, processed_logprobs
+from toolgrpo.engines.decode_batch import draw, processed_logprobs
 
 PROBS = torch.tensor([0.5, 0.25, 0.15, 0.1])
 LOGITS = PROBS.log().unsqueeze(0) + 3.0  # logits are only known up to a constant

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from toolgrpo.engines.base import Engine, FinishReason, Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.sampling import processed_logprobs
+from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.errors import EngineError
 from toolgrpo.testing import ScriptedEngine
 

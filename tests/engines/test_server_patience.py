@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from toolgrpo.engines import http_exchange, vllm_server
+from toolgrpo.engines import vllm_server
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.server_link import Silence
 from toolgrpo.engines.server_weights import DiskWeights
-from toolgrpo.engines.silence import Silence
+from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.observe.console import show_engine_lines
@@ -238,13 +239,10 @@ def test_servers_are_named_our_way_or_trls_with_auto_and_by_name(
             choose_engine(engine, server_urls=config.server_urls())
 
 
-def test_a_blocking_call_works_where_an_event_loop_runs_already() -> None:
+def test_a_blocking_call_works_where_an_event_loop_runs_already(server: StandInVLLM) -> None:
     """As in a notebook."""
 
-    async def one() -> int:
-        return 1
+    async def main() -> int | None:
+        return ServerControl(server.url).base_model.max_model_len
 
-    async def main() -> int:
-        return http_exchange.in_background(one)
-
-    assert http_exchange.in_background(one) == 1 and asyncio.run(main()) == 1
+    assert asyncio.run(main()) == 64

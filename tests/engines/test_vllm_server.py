@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from tests.support.ports import free_port
-from toolgrpo.engines import server_update
+from toolgrpo.engines import server_weights
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights
-from toolgrpo.engines.server_update import pause, resume
-from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
+from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, pause, resume
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import FinalEngineError
@@ -250,7 +249,7 @@ def test_weights_arrive_by_four_phases_and_a_restarted_server_is_met_again(
         nccl_engine, "open_trainer_endpoint", lambda info: SimpleNamespace(available=True, group=meet(info).group)
     )
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(server_update, "_CHUNK_BYTES", 50_000)
+    monkeypatch.setattr(server_weights, "_CHUNK_BYTES", 50_000)
     tiny_qwen3(0).save_pretrained(tmp_path / "model")
     extra = ["--worker-extension-cls", "tests.support.vllm_store_transfer.StoreTransferWorker"]
     extra += ["--weight-transfer-config", '{"backend": "nccl_over_store"}']

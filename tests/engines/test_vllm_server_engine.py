@@ -18,10 +18,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from toolgrpo.engines import vllm_server
+from toolgrpo.engines import server_link
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
-from toolgrpo.engines.server_transfer import TransferWeights
-from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, choose_weight_route
+from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
+from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.engine import sample_in_turn
@@ -47,6 +47,30 @@ def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
 
 def ask(ids: tuple[int, ...] = (1, 2, 3)) -> SampleRequest:
     return SampleRequest(ids=ids, max_tokens=8, stop_ids=(9,), options=SamplingOptions())
+
+
+def test_nothing_is_left_to_the_servers_defaults(server: StandInVLLM) -> None:
+    options = SamplingOptions(temperature=0.7, top_k=20, min_p=0.1)
+    sample_in_turn(engine_of(server), SampleRequest((1, 2, 3), max_tokens=5, stop_ids=(9,), options=options, seed=4))
+    assert server.asked == [
+        {
+            "model": "base",
+            "prompt": [1, 2, 3],
+            "max_tokens": 5,
+            "temperature": 0.7,
+            "top_p": 1.0,
+            "top_k": 20,
+            "min_p": 0.1,
+            "repetition_penalty": 1.0,
+            "seed": 4,
+            "stop_token_ids": [9],
+            "ignore_eos": True,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "add_special_tokens": False,
+        }
+    ]
 
 
 # Retries
@@ -84,7 +108,7 @@ def test_a_server_that_never_answers_meets_the_deadline_of_the_request(server: S
 def test_another_server_takes_over_from_one_that_fails(
     start: Callable[[], StandInVLLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_server, "_DOWN_FOR_S", 600.0)
+    monkeypatch.setattr(server_link, "_DOWN_FOR_S", 600.0)
     broken, sound = start(), start()
     broken.answers[COMPLETIONS] = Body(b"broken", 500)
     engine = engine_of(broken, sound)
@@ -326,8 +350,8 @@ def test_a_cancelled_request_closes_its_connection(server: StandInVLLM) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert engine._run is not None
-        assert not engine._run._in_flight
-        assert engine._run._open_requests == [0]
+        assert not engine._run.in_flight
+        assert engine._run.links[0].n_open == 0
         await engine.close()
 
     asyncio.run(main())

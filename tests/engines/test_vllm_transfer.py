@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from tests.support.ports import free_port
-from toolgrpo.engines import server_transfer, server_update, vllm_http
+from toolgrpo.engines import server_transfer, server_weights, vllm_http
 from toolgrpo.engines.base import SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, first_free_port
 from toolgrpo.engines.vllm_http import ServerControl
@@ -70,7 +70,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     for name, replacement in (("open_trainer_endpoint", wire.meet), ("packed_nccl_broadcast_producer", wire.broadcast)):
         assert hasattr(nccl_engine, name), f"vLLM's trainer for NCCL has no {name} any more; see vllm_transfer.py"
         monkeypatch.setattr(nccl_engine, name, replacement)
-    monkeypatch.setattr(server_update, "_CHUNK_BYTES", 16)
+    monkeypatch.setattr(server_weights, "_CHUNK_BYTES", 16)
     return wire
 
 
@@ -228,7 +228,7 @@ def test_on_one_gpu_handles_of_its_memory_are_told_by_the_main_process_alone(
     class Device:
         uuid = "GPU-1"
 
-    monkeypatch.setattr(server_update, "_CHUNK_BYTES", 12)
+    monkeypatch.setattr(server_weights, "_CHUNK_BYTES", 12)
     monkeypatch.setattr(ipc_engine, "packed_ipc_producer", packed)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Device())
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)

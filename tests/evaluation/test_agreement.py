@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.engines.sampling import processed_logprobs
+from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.evaluation.agreement import NOTHING_DRAWN, differences, drawn_tokens
 from toolgrpo.testing.episodes import cut_into_segments
 from toolgrpo.trajectory import StopReason, Trajectory, Turn

@@ -23,7 +23,7 @@ TRL = (
 )
 VLLM = ("engines/vllm_seam.py", "engines/vllm_transfer.py")
 VLLM_HTTP = tuple(
-    f"engines/{name}.py" for name in ("vllm_http", "server_weights", "server_update", "server_transfer", "vllm_worker")
+    f"engines/{name}.py" for name in ("vllm_http", "server_link", "server_weights", "server_transfer", "vllm_worker")
 )
 SERVED_BY_US = ("gateway/server.py",)  # the same paths of OpenAI's API, from the other side
 TORCH = ("shared_pass/torch_seam.py",)

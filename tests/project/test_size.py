@@ -23,7 +23,7 @@ LINES = {
     "commands": 4550,
     "credit": 550,
     "data": 1450,
-    "engines": 4100,
+    "engines": 3950,
     "evaluation": 1050,
     "gateway": 1850,
     "models": 250,

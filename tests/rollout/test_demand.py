@@ -14,8 +14,7 @@ from transformers import Qwen2Config, Qwen3Config
 
 from toolgrpo.engines import build
 from toolgrpo.engines.build import EngineOptions
-from toolgrpo.engines.memory import kv_bytes_per_token
-from toolgrpo.engines.policy import Backend, Policy
+from toolgrpo.engines.policy import Backend, Policy, kv_bytes_per_token
 from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.rollout.demand import Demand, Window, suit

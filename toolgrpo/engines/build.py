@@ -15,8 +15,7 @@ from accelerate.utils import broadcast_object_list
 
 from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weights
 from toolgrpo.engines.base import Engine
-from toolgrpo.engines.memory import head_size
-from toolgrpo.engines.policy import Policy
+from toolgrpo.engines.policy import Policy, head_size
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import CPU_HEAD_SIZES, vllm_available, vllm_is_for_cpu
@@ -172,7 +171,7 @@ def _vllm_colocate(policy: Policy, options: EngineOptions) -> Engine:
 
 
 def _vllm_server(policy: Policy, options: EngineOptions) -> Engine:
-    from toolgrpo.engines.server_weights import choose_weight_route
+    from toolgrpo.engines.server_transfer import choose_weight_route
     from toolgrpo.engines.vllm_server import VLLMServerEngine
 
     asked = options.vllm_server

@@ -1,48 +1,73 @@
-"""What a vLLM server's answers mean, and which of them are not believed. Tested with vLLM 0.31.0.
+"""JSON to and from a vLLM server: the body of a completion, and which answers are believed. Tested with vLLM 0.31.0.
 
-Pure functions from decoded JSON to a value; what does not fit raises `BadAnswer`, which names the
-field, its value and what was expected. Every field has one place, which the sentence names; nothing
-is searched for.
+Pure functions. What does not fit raises `BadAnswer`, which names the field, its value and what was
+expected. Every field has one place, which the sentence names; nothing is searched for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.engines.checks import MISSING, BadAnswer, Said, checked_sample, shown
 
 _KINDS = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
+_HINT = "; toolgrpo needs the /v1/completions of vLLM 0.31 or newer"
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an answer has to be the answer to."""
+    """One request to `/v1/completions`, and what its answer must be the answer to."""
 
     request: SampleRequest
-    request_id: str  # vLLM gives it back behind `cmpl-`
     model: str
     vocabulary: int
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # vLLM returns it behind `cmpl-`
 
+    def payload(self) -> dict[str, Any]:
+        """Return the body; nothing is left to the server's defaults."""
+        options = self.request.options
+        return {
+            "model": self.model,
+            "prompt": list(self.request.ids),
+            "max_tokens": self.request.max_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "min_p": options.min_p,
+            "repetition_penalty": options.repetition_penalty,
+            "seed": self.request.seed,
+            "stop_token_ids": list(self.request.stop_ids),
+            "ignore_eos": True,  # only `stop_ids` end a turn
+            "logprobs": 0,  # of the sampled token alone
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # spares the server the text of every token
+            "add_special_tokens": False,
+        }
 
-def completion_sample(body: Any, asked: Completion) -> Sample:
-    """Return the sample in an answer of `/v1/completions`."""
-    _same(body, "id", f"cmpl-{asked.request_id}", "that of this request")
-    _same(body, "model", asked.model, "the model asked for")
-    choices = _field(body, "choices", list)
-    if len(choices) != 1:
-        raise BadAnswer("choices", Said(f"a list of {len(choices)}"), "one choice, as asked for")
-    choice = choices[0]
-    _same(choice, "prompt_token_ids", list(asked.request.ids), "those sent", "choices[0].")
-    reason = _field(choice, "finish_reason", str, "choices[0].")
-    if reason not in ("stop", "length"):
-        raise BadAnswer("choices[0].finish_reason", reason, "'stop' or 'length'")
-    hint = "; toolgrpo needs the /v1/completions of vLLM 0.31 or newer"
-    ids = _field(choice, "token_ids", list, "choices[0].", hint)
-    logprobs = _field(choice, "logprobs", dict, "choices[0].", hint)
-    numbers = _field(logprobs, "token_logprobs", list, "choices[0].logprobs.", hint)
-    return checked_sample(ids, numbers, FinishReason(reason), asked.request, asked.vocabulary)
+    @property
+    def most_bytes(self) -> int:
+        """More than any honest answer has: about 120 a token, 8 for one of the prompt."""
+        return (1 << 16) + 32 * len(self.request.ids) + 1024 * self.request.max_tokens
+
+    def sample(self, body: Any) -> Sample:
+        """Return the sample in an answer."""
+        _same(body, "id", f"cmpl-{self.request_id}", "that of this request")
+        _same(body, "model", self.model, "the model asked for")
+        choices = _field(body, "choices", list)
+        if len(choices) != 1:
+            raise BadAnswer("choices", Said(f"a list of {len(choices)}"), "one choice, as asked for")
+        choice = choices[0]
+        _same(choice, "prompt_token_ids", list(self.request.ids), "those sent", "choices[0].")
+        reason = _field(choice, "finish_reason", str, "choices[0].")
+        if reason not in ("stop", "length"):
+            raise BadAnswer("choices[0].finish_reason", reason, "'stop' or 'length'")
+        ids = _field(choice, "token_ids", list, "choices[0].", _HINT)
+        logprobs = _field(choice, "logprobs", dict, "choices[0].", _HINT)
+        numbers = _field(logprobs, "token_logprobs", list, "choices[0].logprobs.", _HINT)
+        return checked_sample(ids, numbers, FinishReason(reason), self.request, self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +93,7 @@ def _model_card(card: Any, where: str) -> ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What a server in development mode says of itself in `/server_info?config_format=json`."""
+    """The part of `/server_info?config_format=json` (development mode) that matters here."""
 
     logprobs_mode: str
     worker: str
@@ -77,7 +102,7 @@ class ServerConfig:
 
 
 def server_config(body: Any) -> ServerConfig:
-    """Return the part of `/server_info` that matters here."""
+    """Return what `/server_info` says."""
     config = _field(body, "vllm_config", dict)
     model = _field(config, "model_config", dict, "vllm_config.")
     parallel = _field(config, "parallel_config", dict, "vllm_config.")
@@ -92,22 +117,19 @@ def server_config(body: Any) -> ServerConfig:
     )
 
 
-def version_of_server(body: Any) -> str:
+def version_of_server(body: Any) -> Any:
     """Return what `/version` says."""
-    version: str = _field(body, "version", str)
-    return version
+    return _field(body, "version", str)
 
 
-def version_of_weights(body: Any) -> str:
+def version_of_weights(body: Any) -> Any:
     """Return what `/weight_info` says."""
-    version: str = _field(body, "weight_version", str)
-    return version
+    return _field(body, "weight_version", str)
 
 
-def cache_was_emptied(body: Any) -> bool:
+def cache_was_emptied(body: Any) -> Any:
     """Return what `/reset_prefix_cache` says."""
-    success: bool = _field(body, "success", bool)
-    return success
+    return _field(body, "success", bool)
 
 
 def named_version(version: str, body: Any) -> None:

@@ -18,18 +18,31 @@ rollout ends it, since nobody walks the weights then.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
 from toolgrpo.engines import server_answers
-from toolgrpo.engines.server_update import Weights, chunks, for_each, forget_prefixes, holds_version, pause, resume
+from toolgrpo.engines.server_weights import (
+    DiskWeights,
+    LoraWeights,
+    ServerWeights,
+    Weights,
+    chunks,
+    for_each,
+    forget_prefixes,
+    holds_version,
+    pause,
+    resume,
+)
 from toolgrpo.engines.vllm_http import ServerControl
-from toolgrpo.engines.vllm_transfer import Meeting, WeightSender
+from toolgrpo.engines.vllm_options import vllm_available
+from toolgrpo.engines.vllm_transfer import BACKENDS, Meeting, WeightSender
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 _PORTS_TRIED = 100
@@ -203,3 +216,58 @@ def _address_towards(url: str) -> str:
             f"this machine has no IPv4 address towards {url} ({error}), and vLLM's transfer meets at one; give the "
             f"server's IPv4 address, or start it without --weight-transfer-config"
         ) from error
+
+
+def choose_weight_route(
+    urls: Sequence[str],
+    *,
+    device: torch.device,
+    folder: Path,
+    run_id: str,
+    save_adapter: Callable[[Path], Any] | None = None,
+    ready_timeout_s: float,
+    timeout_s: float,
+    group_port: int,
+    process_index: int = 0,
+) -> ServerWeights:
+    """Choose the adapter alone if there is one to save, vLLM's own transfer if both sides can, else a folder.
+
+    A transfer needs a GPU here, and servers that were all started for it.
+
+    Every training process asks the same servers, and so takes the same route.
+    """
+    if save_adapter is not None:
+        return LoraWeights(folder, save_adapter, run_id)
+    if device.type == "cuda":
+        backend = _common_backend(urls, ready_timeout_s, timeout_s)
+        if backend is not None:
+            return TransferWeights(
+                backend,
+                device,
+                group_port=group_port,
+                timeout_s=timeout_s,
+                run_id=run_id,
+                process_index=process_index,
+            )
+    return DiskWeights(folder, run_id)
+
+
+def _common_backend(urls: Sequence[str], ready_timeout_s: float, timeout_s: float) -> str | None:
+    """Return the transfer that all servers were started for, or None; a warning says why some do not count."""
+    started_for: set[str | None] = set()
+    for url in urls:
+        server = ServerControl(url, timeout_s=timeout_s)
+        server.wait_ready(ready_timeout_s)
+        started_for.add(server.weight_transfer)
+    if started_for == {None}:
+        return None
+    names = ", ".join(sorted(str(one or "none") for one in started_for))
+    (only,) = started_for if len(started_for) == 1 else (None,)
+    if only not in BACKENDS:
+        why = f"the vLLM servers were started for {names} as their weight transfer, not all for one of nccl and ipc"
+    elif not vllm_available():
+        why = f"the vLLM servers were started for {names}, but vLLM is not installed here"
+    else:
+        return only
+    _log.warning("%s: weights go through a folder", why)
+    return None

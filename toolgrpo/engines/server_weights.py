@@ -1,4 +1,4 @@
-"""How the trainer's weights reach a `vllm serve`: three routes, one small protocol.
+"""How the trainer's weights reach a `vllm serve`: a small protocol, and two of its three routes.
 
 * `DiskWeights`: written to a folder that the servers can read, then reloaded by them. Works
   everywhere.
@@ -9,14 +9,21 @@
 Invariants: after `push` every server has the new weights and no cached prefix of the old ones;
 `holds` tells a server that lost them (it was restarted); `restore` gives them back, or says that it
 cannot. Each version has a name of its own, so an old one is never taken for a new one.
+
+An update pauses the server, forgets its prefixes, names the new weights and resumes. A paused server
+keeps its requests and computes nothing: those in flight go on with the new weights where they were,
+and vLLM computes their caches anew. A server whose update failed stays paused, so that nobody draws
+from half of it; the next update, of this run or another, resumes it.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
-from collections.abc import Callable, Sequence
-from logging import getLogger
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,23 +31,13 @@ import torch
 from safetensors.torch import save_file
 
 from toolgrpo.engines import server_answers
-from toolgrpo.engines.server_transfer import TransferWeights
-from toolgrpo.engines.server_update import (
-    Weights,
-    chunks,
-    for_each,
-    forget_prefixes,
-    holds_version,
-    name_version,
-    pause,
-    resume,
-)
 from toolgrpo.engines.vllm_http import ServerControl
-from toolgrpo.engines.vllm_options import vllm_available
-from toolgrpo.engines.vllm_transfer import BACKENDS
 from toolgrpo.errors import EngineError
 
-_log = getLogger(__name__)
+_CHUNK_BYTES = 1 << 30
+_CACHE_RESET_TRIES = 50
+
+Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 class ServerWeights(Protocol):
@@ -175,56 +172,57 @@ class LoraWeights:
         return f"{self._run_id}-{version}"
 
 
-def choose_weight_route(
-    urls: Sequence[str],
-    *,
-    device: torch.device,
-    folder: Path,
-    run_id: str,
-    save_adapter: Callable[[Path], Any] | None = None,
-    ready_timeout_s: float,
-    timeout_s: float,
-    group_port: int,
-    process_index: int = 0,
-) -> ServerWeights:
-    """Choose the adapter alone if there is one to save, vLLM's own transfer if both sides can, else a folder.
+def pause(server: ServerControl) -> None:
+    """Let its requests stay where they are; also where it is paused already."""
+    server.post("/pause?mode=keep", read=partial(server_answers.status_is, "paused"))
 
-    A transfer needs a GPU here, and servers that were all started for it.
 
-    Every training process asks the same servers, and so takes the same route.
+def resume(server: ServerControl) -> None:
+    """Let its requests go on."""
+    server.post("/resume", read=partial(server_answers.status_is, "resumed"))
+
+
+def forget_prefixes(server: ServerControl) -> None:
+    """Forget every cached prefix of a paused server, those of requests in flight among them."""
+    for _ in range(_CACHE_RESET_TRIES):
+        if server.post("/reset_prefix_cache?reset_running_requests=true", read=server_answers.cache_was_emptied):
+            return
+        time.sleep(0.1)  # a transfer of cached blocks is on its way
+    raise EngineError(
+        f"the vLLM server at {server.url} could not forget its cached prefixes, which older weights have computed. "
+        f"Start it anew, and resume from the last checkpoint."
+    )
+
+
+def name_version(server: ServerControl, version: str) -> None:
+    """Name the weights that it holds now."""
+    named = partial(server_answers.named_version, version)
+    server.post("/update_weight_version", {"new_version": version}, named)
+
+
+def holds_version(server: ServerControl, version: str) -> bool:
+    """Return whether these are the weights that it holds; one that was restarted names others."""
+    return bool(server.get("/weight_info", server_answers.version_of_weights) == version)
+
+
+def for_each(servers: Sequence[ServerControl], action: Callable[[ServerControl], None]) -> None:
+    """Do it with all servers at a time."""
+    with ThreadPoolExecutor(max(1, len(servers))) as pool:
+        list(pool.map(action, servers))
+
+
+def chunks(weights: Weights) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield copies of the tensors, about a GiB at a time.
+
+    A gathered tensor lives only until the next one is asked for.
     """
-    if save_adapter is not None:
-        return LoraWeights(folder, save_adapter, run_id)
-    if device.type == "cuda":
-        backend = _common_backend(urls, ready_timeout_s, timeout_s)
-        if backend is not None:
-            return TransferWeights(
-                backend,
-                device,
-                group_port=group_port,
-                timeout_s=timeout_s,
-                run_id=run_id,
-                process_index=process_index,
-            )
-    return DiskWeights(folder, run_id)
-
-
-def _common_backend(urls: Sequence[str], ready_timeout_s: float, timeout_s: float) -> str | None:
-    """Return the transfer that all servers were started for, or None; a warning says why some do not count."""
-    started_for: set[str | None] = set()
-    for url in urls:
-        server = ServerControl(url, timeout_s=timeout_s)
-        server.wait_ready(ready_timeout_s)
-        started_for.add(server.weight_transfer)
-    if started_for == {None}:
-        return None
-    names = ", ".join(sorted(str(one or "none") for one in started_for))
-    (only,) = started_for if len(started_for) == 1 else (None,)
-    if only not in BACKENDS:
-        why = f"the vLLM servers were started for {names} as their weight transfer, not all for one of nccl and ipc"
-    elif not vllm_available():
-        why = f"the vLLM servers were started for {names}, but vLLM is not installed here"
-    else:
-        return only
-    _log.warning("%s: weights go through a folder", why)
-    return None
+    chunk: dict[str, torch.Tensor] = {}
+    n_bytes = 0
+    for name, tensor in weights:
+        chunk[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        n_bytes += tensor.nbytes
+        if n_bytes >= _CHUNK_BYTES:
+            yield chunk
+            chunk, n_bytes = {}, 0
+    if chunk:
+        yield chunk

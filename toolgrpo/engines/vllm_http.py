@@ -1,37 +1,48 @@
-"""What is said to a `vllm serve` over HTTP. Tested with vLLM 0.31.0.
+"""HTTP with a `vllm serve`: one exchange, bounded in bytes and time, and the blocking control calls.
 
-Token ids go in and come out (`prompt` takes ids, `return_token_ids` gives them back), so nothing is
-tokenized on the way. `ServerControl` is the blocking side: readiness, and the calls that replace
-weights, made while no rollout runs.
+Tested with vLLM 0.31.0. Token ids go in and come out, so nothing is tokenized on the way.
 
-Invariants of a control call: it ends within `timeout_s`, tries and answer included; a lost
-connection, a 5xx and an answer that `server_answers` does not believe are tried again a few times
-where the call may be made twice; what is left is an `EngineError` (or a `ConfigError`, where the
-server was started wrongly) that names the server. While it waits, one line per minute says so.
+An exchange reads an answer up to a number of bytes and does not decompress it (none is asked for,
+and a compressed one is refused); it follows no redirect. A lost connection is a `NoAnswer`, a bad
+answer a `BadAnswer`. The caller's `asyncio.timeout` around `exchange` bounds headers and body
+together, however slowly they drip. Hundreds of requests are in flight on the training's cores: hence
+aiohttp, and not a pool that looks through all its connections at every request
+(`benchmarks/server_client.py`).
+
+`ServerControl` asks for readiness and replaces weights. A call ends within `timeout_s`, tries and
+answer included. A lost connection, a 5xx and an answer that is not believed are tried again a few
+times where the call may be made twice; after that comes an `EngineError` (or a `ConfigError`, where
+the server was started wrongly) that names the server. One line per minute says that it waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
 from logging import getLogger
+from types import SimpleNamespace
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from toolgrpo.engines import server_answers
-from toolgrpo.engines.base import SampleRequest
-from toolgrpo.engines.checks import BadAnswer
-from toolgrpo.engines.http_exchange import Answer, NoAnswer, decoded, exchange, in_background, new_client
-from toolgrpo.engines.server_answers import ServerConfig
+from toolgrpo.engines.checks import BadAnswer, Said, shown
+from toolgrpo.engines.server_answers import ModelCard, ServerConfig
 from toolgrpo.engines.vllm_seam import warn_if_untested
 from toolgrpo.engines.vllm_worker import WORKER_EXTENSION
 from toolgrpo.errors import ConfigError, EngineError
 
 T = TypeVar("T")
 
-COMPLETIONS = "/v1/completions"
 SAY_EVERY_S = 60.0
+_CONNECT_S = 10.0
 _HEALTH_TIMEOUT_S = 5.0
 _POLL_S = 0.5
 _SAY_WAITING_EVERY_S = 30.0
@@ -41,35 +52,120 @@ _CONTROL_BYTES = 16 << 20
 _log = getLogger(__name__)
 
 
-def completion_payload(request: SampleRequest, model: str) -> dict[str, Any]:
-    """Return the body of a completion request; nothing is left to the server's defaults."""
-    options = request.options
-    return {
-        "model": model,
-        "prompt": list(request.ids),
-        "max_tokens": request.max_tokens,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repetition_penalty,
-        "seed": request.seed,
-        "stop_token_ids": list(request.stop_ids),
-        "ignore_eos": True,  # only `stop_ids` end a turn
-        "logprobs": 0,  # of the sampled token alone
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,  # spares the server the text of every token
-        "add_special_tokens": False,
-    }
+class NoAnswer(Exception):
+    """A connection that failed, or was lost before the whole answer had come."""
 
 
-def completion_bytes(request: SampleRequest) -> int:
-    """Return more bytes than any honest answer has: about 120 a token, 8 for one of the prompt."""
-    return (1 << 16) + 32 * len(request.ids) + 1024 * request.max_tokens
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status and a body of at most as many bytes as the caller allowed."""
+
+    status: int
+    body: bytes
+
+    @property
+    def excerpt(self) -> str:
+        """Return its first characters, fit for a sentence."""
+        return repr(self.body[:500].decode(errors="replace"))
+
+    def json(self) -> Any:
+        """Return what the body says; `BadAnswer` if it is not JSON, too deep, or too big."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:  # broken UTF-8 and JSON are ValueErrors
+            what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            text = self.body[:120].decode(errors="replace") + ("..." if len(self.body) > 120 else "")
+            raise BadAnswer("its body", text, f"JSON ({what})") from error
+
+
+def new_client(headers: Mapping[str, str], *, keepalive_s: float = 0.0) -> aiohttp.ClientSession:
+    """Return a client for many requests at once, without proxies and cookies.
+
+    Only connecting has a deadline here. With `keepalive_s` a connection waits so long for its next request.
+    """
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_create_end.append(_connected)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=not keepalive_s, keepalive_timeout=keepalive_s or None),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        headers={"Accept-Encoding": "identity", **headers},
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[tracing],
+    )
+
+
+async def _connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+    context.trace_request_ctx()
+
+
+async def exchange(
+    client: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    most_bytes: int,
+    on_connect: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Answer:
+    """Send one request and read its answer; `NoAnswer` if none comes, `BadAnswer` if it is bad.
+
+    `on_connect` is called if a new connection is made for it, before anything is sent.
+    """
+    try:
+        async with client.request(
+            method, url, allow_redirects=False, trace_request_ctx=on_connect, **options
+        ) as response:
+            if 300 <= response.status < 400:
+                to = shown(response.headers.get("location"))
+                raise BadAnswer("its status", Said(f"{response.status}, a redirect to {to}"), "an answer of its own")
+            return Answer(response.status, await _bounded_body(response, most_bytes))
+    except (aiohttp.ClientError, OSError) as error:
+        raise NoAnswer(f"{type(error).__name__}: {_why(error)}".removesuffix(": ")) from error
+
+
+def _why(error: Exception) -> str:
+    """Return what happened, in one line."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):  # it has what was parsed so far as its message
+        return "the connection was closed before an answer had come whole"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
+    what = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return " ".join(what.split()).removesuffix(" ^")
+
+
+async def _bounded_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise BadAnswer("its content-encoding", encoding, "none, since none was asked for")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > most_bytes:
+            raise BadAnswer("its body", Said(f"longer than {most_bytes:,} bytes"), "no more than that")
+    return bytes(body)
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Start what blocks in a daemon thread, which nobody has to wait for.
+
+    (Python waits for the threads of `asyncio.to_thread` before it ends.)
+    """
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def target() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # carried over to the caller, which raises it
+            outcome.set_exception(error)
+
+    threading.Thread(target=target, name="toolgrpo-http", daemon=True).start()
+    return outcome
 
 
 class ServerControl:
-    """One server, spoken to synchronously.
+    """One server, for callers that block, also where an event loop runs already (a notebook).
 
     Every failure is an `EngineError` or `ConfigError` that names the server.
     """
@@ -79,15 +175,12 @@ class ServerControl:
     ) -> None:
         self.url = _checked_url(url)
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.weight_lock = threading.Lock()  # held by whoever gives it weights, or asks which it has
         self._timeout_s = timeout_s
         self._say_every_s = say_every_s
-        self._known_config: ServerConfig | None = None
-        self._config_is_known = False
 
     def wait_ready(self, timeout_s: float, *, may_come: Callable[[], bool] = lambda: True) -> None:
-        """Wait until the server is healthy (while it still may come),
-        saying now and then that it is waited for.
-        """
+        """Wait until the server is healthy (while it still may come), with a line now and then."""
         started, say_at = time.monotonic(), 0.0
         while (failure := self._health()) is not None:
             waited_s = time.monotonic() - started
@@ -104,26 +197,22 @@ class ServerControl:
 
     def _health(self) -> str | None:
         """Return None if the server is up, else what is wrong."""
-
-        async def ask() -> Answer:
-            async with asyncio.timeout(_HEALTH_TIMEOUT_S), new_client(self.headers) as client:
-                return await exchange(client, "GET", f"{self.url}/health", most_bytes=_CONTROL_BYTES)
-
         try:
-            answer = in_background(ask)
+            answer = self._exchange("GET", "/health", None, _HEALTH_TIMEOUT_S)
         except TimeoutError:
             return f"no answer within {_HEALTH_TIMEOUT_S:g} s"
         except (NoAnswer, BadAnswer) as error:
             return str(error)
         return None if 200 <= answer.status < 300 else f"HTTP {answer.status}"
 
-    def served_model(self) -> tuple[str, int]:
-        """Return the name of the base model, and its honest context window."""
+    @cached_property
+    def base_model(self) -> ModelCard:
+        """The base model, with its honest context window."""
         cards = self.get("/v1/models", server_answers.model_cards)
-        card = next((card for card in cards if card.parent is None), None)
+        card: ModelCard | None = next((card for card in cards if card.parent is None), None)
         if card is None or card.max_model_len is None:
             raise ConfigError(f"{self.url}/v1/models names no model with a max_model_len; is this a `vllm serve`?")
-        return card.name, card.max_model_len
+        return card
 
     def adapters(self) -> set[str]:
         """Return the names of everything that is served, adapters among them."""
@@ -132,14 +221,11 @@ class ServerControl:
     def warn_if_untested(self) -> None:
         """Warn if the server tells its version and it is not a tested one."""
         version = self.get("/version", server_answers.version_of_server, or_none=True)
-        if version is not None:
-            warn_if_untested(version, f"runs at {self.url}")
+        warn_if_untested(version, f"runs at {self.url}")
 
     def check_logprobs_mode(self) -> None:
-        """Refuse a server whose log-probabilities leave out temperature, top_p and the like,
-        if it lets itself be asked.
-        """
-        config = self._config()
+        """Refuse a server whose log-probabilities leave out temperature, top_p and the like, if it can be asked."""
+        config = self._config
         if config is not None and config.logprobs_mode != "processed_logprobs":
             raise ConfigError(
                 f"the vLLM server at {self.url} gives {config.logprobs_mode}, but training needs the log-probabilities "
@@ -148,36 +234,33 @@ class ServerControl:
 
     @property
     def on_cpu(self) -> bool:
-        config = self._config()
-        return config is not None and "cpu" in config.worker.lower()
+        return self._config is not None and "cpu" in self._config.worker.lower()
 
     @property
     def weight_transfer(self) -> str | None:
         """The backend of `--weight-transfer-config`, if it was started with one and says so."""
-        config = self._config()
-        return None if config is None else config.weight_transfer
+        return None if self._config is None else self._config.weight_transfer
 
     def check_reloadable(self) -> None:
         """Refuse a server on the CPU that would keep old weights (see `vllm_worker`)."""
-        config = self._config()
-        if config is not None and self.on_cpu and config.worker_extension != WORKER_EXTENSION:
+        if self.on_cpu and self._config is not None and self._config.worker_extension != WORKER_EXTENSION:
             raise ConfigError(
                 f"the vLLM server at {self.url} runs on a CPU, where vLLM reloads all weights but a tied output head "
                 f"and the experts of a mixture. "
                 f"Start it with `--worker-extension-cls {WORKER_EXTENSION}` (and toolgrpo installed beside it)."
             )
 
+    @cached_property
     def _config(self) -> ServerConfig | None:
-        """Return the server's configuration, asked for once; None outside development mode."""
-        if not self._config_is_known:
-            path = "/server_info?config_format=json"
-            self._known_config = self.get(path, server_answers.server_config, or_none=True)
-            self._config_is_known = True
-        return self._known_config
+        """The server's configuration; None outside development mode."""
+        found: ServerConfig | None = self.get(
+            "/server_info?config_format=json", server_answers.server_config, or_none=True
+        )
+        return found
 
     def get(self, path: str, read: Callable[[Any], T], *, or_none: bool = False) -> Any:
         """Return what `read` makes of an answer, or None if `or_none` and no such path."""
-        return self._call("GET", path, None, lambda answer: read(decoded(answer.body)), _TRIES, or_none=or_none)
+        return self._call("GET", path, None, read, _TRIES, or_none=or_none)
 
     def post(
         self,
@@ -188,63 +271,64 @@ class ServerControl:
         once: bool = False,
     ) -> Any:
         """Return what `read` makes of the answer, if given; with `once`, never send twice."""
-
-        def result(answer: Answer) -> Any:
-            return None if read is None else read(decoded(answer.body))
-
-        return self._call("POST", path, body, result, 1 if once else _TRIES)
+        return self._call("POST", path, body, read, 1 if once else _TRIES)
 
     def _call(
-        self, method: str, path: str, body: Any, read: Callable[[Answer], T], tries: int, *, or_none: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        read: Callable[[Any], T] | None,
+        tries: int,
+        *,
+        or_none: bool = False,
     ) -> T | None:
         started, pause_s = time.monotonic(), _FIRST_PAUSE_S
-        cause: Exception
         name = path.partition("?")[0]
         for number in range(1, tries + 1):
-            left_s = started + self._timeout_s - time.monotonic()
             try:
-                answer = in_background(lambda: self._exchange(method, path, body, left_s))  # noqa: B023  # used up here
+                answer = self._exchange(method, path, body, started + self._timeout_s - time.monotonic())
                 if answer.status == 404 and or_none:
                     return None
                 self._check_status(answer, name)
-                return read(answer)
+                return None if read is None else read(answer.json())
             except TimeoutError:
                 raise EngineError(
                     f"the vLLM server at {self.url} did not answer {name} within {self._timeout_s:g} s "
                     f"(--engine_timeout). Look at its log, and resume from the last checkpoint."
                 ) from None
-            except NoAnswer as error:
-                problem, cause = f"did not answer {name}: {error}", error
-            except BadAnswer as error:
-                problem, cause = f"gave an answer to {name} that cannot be used: {error}", error
-            if number == tries or time.monotonic() + pause_s - started > self._timeout_s:
-                raise EngineError(f"the vLLM server at {self.url} {problem}{_times(number)}") from cause
+            except (NoAnswer, BadAnswer) as error:
+                bad = f"gave an answer to {name} that cannot be used: {error}"
+                problem = bad if isinstance(error, BadAnswer) else f"did not answer {name}: {error}"
+                if number == tries or time.monotonic() + pause_s - started > self._timeout_s:
+                    times = "" if number == 1 else f" ({number} times)"
+                    raise EngineError(f"the vLLM server at {self.url} {problem}{times}") from error
             _log.warning("the vLLM server at %s %s; it is asked again", self.url, problem)
             time.sleep(pause_s)
             pause_s *= 2
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _exchange(self, method: str, path: str, body: Any, left_s: float) -> Answer:
-        """Try once, within the seconds that are left, logging one line per minute."""
-        waiting = asyncio.create_task(self._say_waiting(path.partition("?")[0]))
-        try:
-            async with asyncio.timeout(max(0.0, left_s)), new_client(self.headers) as client:
-                options = {} if body is None else {"json": body}
-                return await exchange(client, method, f"{self.url}{path}", most_bytes=_CONTROL_BYTES, **options)
-        finally:
-            waiting.cancel()
+    def _exchange(self, method: str, path: str, body: Any, left_s: float) -> Answer:
+        """Try once, within the seconds that are left, with a line per minute."""
+
+        async def ask() -> Answer:
+            waiting = asyncio.create_task(self._say_waiting(path.partition("?")[0]))
+            try:
+                async with asyncio.timeout(max(0.0, left_s)), new_client(self.headers) as client:
+                    options = {} if body is None else {"json": body}
+                    return await exchange(client, method, f"{self.url}{path}", most_bytes=_CONTROL_BYTES, **options)
+            finally:
+                waiting.cancel()
+
+        return in_thread(lambda: asyncio.run(ask())).result()
 
     async def _say_waiting(self, name: str) -> None:
         started = time.monotonic()
         while True:
             await asyncio.sleep(self._say_every_s)
-            _log.warning(
-                "the vLLM server at %s has not answered %s for %.0f s; it is given %g s",
-                self.url,
-                name,
-                time.monotonic() - started,
-                self._timeout_s,
-            )
+            waited_s = time.monotonic() - started
+            line = "the vLLM server at %s has not answered %s for %.0f s; it is given %g s"
+            _log.warning(line, self.url, name, waited_s, self._timeout_s)
 
     def _check_status(self, answer: Answer, name: str) -> None:
         if answer.status == 404:
@@ -272,7 +356,3 @@ def _checked_url(url: str) -> str:
 
 def _refuse_url(url: str, why: str) -> NoReturn:
     raise ConfigError(f"{url!r} is no address of a vLLM server ({why}); give one like http://localhost:8000")
-
-
-def _times(number: int) -> str:
-    return "" if number == 1 else f" ({number} times)"

@@ -12,7 +12,7 @@ changes):
   (loading parameter by parameter crashes on the CPU, where vLLM has repacked them); its logger
   complains of layers that have no weights in any checkpoint, which is filtered;
 * `LLMEngine.sleep(level)` and `wake_up(tags)`; `reset_prefix_cache`, which says whether it could;
-* `ModelConfig.compute_hash`, which has the model's path in it (`config_folder.py`);
+* `ModelConfig.compute_hash`, which has the model's path in it (`vllm_options.py`);
 * `EngineArgs(enable_lora=...)`, `LoRARequest` and `LLMEngine.remove_lora`: an adapter beside the
   base model, a new one each step;
 * `vllm.v1.engine.core.cleanup_dist_env_and_memory`: vLLM ends the process's default group when it
@@ -50,8 +50,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
-from toolgrpo.engines.config_folder import config_folder
-from toolgrpo.engines.vllm_options import VLLMOptions, vllm_version
+from toolgrpo.engines.vllm_options import VLLMOptions, config_folder, vllm_version
 from toolgrpo.errors import EngineError, FinalEngineError
 
 if TYPE_CHECKING:

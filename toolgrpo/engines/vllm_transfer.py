@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import base64
 import pickle
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +33,7 @@ from typing import Any, Protocol
 
 import torch
 
+from toolgrpo.engines.vllm_http import in_thread
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
 BACKENDS = ("nccl", "ipc")
@@ -114,18 +114,14 @@ class WeightSender:
 
     def _watched(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what `work` does in a thread, which nobody waits for once a server has refused."""
-        outcome: Future[Any] = Future()
         number = self._device.index  # a thread begins on the first device
         there: AbstractContextManager[Any] = nullcontext() if number is None else torch.accelerator.device_index(number)
 
-        def target() -> None:
-            try:
-                with there:
-                    outcome.set_result(work())
-            except BaseException as error:  # carried over to the caller, which raises it
-                outcome.set_exception(error)
+        def there_done() -> Any:
+            with there:
+                return work()
 
-        threading.Thread(target=target, name="toolgrpo-weight-transfer", daemon=True).start()
+        outcome = in_thread(there_done)
         wait([outcome, self._client.refusal], self._timeout_s, FIRST_COMPLETED)
         if self._client.refusal.done():
             raise self._client.refusal.result()

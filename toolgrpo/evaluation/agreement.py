@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.engines.sampling import processed_logprobs
+from toolgrpo.engines.decode_batch import processed_logprobs
 from toolgrpo.trajectory import Trajectory
 
 _TOKENS, _SEQUENCES = 64, 4

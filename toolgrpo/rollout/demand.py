@@ -17,8 +17,7 @@ from typing import Any
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.build import EngineOptions, choose_engine
-from toolgrpo.engines.memory import kv_bytes_per_token
-from toolgrpo.engines.policy import Policy
+from toolgrpo.engines.policy import Policy, kv_bytes_per_token
 from toolgrpo.rollout.rollouts import as_messages, thinking_of
 from toolgrpo.rollout.row_tools import offered_tools
 from toolgrpo.tools.base import ToolProvider
