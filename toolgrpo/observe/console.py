@@ -25,12 +25,14 @@ def show_engine_lines(say: Callable[[str], None]) -> None:
     Whoever was told of them before is not any more.
     """
     logger = logging.getLogger("toolgrpo.engines")
-    for handler in [handler for handler in logger.handlers if isinstance(handler, _Saying)]:
+    for handler in [handler for handler in logger.handlers if isinstance(handler, WarningLines)]:
         logger.removeHandler(handler)
-    logger.addHandler(_Saying(say))
+    logger.addHandler(WarningLines(say))
 
 
-class _Saying(logging.Handler):
+class WarningLines(logging.Handler):
+    """Pass the text of each warning to `say`, whose failure ends no run."""
+
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
@@ -38,5 +40,5 @@ class _Saying(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._say(record.getMessage())
-        except Exception:  # a line that cannot be shown ends no run
+        except Exception:  # a line that cannot be shown or written
             self.handleError(record)

@@ -18,6 +18,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from toolgrpo.observe.console import WarningLines
 from toolgrpo.observe.line_file import LineFile, json_line
 from toolgrpo.observe.records import SCHEMA
 from toolgrpo.observe.trackers import versions
@@ -56,7 +57,7 @@ class StepLog(Observer, TrainerCallback):  # type: ignore[misc]  # transformers 
         self._phases = _Phases(clock)
         self._began = (0.0, 0, 0)  # clock, bytes and steps done when this training began
         self._warned = False
-        self._handler = _Warnings(self)
+        self._handler = WarningLines(lambda text: self.event("warning", text[:2000], step=self.step))
         if self._file is not None:
             logging.getLogger("toolgrpo").addHandler(self._handler)
 
@@ -209,20 +210,6 @@ class _Phases:
         if self._phase is not None:
             self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
         self._since = now
-
-
-class _Warnings(logging.Handler):
-    """Record each warning of this package as an event."""
-
-    def __init__(self, log: StepLog) -> None:
-        super().__init__(logging.WARNING)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._log.event("warning", record.getMessage()[:2000], step=self._log.step)
-        except Exception:  # a line that cannot be written ends no run here: the recording itself says so
-            self.handleError(record)
 
 
 def size_warning(n_bytes: int, *, seconds: float, steps: int, all_steps: int) -> str | None:
