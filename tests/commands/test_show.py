@@ -22,9 +22,11 @@ from toolgrpo.commands.show import run_show
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError
 from toolgrpo.ledger import Ledger
+from toolgrpo.models import NANO
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, run_episode
+from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[red]not markup[/red]\u202e"
@@ -199,6 +201,16 @@ def test_what_differs_is_shown_then_and_now(folder: Path) -> None:
     differs, shown = replay(folder, "6")
     assert differs and "same     turn 1: call add { -> [invalid_json]" in shown
     assert "differs  reward accuracy 0.5, now 0.1" in shown
+
+
+@pytest.mark.e2e
+def test_a_whole_episode_is_rendered_with_the_arguments_that_the_run_gave_its_template(folder: Path) -> None:
+    flags = ("--with_model", "nano", "--engine", "transformers", "--use_cpu", "true", "--max_completion_length", "2")
+    thinks_not = ("--chat_template_kwargs", '{"enable_thinking": false}')
+    parsed = parse_replay_arguments([str(folder), "4", *flags, *thinks_not])
+    run = ReplayRun(*parsed, Terminal(None, io.StringIO(), quiet=False))
+    now = run.sampled_again("nano", None)
+    assert load_tokenizer(str(NANO)).decode(now.prompt_ids).endswith("<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize("arguments", [["5"], [], ["--episode", "5"], ["run", "five"]])

@@ -126,8 +126,8 @@ class ReplayRun:
         config = self.config
         return rewards_again(self.row, trajectory, rewards, config.reward_weights, config.success_threshold)
 
-    def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
-        """Sample the episode again, and show where the two diverge and how they end."""
+    def sampled_again(self, model: str, tools: Toolbox | None) -> Trajectory:
+        """Return the episode as this model samples it, from the prompt that the training rendered."""
         config = self.config
         loaded = load_model(Path(self.parts.model_path(model)), self.parts.model_init_kwargs(), config)
         rollouts = Rollouts(
@@ -142,9 +142,13 @@ class ReplayRun:
         )
         try:
             rollouts.load_weights(loaded.policy.weights())
-            now = episode_again(rollouts, self.row, config.sampling_options(), config.seed)
+            return episode_again(rollouts, self.row, config.sampling_options(), config.seed)
         finally:
             rollouts.close()
+
+    def _whole(self, model: str, tools: Toolbox | None, rewards: Sequence[Reward]) -> bool:
+        """Sample the episode again, and show where the two diverge and how they end."""
+        now = self.sampled_again(model, tools)
         scored = self._scored(now, rewards)
         record = {
             **self.record,
@@ -156,7 +160,7 @@ class ReplayRun:
         }
         console = self.terminal.console
         console.print(conversation(self.record))
-        console.print(f"\nnow, with {model} and the seed {config.seed}:\n", markup=False)
+        console.print(f"\nnow, with {model} and the seed {self.config.seed}:\n", markup=False)
         console.print(conversation(record))
         place = first_parting(self.then, now)
         if place is None:
