@@ -15,7 +15,7 @@ from trl.trainer.utils import add_fused_lm_head
 from toolgrpo.shared_pass.attention import PrefixLayout, attend_in_batches
 from toolgrpo.shared_pass.packing import Segment, pack, rows_of_batch
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.trainer.trl_seam import tune_fused_head
+from toolgrpo.trainer.trl.trainer import tune_fused_head
 
 __all__ = ["exactness", "flex", "speed"]
 

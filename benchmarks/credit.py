@@ -6,7 +6,7 @@
 A state is how many calls of the chain are right so far, and whether the last one was wrong. In each state the policy draws
 one of ten actions by a softmax over a row of its table: the right call, eight wrong ones, or the answer. A wrong call can be
 made good by the right one. The reward is 1 if all four calls were right before the answer, within eight turns. Four groups of
-eight episodes make a step; the table moves along the policy gradient with the advantages of `toolgrpo.credit`. Both ways are
+eight episodes make a step; the table moves along the policy gradient with the advantages of `toolgrpo.learning`. Both ways are
 tuned alike: each learning rate of RATES is tried on every seed, and the way is shown with its best one.
 
 Success is that of a drawn episode, from the last 128 of them.
@@ -26,8 +26,8 @@ from typing import Any
 from _reporting import benchmark, parser_of
 from _rows import Figure, Row
 
-from toolgrpo.credit.turns import EpisodeTurns, turn_advantages
-from toolgrpo.signal.advantages import grouped_advantages
+from toolgrpo.learning.advantages import grouped_advantages
+from toolgrpo.learning.turns import EpisodeTurns, turn_advantages
 
 CALLS, MOST_TURNS, WRONG = 4, 8, 8
 ANSWER = 1 + WRONG  # action 0 is the right call

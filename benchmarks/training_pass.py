@@ -96,7 +96,7 @@ def serve(way: str, threads: int) -> None:
     import trl.trainer.utils
 
     if way != "trl":
-        from toolgrpo.trainer.trl_seam import tune_fused_head
+        from toolgrpo.trainer.trl.trainer import tune_fused_head
 
         tune_fused_head(torch.device("cpu"))  # for all forks
     if way == "heap":

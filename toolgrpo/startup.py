@@ -146,7 +146,7 @@ def _has_huge_pages() -> bool:
 
 _large_blocks = "as glibc does"  # or: heap, mapped
 _TUNABLES = "GLIBC_TUNABLES"
-_MAPPED_BYTES = 8 * 2**20  # above the tiles of the output head (trainer/trl_seam.py)
+_MAPPED_BYTES = 8 * 2**20  # above the tiles of the output head (trainer/trl/trainer.py)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # the numbers of malloc.h
 
 

@@ -5,7 +5,7 @@
 * `trl.chat_template_utils.add_response_schema`, which knows how the turns of these templates are
   read.
 
-What is private in TRL's trainer is touched in `toolgrpo/trainer/trl_seam.py` alone. Nothing is
+What is private in TRL's trainer is touched in `toolgrpo/trainer/trl/trainer.py` alone. Nothing is
 imported before it is asked for.
 """
 

@@ -20,7 +20,7 @@ import torch
 
 from toolgrpo.sft.encoder import Example
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.trainer.trl_seam import add_fused_head
+from toolgrpo.trainer.trl.trainer import add_fused_head
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of the Newton-Schulz iteration
 

@@ -15,7 +15,7 @@ from toolgrpo.commands.flag_table import FLAGS_FILE, read_names, table
 from toolgrpo.commands.given_words import unknown_flags
 from toolgrpo.commands.help_page import PAGES, help_text
 from toolgrpo.commands.main import COMMANDS, main
-from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
+from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
 
 def flags_in(text: str) -> set[str]:

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from tests.support.model_families import tiny_family
 from toolgrpo.engines.adapters import base_weights, own_weights
 from toolgrpo.engines.transformers import ReplicaEngine
-from toolgrpo.trainer.trl_seam import iter_named_params
+from toolgrpo.trainer.trl.trainer import iter_named_params
 
 BUFFERS = {"gemma4": "model.layers.0.layer_scalar", "glm4_moe": "model.layers.1.mlp.gate.e_score_correction_bias"}
 

@@ -10,7 +10,7 @@ from transformers import TrainerState
 
 from toolgrpo.data import load_tasks
 from toolgrpo.errors import ConfigError, DataError, RewardError
-from toolgrpo.evaluation.grading import grade, success_at
+from toolgrpo.evaluation.grading import Grading, grade, success_at
 from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout.batch import RolloutBatch, Scored
@@ -56,8 +56,6 @@ def test_rewards_read_copies() -> None:
 
 
 def test_rewards_may_log_and_ask_for_the_state_of_the_trainer() -> None:
-    logged: list[Any] = []
-
     def talks(
         completions: list[Any],
         trainer_state: TrainerState,
@@ -71,15 +69,9 @@ def test_rewards_may_log_and_ask_for_the_state_of_the_trainer() -> None:
         log_extra("words", ["a", "b"])
         return [1.0, 1.0]
 
-    grade(BATCH, [talks], threshold=1.0)
-    grade(
-        BATCH,
-        [talks],
-        threshold=1.0,
-        log_metric=lambda name, value: logged.append((name, value)),
-        log_extra=lambda column, values: logged.append((column, values)),
-    )
-    assert logged == [("talks/share", 0.5), ("words", ["a", "b"])]
+    grading = Grading([talks], [1.0], success_at(1.0), ["talks"])
+    answers = grading.ask([one.row for one in BATCH.episodes], BATCH.trajectories, step=7)
+    assert answers.metrics == {"talks/share": [0.5]} and answers.columns == {"words": ["a", "b"]}
 
 
 def test_a_built_in_that_logs_and_one_that_asks_for_the_prompt() -> None:

@@ -11,12 +11,9 @@ pytestmark = pytest.mark.lock
 
 PACKAGE = Path(__file__).parents[2] / "toolgrpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
-SEAMS = {
-    f"trainer/{name}.py"
-    for name in ("trl_seam", "trl_batch", "trl_signal", "trl_correction", "trl_ahead", "reward_seam")
-}
+SEAMS = {f"trainer/trl/{name}.py" for name in ("trainer", "batch", "rewards")}
 # What is kept of a batch between TRL's calls: it calls the seams, which need the trainer, and reads nothing of it.
-HAND_IT_ON = {f"trainer/{name}.py" for name in ("batch_in_training", "batch_signal", "off_policy")}
+HAND_IT_ON = {f"trainer/{name}.py" for name in ("batch_in_training", "off_policy")}
 MAY_TAKE_A_TRAINER = {*SEAMS, *HAND_IT_ON, "trainer/checkpointing.py"}
 CONFIGS = {"args", "config", "script", "script_args", "model_config", "evaluation"}
 
@@ -72,7 +69,7 @@ def test_no_config_is_changed_after_it_was_made() -> None:
         for target in (one.elts if isinstance(one, ast.Tuple) else [one])
         if isinstance(target, ast.Attribute) and is_field_of_a_config(target)
     }
-    assert found == {("trainer/trl_seam.py", "use_vllm"), ("trainer/checkpointing.py", "save_total_limit")}
+    assert found == {("trainer/trl/trainer.py", "use_vllm"), ("trainer/checkpointing.py", "save_total_limit")}
 
 
 @pytest.mark.parametrize("customer", ["evaluation", "rollout", "observe", "engines"])

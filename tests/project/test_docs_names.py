@@ -16,12 +16,12 @@ from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationArguments
 from toolgrpo.commands.given_words import ALIASES
+from toolgrpo.learning.correction import weight_metrics, weights_of_rows
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import Known, batch_metrics
 from toolgrpo.rewards import get_reward
 from toolgrpo.rollout import EpisodeLimits
 from toolgrpo.rollout.batch import Grade, RolloutBatch, Scored
-from toolgrpo.signal.correction import weight_metrics, weights_of_rows
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 

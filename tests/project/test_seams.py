@@ -14,13 +14,7 @@ import toolgrpo
 pytestmark = pytest.mark.lock
 
 PACKAGE = Path(toolgrpo.__file__).parent
-TRL = (
-    "trl_parts.py",
-    *(
-        f"trainer/{name}.py"
-        for name in ("trl_seam", "trl_batch", "trl_signal", "trl_correction", "trl_ahead", "reward_seam")
-    ),
-)
+TRL = ("trl_parts.py", *(f"trainer/trl/{name}.py" for name in ("trainer", "batch", "rewards")))
 VLLM = ("engines/vllm_seam.py", "engines/vllm_transfer.py")
 VLLM_HTTP = tuple(
     f"engines/{name}.py" for name in ("vllm_http", "server_link", "server_weights", "server_transfer", "vllm_worker")
@@ -92,6 +86,19 @@ def test_private_names_and_endpoints_stand_in_their_seams(file: str, source: str
         assert PRIVATE.findall(source) == [], f"toolgrpo/{file} touches a private name; its seam is {TORCH} or {TRL}"
     if file not in (*VLLM_HTTP, *SERVED_BY_US):
         assert ENDPOINT.findall(source) == [], f"toolgrpo/{file} names an endpoint of vLLM; these stand in {VLLM_HTTP}"
+
+
+@pytest.mark.parametrize("file", TRL)
+def test_the_header_of_a_seam_of_trl_lists_the_private_names_that_it_touches(file: str) -> None:
+    tree = ast.parse((PACKAGE / file).read_text())
+    owners = ("trainer", "walker", "utils", "chunked_logprob", "Trainer", "grpo_trainer")
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match("_[A-Za-z]", node.attr) and ast.unparse(node.value) in owners
+    }
+    header = ast.get_docstring(tree) or ""
+    assert {name for name in used if name not in header} == set(), f"say in the header of {file} what these are"
 
 
 def test_every_seam_is_there() -> None:

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.learning.admission import Admission
 from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.rollout.ahead import RolloutsAhead
+from toolgrpo.rollout.ahead import Begun, RolloutsAhead
+from toolgrpo.rollout.group_line import GroupLine, Piece, as_it_is
 from toolgrpo.rollout.observers import EpisodeDone, Observer, Observers, RolloutBegan, RolloutEnded, TurnDone
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
+from toolgrpo.trajectory import Trajectory
 
 PATIENCE_S = 20.0  # of a test, for what another thread is to do
 
@@ -80,44 +83,52 @@ class World:
             return ByteChat.say("call wait {}")
         return ByteChat.say("an answer")
 
-    def begin(self, *questions: str, step: int = 0) -> None:
-        self.ahead.begin([{"prompt": one} for one in questions], SamplingOptions(), step=step)
+    def begin(self, *questions: str, step: int = 0) -> Begun:
+        return self.ahead.begin([{"prompt": one} for one in questions], SamplingOptions(), step=step)
+
+
+def ended(begun: Begun) -> tuple[Trajectory, ...]:
+    return begun.result.result(PATIENCE_S).trajectories
 
 
 def no_thread_is_left() -> bool:
     return not any(thread.name.startswith("toolgrpo-rollouts") for thread in threading.enumerate())
 
 
-def test_batches_run_beside_each_other_and_are_taken_in_their_order() -> None:
+def take(world: World, line: GroupLine[Any], step: int, questions: list[str], *, beyond: int) -> list[str]:
+    """Take one piece of the line, and begin those that are missing in it."""
+    pieces = iter([Piece((place,), ({"prompt": one},)) for place, one in enumerate(questions)])
+    rule = Admission.of(1, max_groups_drawn=1.0).ahead(carried=0, beyond=beyond)
+    began = RolloutBegan(1, step, "train", "episodes")
+    drawn = line.draw(rule, SamplingOptions(), began, pieces=pieces, judge=as_it_is)
+    assert drawn.step == step
+    return [str(row["prompt"]) for one in drawn.drawn for row in one.piece.rows]
+
+
+def test_pieces_run_beside_each_other_are_taken_in_their_order_and_told_when_they_are() -> None:
     heard = Heard()
     world = World(observers=Observers([heard]))
     world.gate.set()
-    world.begin("q0", "q1")
-    world.begin("q2", step=1)
-    assert len(world.ahead) == 2
-    first, second = world.ahead.take(5), world.ahead.take(6)
-    assert [one.row["prompt"] for one in first.episodes] == ["q0", "q1"]
-    assert [one.row["prompt"] for one in second.episodes] == ["q2"]
-    assert (first.step, second.step) == (5, 6) and not first.is_graded
-    assert heard.events[0] == "began" and heard.events[-1] == "ended" and heard.events.count("turn") == 3
-    assert heard.threads == {threading.current_thread().name}
-    world.ahead.stop()
+    line: GroupLine[Any] = GroupLine(world.rollouts, ahead=world.ahead)
+    assert take(world, line, 5, ["q0", "q1"], beyond=1) == ["q0"]
+    assert heard.events == ["began", "turn", "episode 0", "ended"] and len(line) == 1
+    assert take(world, line, 6, [], beyond=0) == ["q1"]
+    assert heard.events[4:] == heard.events[:4] and heard.threads == {threading.current_thread().name}
+    line.stop()
     assert no_thread_is_left() and not world.engine.is_open
 
 
-def test_a_later_batch_ends_before_an_earlier_one_that_goes_on_with_newer_weights() -> None:
+def test_a_later_rollout_ends_before_an_earlier_one_that_goes_on_with_newer_weights() -> None:
     world = World()
     world.ahead.hand_over(iter(()), 1)
-    world.begin("waits")
-    world.begin("q", step=1)
-    world.ahead._begun[1].result.result(PATIENCE_S)
-    assert not world.ahead._begun[0].result.done()
+    first, second = world.begin("waits"), world.begin("q", step=1)
+    (other,) = ended(second)
+    assert not first.result.done()
     world.ahead.hand_over(iter(()), 2)
     world.gate.set()
-    (episode,) = world.ahead.take(1).episodes
-    assert [turn.weights for turn in episode.trajectory.turns] == [(1, 1), (1, 2)]
-    (other,) = world.ahead.take(1).episodes
-    assert [turn.weights for turn in other.trajectory.turns] == [(1, 1)]
+    (episode,) = ended(first)
+    assert [turn.weights for turn in episode.turns] == [(1, 1), (1, 2)]
+    assert [turn.weights for turn in other.turns] == [(1, 1)]
     assert world.engine.weight_loads == 2
     world.ahead.stop()
 
@@ -125,19 +136,17 @@ def test_a_later_batch_ends_before_an_earlier_one_that_goes_on_with_newer_weight
 def test_stopping_cancels_what_runs() -> None:
     world = World(stalled="slow")
     world.begin("slow one", "slow two")
-    world.begin("q")
-    world.ahead._begun[1].result.result(PATIENCE_S)
+    ended(world.begin("q"))
     world.ahead.stop()
     world.ahead.stop()
-    assert no_thread_is_left() and len(world.ahead) == 0
+    assert no_thread_is_left()
     assert (world.engine.open_requests, world.engine.cancelled, world.engine.is_open) == (0, 2, False)
 
 
-def test_all_batches_together_keep_to_the_most_episodes_at_a_time() -> None:
+def test_all_rollouts_together_keep_to_the_most_episodes_at_a_time() -> None:
     world = World(max_concurrent=2)
-    for number in range(3):
-        world.begin(*(f"q{number}{member}" for member in range(4)))
-    assert [len(world.ahead.take(0)) for _ in range(3)] == [4, 4, 4]
+    begun = [world.begin(*(f"q{number}{member}" for member in range(4))) for number in range(3)]
+    assert [len(ended(one)) for one in begun] == [4, 4, 4]
     assert world.engine.most_open_requests <= 2
     world.ahead.stop()
 
@@ -164,14 +173,14 @@ def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on
     world = World()
     world.engine.shares_cores = True  # type: ignore[attr-defined]
     world.gate.set()
-    world.begin("one")
-    world.begin("two")
-    world.ahead.take(0)
-    assert told == ["engine_alone", "both"]
-    world.ahead.take(1)
-    assert told[2:] == ["engine_alone", "training_alone"]
+    line: GroupLine[Any] = GroupLine(world.rollouts, ahead=world.ahead)
+    world.ahead.hand_over(iter(()), 0)
+    take(world, line, 0, ["one", "two"], beyond=1)
+    assert told[-2:] == ["engine_alone", "both"]
+    take(world, line, 1, [], beyond=0)
+    assert told[-2:] == ["engine_alone", "training_alone"]
     world.begin("three")
-    world.ahead.settle()
-    assert told[4:] == ["engine_alone", "training_alone"]
-    world.ahead.stop()
-    assert told[6:] == ["give_back"]
+    line.settle()
+    assert told[-2:] == ["engine_alone", "training_alone"]
+    line.stop()
+    assert told[-1:] == ["give_back"]

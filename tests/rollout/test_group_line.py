@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.learning.admission import Admission
 from toolgrpo.rollout import EpisodeLimits, Rollouts
-from toolgrpo.rollout.batch import Row
-from toolgrpo.rollout.group_line import GroupLine, LineDraw, as_it_is
+from toolgrpo.rollout.ahead import RolloutsAhead
+from toolgrpo.rollout.group_line import GroupLine, LineDraw, Piece, as_it_is
 from toolgrpo.rollout.observers import RolloutBegan
-from toolgrpo.signal.admission import Admission
 from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedReply, ScriptedTools
 
 GROUP = 2
@@ -54,7 +54,8 @@ class World:
             tools=ScriptedTools({"wait": lambda: "waited"}),
             engine_retries=0,
         )
-        self.line: GroupLine[Any] = GroupLine(self.rollouts, group_size=GROUP, trained=torch.nn.Linear(1, 1))
+        self.ahead = RolloutsAhead(self.rollouts, trained=torch.nn.Linear(1, 1))
+        self.line: GroupLine[Any] = GroupLine(self.rollouts, ahead=self.ahead)
         self.rule = Admission.of(2, max_groups_drawn=3.0 if dead else 1.0).ahead(carried=carried, beyond=beyond)
         self.begun = 0
         self.judged: list[str] = []
@@ -71,27 +72,27 @@ class World:
         while True:
             place = self.begun
             self.begun += 1
-            yield place, {"prompt": f"<{chr(ord('a') + place)}>"}
+            yield Piece((place,), ({"prompt": f"<{chr(ord('a') + place)}>"},) * GROUP)
 
     def let(self, names: str) -> None:
         """Let the groups of these rows end."""
         self.engine.open_to = self.engine.open_to | {f"<{name}>" for name in names}
 
-    async def judge(self, row: Row, trajectories: Any) -> Worth:
-        name = row["prompt"][1]
+    async def judge(self, piece: Piece, trajectories: Any) -> Worth:
+        name = piece.rows[0]["prompt"][1]
         self.judged.append(name)
         return Worth(name not in self.dead)
 
     def draw(self, step: int, names: str = "") -> LineDraw[Any]:
         self.let(names)
-        self.line.hand_over(iter(()), step)
+        self.ahead.hand_over(iter(()), step)
         began = RolloutBegan(2 * GROUP, step, "train", "episodes")
-        judge = self.judge if self.dead else as_it_is
-        return self.line.draw(self.rule, SamplingOptions(), began, rows=self.rows(), judge=judge)
+        judge: Any = self.judge if self.dead else as_it_is
+        return self.line.draw(self.rule, SamplingOptions(), began, pieces=self.rows(), judge=judge)
 
 
 def named(drawn: LineDraw[Any]) -> str:
-    return "".join(drawn.draw.groups[number].row["prompt"][1] for number in drawn.draw.admitted)
+    return "".join(drawn.drawn[number].piece.rows[0]["prompt"][1] for number in drawn.admitted)
 
 
 def no_thread_is_left() -> bool:
@@ -105,7 +106,7 @@ def test_a_slow_group_goes_on_and_is_the_next_steps_with_the_weights_that_came_m
     assert world.engine.open_requests == 0 and world.line.places == (0,), "only the slow group stays in line"
     second = world.draw(1, "ade")
     assert named(second)[0] == "a" and second.carried == 1 and second.staleness == (1, 0)
-    (slow, _) = second.draw.groups
+    (slow, _) = second.drawn
     assert [turn.weights for turn in slow.trajectories[0].turns] == [(0, 1), (1, 1)]
     assert len(slow.trajectories) == GROUP
     world.line.stop()
@@ -127,7 +128,7 @@ def test_a_dead_group_is_judged_once_replaced_at_once_and_given_back() -> None:
     world = World(dead="ab", carried=0, beyond=1)
     drawn = world.draw(0, "abcde")
     assert named(drawn) == "cd"
-    assert [group.row["prompt"][1] for group in drawn.draw.groups] == ["a", "b", "c", "d"]
+    assert [one.piece.rows[0]["prompt"][1] for one in drawn.drawn] == ["a", "b", "c", "d"]
     assert drawn.places == (0, 1, 2, 3)
     world.line.renumber(drawn.places)
     assert world.line.places == (0,) and sorted(world.judged)[:4] == ["a", "b", "c", "d"]

@@ -12,9 +12,9 @@ from tests.support.chat_families import trl_tokenizer
 from tests.support.chat_samples import LOOK_UP
 from toolgrpo.calls import AttemptStatus, ToolErrorKind
 from toolgrpo.chat import resolve_format
-from toolgrpo.credit.turn_rewards import gold_call
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.evaluation.before_training import untrained_facts
+from toolgrpo.learning.turn_rewards import gold_call
 from toolgrpo.observe.metrics import merged, rollout_metrics
 from toolgrpo.report.episode_data import REPEATED, flags_of
 from toolgrpo.rewards.gold_calls import made_calls

@@ -20,7 +20,7 @@ from toolgrpo.errors import ModelError
 from toolgrpo.shared_pass import attention
 from toolgrpo.shared_pass.attention import NAME, fits, shared_attention
 from toolgrpo.shared_pass.scoring import SharedPass, unsupported
-from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer.trl import trainer as trl_trainer
 
 VOCABULARY = 97
 COLUMNS = 20
@@ -340,10 +340,10 @@ def test_what_only_trls_pass_computes_is_left_to_it_and_said_once(
     auto = SharedPass()
     with caplog.at_level(logging.WARNING):  # seen where nobody has set logging up
         for _ in range(2):
-            assert trl_seam.shared_logps(None, auto, model, rows.ids, rows.mask, COLUMNS, **asked) is None
+            assert trl_trainer.shared_logps(None, auto, model, rows.ids, rows.mask, COLUMNS, **asked) is None
     assert [why in record.message for record in caplog.records if "sharing" in record.message] == [True]
     with pytest.raises(ModelError, match=why):
-        trl_seam.shared_logps(None, SharedPass(mode="on"), model, rows.ids, rows.mask, COLUMNS, **asked)
+        trl_trainer.shared_logps(None, SharedPass(mode="on"), model, rows.ids, rows.mask, COLUMNS, **asked)
 
 
 def test_auto_leaves_rows_with_nothing_in_common_to_the_padded_pass_and_says_so_once(

@@ -13,9 +13,9 @@ from toolgrpo import ToolGRPOConfig
 from toolgrpo.commands.evaluate import EvaluationConfig
 from toolgrpo.engines.build import ENGINES
 from toolgrpo.errors import ConfigError
+from toolgrpo.learning.advantages import ESTIMATORS
 from toolgrpo.options import THEMES, EpisodeOptions
 from toolgrpo.shared_pass.scoring import MODES
-from toolgrpo.signal.advantages import ESTIMATORS
 from toolgrpo.tools.base import TOOL_TIMEOUT_S
 
 TURNS = {"credit": "turns", "turn_reward": ["gold_call"]}

@@ -71,7 +71,7 @@ def test_it_is_asked_again_when_the_engine_lost_its_weights(tmp_path: Path) -> N
         with torch.no_grad():
             engine._replica.model.norm.weight.mul_(1.5)
         engine.forgets = "model.norm.weight"
-        engine.restores = 1
+        engine.restores += 1
         return [float(len(str(one)) % 2) for one in completions]
 
     with pytest.raises(ModelError, match=SENTENCE):

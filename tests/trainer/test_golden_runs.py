@@ -31,7 +31,7 @@ from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.testing.vllm_stand_in import StandInVLLM
 from toolgrpo.trainer.trainer import ToolGRPOTrainer
-from toolgrpo.trainer.trl_seam import iter_named_params
+from toolgrpo.trainer.trl.trainer import iter_named_params
 
 pytestmark = [pytest.mark.e2e, pytest.mark.lock]
 

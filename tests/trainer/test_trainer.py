@@ -154,7 +154,7 @@ def test_single_turns_without_tools_give_trls_own_losses(
 ) -> None:
     """TRL's own trainer, given the same tokens and log-probabilities through its `rollout_func`, step by step.
 
-    Bit for bit where its fused head is tuned as ours (`trl_seam.tune_fused_head`), and to rounding as TRL comes.
+    Bit for bit where its fused head is tuned as ours (`trl/trainer.tune_fused_head`), and to rounding as TRL comes.
     """
 
     def script(request: SampleRequest, number: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What `trainer/trl_correction.py` relies on in TRL, and what a run makes of off-policy tokens.
+"""What `trainer/trl/batch.py` relies on in TRL, and what a run makes of off-policy tokens.
 
 Two engines stand for what a GPU does: one whose log-probabilities are rounded to bf16, and one that
 draws from weights one step old.

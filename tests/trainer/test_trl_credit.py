@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.credit.options import LOSSES_BY_TOKEN
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.errors import ConfigError
+from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES
+from toolgrpo.learning.turns import LOSSES_BY_TOKEN
 from toolgrpo.observe.records import read_episodes
-from toolgrpo.signal.training_rows import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.testing import ByteChat, ScriptedTools, tiny_trainer
 from toolgrpo.testing.trainers import tiny_config
 

@@ -18,7 +18,7 @@ from trl.trainer import grpo_config
 import toolgrpo
 from toolgrpo import ToolGRPOConfig
 from toolgrpo.errors import ConfigError
-from toolgrpo.trainer.trl_fields import READ_BY_TRL, READ_HERE, WITHOUT_EFFECT
+from toolgrpo.trainer.trl.fields import DONE_HERE, READ_BY_TRL, READ_HERE, WITHOUT_EFFECT
 
 pytestmark = pytest.mark.contract
 
@@ -46,9 +46,9 @@ def test_every_field_of_trl_stands_in_one_table() -> None:
     new = trls_own() - frozenset().union(*tables)
     gone = frozenset().union(*tables) - trls_own()
     assert not new, (
-        f"TRL has new fields: {sorted(new)}. See where TRL reads each, and enter it in trainer/trl_fields.py"
+        f"TRL has new fields: {sorted(new)}. See where TRL reads each, and enter it in trainer/trl/fields.py"
     )
-    assert not gone, f"TRL has no such fields any more: {sorted(gone)}. Remove them from trainer/trl_fields.py"
+    assert not gone, f"TRL has no such fields any more: {sorted(gone)}. Remove them from trainer/trl/fields.py"
     assert sum(map(len, tables)) == len(frozenset().union(*tables)), "a field stands in two tables"
 
 
@@ -64,7 +64,7 @@ def test_a_field_that_trl_reads_is_read_by_trl(name: str) -> None:
     assert re.search(rf"\b(?:self|args|self\.args)\.{name}\b", TRLS_SOURCE), f"TRL's trainer does not read {name}"
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+@pytest.mark.parametrize("name", sorted({**WITHOUT_EFFECT, **DONE_HERE}))
 def test_a_field_without_effect_is_refused_with_what_to_do(name: str, tmp_path: Path) -> None:
     default = {field.name: field.default for field in fields(GRPOConfig)}[name]
     other = OTHER_VALUE.get(name, not default if isinstance(default, bool) else {"a": 1})

@@ -1,4 +1,4 @@
-"""What `trainer/trl_seam.py` relies on in TRL. A failure here says what to look at after an upgrade."""
+"""What `trainer/trl/trainer.py` relies on in TRL. A failure here says what to look at after an upgrade."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from toolgrpo import ToolGRPOTrainer
 from toolgrpo.errors import ConfigError
 from toolgrpo.ledger import Ledger
 from toolgrpo.testing import ByteChat, ScriptedEngine, numbered_tokenizer, tiny_config
-from toolgrpo.trainer import trl_seam
-from toolgrpo.trainer.generation_output import GenerationOutput
+from toolgrpo.trainer.trl import trainer as trl_trainer
+from toolgrpo.trainer.trl.batch import as_trl
 from toolgrpo.trajectory import StopReason
 
 pytestmark = pytest.mark.contract
@@ -31,16 +31,18 @@ def source(function: object) -> str:
 
 
 def test_the_installed_trl_is_a_tested_one() -> None:
-    assert trl.__version__ in trl_seam.TESTED_VERSIONS, "add the version to TESTED_VERSIONS once all tests pass with it"
+    assert trl.__version__ in trl_trainer.TESTED_VERSIONS, (
+        "add the version to TESTED_VERSIONS once all tests pass with it"
+    )
 
 
 def test_generate_still_returns_the_same_eight_things() -> None:
     returned = re.findall(r"return (.+)$", source(GRPOTrainer._generate), re.M)[-1]
     expected = "prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images"
-    assert returned == expected, f"`_generate` now returns ({returned}); adapt GenerationOutput.as_trl"
+    assert returned == expected, f"`_generate` now returns ({returned}); adapt as_trl"
     ledger = Ledger([1])
     ledger.sampled([2], [-1.0])
-    output = GenerationOutput.from_trajectories([ledger.finish(StopReason.FINISHED)], pad_id=0).as_trl()
+    output = as_trl([ledger.finish(StopReason.FINISHED)], pad_id=0)
     assert len(output) == len(expected.split(", "))
 
 
@@ -60,7 +62,7 @@ def test_extra_fields_still_reach_the_reward_function() -> None:
 
 def test_importance_correction_still_hangs_on_use_vllm() -> None:
     text = source(GRPOTrainer._generate_and_score_completions)
-    assert "self.use_vllm and self.vllm_importance_sampling_correction" in text, "see trl_correction.py"
+    assert "self.use_vllm and self.vllm_importance_sampling_correction" in text, "see trl/batch.py"
 
 
 def test_the_weight_walker_needs_nothing_we_do_not_give_it() -> None:
@@ -72,8 +74,8 @@ def test_the_weight_walker_needs_nothing_we_do_not_give_it() -> None:
 
 
 def test_an_empty_completion_becomes_one_untrained_token() -> None:
-    output = GenerationOutput.from_trajectories([Ledger([1, 2]).finish(StopReason.CONTEXT_FULL)], pad_id=7)
-    assert output.completion_ids == [[7]] and output.mask == [[0]] and output.logprobs == [[0.0]]
+    output = as_trl([Ledger([1, 2]).finish(StopReason.CONTEXT_FULL)], pad_id=7)
+    assert output[1:3] == ([[7]], [[0]]) and output[4] == [[0.0]]
 
 
 def test_log_probabilities_are_given_whole_or_not_at_all() -> None:
@@ -82,13 +84,13 @@ def test_log_probabilities_are_given_whole_or_not_at_all() -> None:
     without = Ledger([1], expects_logprobs=False)
     without.sampled([2], None)
     both = [with_logprobs.finish(StopReason.FINISHED), without.finish(StopReason.FINISHED)]
-    assert GenerationOutput.from_trajectories(both, pad_id=0).logprobs is None
+    assert as_trl(both, pad_id=0)[4] is None
 
 
 def test_another_version_of_trl_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl, "__version__", "9.9.9")
     with pytest.warns(UserWarning, match=r"tested with TRL 1\.16\.0; 9\.9\.9 is installed"):
-        trl_seam.warn_if_untested()
+        trl_trainer.warn_if_untested()
 
 
 def test_a_reward_that_changes_messages_changes_no_trajectory() -> None:
@@ -97,7 +99,7 @@ def test_a_reward_that_changes_messages_changes_no_trajectory() -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     ledger.say({"role": "assistant", "content": "so", "tool_calls": [call]})
     trajectory = ledger.finish(StopReason.FINISHED)
-    (messages,) = GenerationOutput.from_trajectories([trajectory], pad_id=0).completions
+    (messages,) = as_trl([trajectory], pad_id=0)[3]
     messages[0]["content"] = "forged"
     messages[0]["tool_calls"][0]["function"]["arguments"]["a"] = 2
     messages.append({"role": "assistant", "content": "more"})
@@ -149,7 +151,7 @@ def test_a_tuned_head_scores_the_same_in_small_tiles_without_what_has_no_label(
     monkeypatch.setattr(chunked_logprob, "_forward_tile", counting_fold)
     logps, entropies, gradients = scored()
     assert tiles == [2 * 699], "TRL now leaves out what has no label on the CPU too"
-    trl_seam.tune_fused_head(torch.device("cpu"))
+    trl_trainer.tune_fused_head(torch.device("cpu"))
     tuned_logps, tuned_entropies, tuned_gradients = scored()
     assert tiles == [256, 256, 400 + 300 - 512] and utils._CHUNKED_LOGPROB_CHUNK_SIZE == 4096
     torch.testing.assert_close(tuned_logps, logps, atol=1e-5, rtol=0)
@@ -162,12 +164,12 @@ def test_a_head_for_supervised_training_has_trls_tiles(tiny_qwen3: Any) -> None:
     from trl.kernels import chunked_logprob
     from trl.trainer import utils
 
-    trl_seam.tune_fused_head(torch.device("cpu"))
-    trl_seam.add_fused_head(tiny_qwen3(0))
+    trl_trainer.tune_fused_head(torch.device("cpu"))
+    trl_trainer.add_fused_head(tiny_qwen3(0))
     assert (chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE) == (4096, 32768)
     assert utils._use_triton is chunked_logprob._use_triton
     for line, file in (("TOKEN_CHUNK_SIZE = 4096", chunked_logprob), ("_CHUNKED_LOGPROB_CHUNK_SIZE = 32768", utils)):
-        assert f"\n{line}\n" in source(file), "TRL's tile has changed; see trl_seam._TRL_TILE"
+        assert f"\n{line}\n" in source(file), "TRL's tile has changed; see trl_trainer._TRL_TILE"
 
 
 def dense_granite() -> Any:

@@ -75,7 +75,7 @@ def _read() -> dict[str, Any]:
 def flags_of_command(command: str) -> dict[str, Flag]:
     """Return every flag that a command takes and does not refuse; imports PyTorch and TRL."""
     from toolgrpo.trainer.config import ToolGRPOConfig
-    from toolgrpo.trainer.trl_fields import WITHOUT_EFFECT
+    from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
     filled_in = vars(ToolGRPOConfig())
     found: dict[str, Flag] = {}

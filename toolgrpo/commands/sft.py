@@ -44,7 +44,7 @@ from toolgrpo.storage import storage_errors
 from toolgrpo.trainer.given_parts import load_tokenizer
 from toolgrpo.trainer.hardware import bf16_line, settled_bf16, settled_cpu, trains_on_cpu
 from toolgrpo.trainer.model_card import ModelCard
-from toolgrpo.trainer.trl_seam import tune_fused_head
+from toolgrpo.trainer.trl.trainer import tune_fused_head
 
 
 @dataclass

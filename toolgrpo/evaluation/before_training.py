@@ -21,11 +21,11 @@ from statistics import fmean, median
 from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.evaluation.grading import Grader, grade
 from toolgrpo.evaluation.measures import pass_at_k
+from toolgrpo.learning.advantages import is_dead
 from toolgrpo.ledger import Ledger
 from toolgrpo.rewards.gold import GoldEpisode, as_answer, as_boxed_answer, as_program, as_result_and_answer
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
 from toolgrpo.rollout.row_tools import offered_tools
-from toolgrpo.signal.advantages import is_dead
 from toolgrpo.tools.base import ToolProvider
 from toolgrpo.trajectory import Message, StopReason, Trajectory, Turn
 

@@ -1,12 +1,12 @@
-"""Grade a batch: call the rewards as in training, and decide which episodes succeeded.
+"""Ask rewards about episodes, in training and outside of it, and say which episodes succeeded.
 
-Rewards get what TRL gives them in training: `prompts`, copies of the `completions`,
-`completion_ids`, `trajectories`, every column as a list, `trainer_state`, `log_metric` and
-`log_extra`.
+A reward is called as TRL calls it: `prompts`, copies of the `completions`, `completion_ids`,
+`trajectories`, every column as a list, `trainer_state`, `log_metric` and `log_extra`. Functions are
+asked one after the other, then those that only wait, all at once.
 
 Episodes that a tool, an environment or a reward dropped have no total and no success.
 
-Not covered: reward models (modules of torch), which TRL runs itself in training.
+Not covered: reward models (modules of torch), which only a trainer can ask (`ask_model`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,28 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from transformers import TrainerState
 
 from toolgrpo.data.arithmetic import measure_of
+from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, RewardError
+from toolgrpo.learning.dropped import grade_of
+from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.running import result_of
 from toolgrpo.rewards.unscored import noted_drops
 from toolgrpo.rewards.watched import watched
-from toolgrpo.rollout.batch import RolloutBatch, Scored, Success
-from toolgrpo.signal.dropped import grade_of
+from toolgrpo.rewards.withdrawal import asked_in_thread
+from toolgrpo.rollout.batch import RolloutBatch, Row, Scored, Success
+from toolgrpo.rollout.held_time import timers_held
+from toolgrpo.rollout.scheduler import run_blocking
+from toolgrpo.trajectory import Trajectory
 
 Grader = Callable[..., Any]
 """A reward in TRL's form:
@@ -51,69 +62,140 @@ def success_at(threshold: float) -> Success:
     return succeeded
 
 
-def grade(
-    batch: RolloutBatch,
-    rewards: Sequence[Grader],
-    weights: Sequence[float] | None = None,
-    *,
-    threshold: float,
-    trainer_state: Any = None,
-    log_metric: Callable[[str, float], None] = lambda name, value: None,
-    log_extra: Callable[[str, list[Any]], None] = lambda column, values: None,
-) -> RolloutBatch:
-    """Return the batch with the rewards of each episode, their weighted sum,
-    and whether it succeeded.
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the rewards said of some episodes: per episode a value of each function (NaN: it does not
+    score it), which of them they dropped, and what they logged.
     """
-    rows = [episode.row for episode in batch.episodes]
-    if not rows:  # a process without a question: rewards need not bear an empty batch
-        return batch
-    given = {
-        **{key: [row.get(key) for row in rows] for key in rows[0] if key not in _NO_COLUMNS},
-        "trainer_state": TrainerState(global_step=batch.step) if trainer_state is None else trainer_state,
-        "log_metric": log_metric,
-        "log_extra": log_extra,
-    }
-    completions = [t.completion() for t in batch.trajectories]
-    totals = [0.0] * len(rows)
-    by_name: list[dict[str, float | None]] = [{} for _ in rows]
-    with noted_drops() as dropped:
-        for reward, weight in zip(rewards, weights or [1.0] * len(rewards), strict=True):
-            values = _ask(
-                reward,
-                prompts=[row["prompt"] for row in rows],
-                completions=completions,
-                completion_ids=[list(t.ids) for t in batch.trajectories],
-                trajectories=list(batch.trajectories),
-                **given,
+
+    values: tuple[tuple[float, ...], ...] = ()
+    drops: Mapping[int, DropEpisode] = field(default_factory=dict)  # by the place of the episode
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """How the episodes of a run are graded. `ask_model` asks a reward that is a model of torch."""
+
+    rewards: Sequence[Grader]
+    weights: Sequence[float]
+    succeeded: Success
+    names: Sequence[str]
+    state: Callable[[], Any] | None = None  # TRL's `trainer_state`
+    ask_model: Callable[[int, Sequence[Any], Sequence[Any]], list[float]] | None = None
+
+    def ask(self, rows: Sequence[Row], trajectories: Sequence[Trajectory], *, step: int = 0) -> Answers:
+        """Ask every reward about these episodes."""
+        if not rows:  # a process without a question: rewards need not bear an empty batch
+            return Answers()
+        question = _Question(self, rows, trajectories, step)
+        question.ask_plain()
+        if question.waiting:
+            run_blocking(question.ask_waiting)
+        return question.answers()
+
+    async def ask_beside(self, rows: Sequence[Row], trajectories: Sequence[Trajectory], *, step: int = 0) -> Answers:
+        """Do so on the loop of a rollout, whose timers count no plain reward, and which goes on beside the others."""
+        question = _Question(self, rows, trajectories, step)
+        with timers_held():
+            question.ask_plain()
+        await question.ask_waiting()
+        return question.answers()
+
+    def graded(self, batch: RolloutBatch, answers: Answers) -> RolloutBatch:
+        """Return the batch with the rewards of each episode, their weighted sum, and whether it succeeded."""
+        grades = [
+            grade_of(
+                trajectory,
+                {name: None if math.isnan(value) else value for name, value in zip(self.names, values, strict=True)},
+                sum(
+                    weight * value for weight, value in zip(self.weights, values, strict=True) if not math.isnan(value)
+                ),
+                answers.drops.get(place),
             )
-            for number, value in enumerate(values):
-                by_name[number][_name(reward)] = value
-                totals[number] += 0.0 if value is None else weight * value
-    grades = [
-        grade_of(trajectory, values, total, dropped.get(number))
-        for number, (trajectory, values, total) in enumerate(zip(batch.trajectories, by_name, totals, strict=True))
-    ]
-    return batch.graded(grades, success_at(threshold))
+            for place, (trajectory, values) in enumerate(zip(batch.trajectories, answers.values, strict=True))
+        ]
+        return batch.graded(grades, self.succeeded)
 
 
-def _ask(reward: Grader, /, **arguments: Any) -> list[float | None]:
-    if not inspect.isroutine(reward) and hasattr(reward, "parameters"):
-        raise ConfigError(f"{type(reward).__name__} is a reward model, which only TRL's trainer asks; give a function")
-    returned = watched(reward, None, logger.warning)(**arguments)
-    if inspect.isawaitable(returned):
-        returned = asyncio.run(_result(returned))
-    values = list(returned)
-    if len(values) != len(arguments["completions"]):
+class _Question:
+    """One question to all rewards, about the same episodes."""
+
+    def __init__(self, grading: Grading, rows: Sequence[Row], trajectories: Sequence[Trajectory], step: int) -> None:
+        self._rewards = [watched(reward, None, logger.warning) for reward in grading.rewards]
+        self._names = grading.names
+        self._ask_model = grading.ask_model
+        self._values: dict[int, list[float]] = {}
+        self._drops: dict[int, DropEpisode] = {}
+        self._columns: dict[str, list[Any]] = defaultdict(list)
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._arguments = {
+            **{key: [row.get(key) for row in rows] for key in rows[0] if key not in _NO_COLUMNS},
+            "prompts": [row["prompt"] for row in rows],
+            "completions": [one.completion() for one in trajectories],
+            "completion_ids": [list(one.ids) for one in trajectories],
+            "trajectories": list(trajectories),
+            "trainer_state": TrainerState(global_step=step) if grading.state is None else grading.state(),
+            "log_metric": lambda name, value: self._metrics[name].append(value),
+            "log_extra": lambda column, values: self._columns[column].extend(values),
+        }
+        self.waiting = [number for number, reward in enumerate(self._rewards) if _only_waits(reward)]
+
+    def ask_plain(self) -> None:
+        for number in range(len(self._rewards)):
+            if number not in self.waiting:
+                self._ask(number)
+
+    async def ask_waiting(self) -> None:
+        await asyncio.gather(*(asked_in_thread(partial(self._ask, number)) for number in self.waiting))
+
+    def answers(self) -> Answers:
+        in_order = [self._values[number] for number in range(len(self._rewards))]
+        return Answers(tuple(zip(*in_order, strict=True)), self._drops, dict(self._columns), dict(self._metrics))
+
+    def _ask(self, number: int) -> None:
+        reward, name = self._rewards[number], self._names[number]
+        n = len(self._arguments["completions"])
+        if hasattr(reward, "parameters") and not inspect.isroutine(reward):
+            if self._ask_model is None:
+                raise ConfigError(
+                    f"{type(reward).__name__} is a reward model, which only TRL's trainer asks; give a function"
+                )
+            self._values[number] = self._ask_model(number, self._arguments["prompts"], self._arguments["completions"])
+            return
+        with noted_drops() as drops:
+            values = list(result_of(partial(reward, **self._arguments)))
+        if len(values) != n:
+            raise RewardError(
+                f"reward {name} returned {len(values)} rewards for {n} completions; it must return one per completion"
+            )
+        for place, drop in drops.items():
+            self._drops.setdefault(place, drop)
+        self._values[number] = [_number(value, name, place) for place, value in enumerate(values)]
+
+
+def _only_waits(reward: Grader) -> bool:
+    """Return whether a reward only waits, so that others can be asked meanwhile."""
+    checked = getattr(reward, "__wrapped__", reward)
+    return checked.is_async if isinstance(checked, Reward) else inspect.iscoroutinefunction(reward)
+
+
+def _number(value: Any, name: str, place: int) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
         raise RewardError(
-            f"reward {_name(reward)} returned {len(values)} rewards for {len(arguments['completions'])} completions; it "
-            f"must return one per completion"
-        )
-    return values
+            f"reward {name} returned {str(value)[:60]!r} for row {place}; every reward must be a number, or None where "
+            f"nothing can be scored"
+        ) from None
 
 
-async def _result(awaitable: Any) -> Any:
-    return await awaitable
-
-
-def _name(reward: Grader) -> str:
-    return str(getattr(reward, "__name__", type(reward).__name__))
+def grade(
+    batch: RolloutBatch, rewards: Sequence[Grader], weights: Sequence[float] | None = None, *, threshold: float
+) -> RolloutBatch:
+    """Return the batch graded outside of a training."""
+    names = [str(getattr(reward, "__name__", type(reward).__name__)) for reward in rewards]
+    grading = Grading(rewards, weights or [1.0] * len(rewards), success_at(threshold), names)
+    rows = [episode.row for episode in batch.episodes]
+    return grading.graded(batch, grading.ask(rows, batch.trajectories, step=batch.step))

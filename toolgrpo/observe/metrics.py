@@ -24,12 +24,12 @@ from typing import NamedTuple
 from accelerate.utils import gather_object
 
 from toolgrpo.calls import INFRASTRUCTURE_CAUSES, NO_TOOL, WITHOUT_MARKERS, ToolErrorKind
+from toolgrpo.learning.advantages import is_dead
+from toolgrpo.learning.shaping import Member, Shaping, members_of
 from toolgrpo.observe.call_lookalikes import FORMS, count_lookalikes
 from toolgrpo.rollout.batch import RolloutBatch
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.rollout.observers import Observer
-from toolgrpo.signal.advantages import is_dead
-from toolgrpo.signal.shaping import Member, Shaping, members_of
 from toolgrpo.trajectory import StopReason, Trajectory
 from toolgrpo.void_turns import is_void
 
@@ -133,7 +133,7 @@ class MetricsLog(Observer):
         if batch.mode != "heldout":
             # A process may have had no group to draw.
             own = batch_metrics(batch, self._known) if len(batch) else {}
-            parts = gather_object([_Part(own, tuple(members_of(batch)))])
+            parts = gather_object([_Part(own, tuple(members_of(batch.episodes)))])
             members = [member for part in parts for member in part.members]
             spread = groups_without_spread(self._shaping.rewards(members, batch.group_size), batch.group_size)
             self._log({**merged([part.metrics for part in parts]), "reward/groups_without_spread": spread})

@@ -22,10 +22,10 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from toolgrpo.calls import NO_NAME
+from toolgrpo.learning.advantages import is_dead
 from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts, episode_tokens, flags_of
 from toolgrpo.report.files import Record, TokensByStep, batches, step_lines, steps_shown, vocabulary_of
 from toolgrpo.report.html import PageWriter
-from toolgrpo.signal.advantages import is_dead
 
 _MOST_NAMES = 30  # of each kind that a filter knows; the page keeps tools and causes as bits
 _PREVIEW = 160

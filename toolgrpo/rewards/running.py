@@ -57,14 +57,14 @@ class Oversight:
         RewardError when the timeout passes.
         """
         if _inside.get():  # a reward that calls others, as by_task does
-            return _result_of(function)
+            return result_of(function)
         token = _inside.set(True)
         try:
             with restored_state(self.what, self._say_safely):
                 if self.timeout_s is not None:
                     return self._run_in_thread(function, self.timeout_s)
                 with self._saying_lines(_Call(threading.get_ident())):
-                    return _result_of(function)
+                    return result_of(function)
         finally:
             _inside.reset(token)
 
@@ -136,7 +136,7 @@ class _Call:
         self.thread = threading.get_ident()
         try:
             as_caller()
-            self.value = _result_of(function)
+            self.value = result_of(function)
         except BaseException as error:  # raised again where it is waited for
             self.error = error
         finally:
@@ -168,7 +168,7 @@ def line_of_thread(thread: int, source: str) -> str:
     return line_of(frames[::-1], source)
 
 
-def _result_of(function: Callable[[], Any]) -> Any:
+def result_of(function: Callable[[], Any]) -> Any:
     returned = function()
     return _wait_for(returned) if inspect.isawaitable(returned) else returned
 

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.engines.base import SamplingOptions
-from toolgrpo.rollout.batch import RolloutBatch, Row, Scored
+from toolgrpo.rollout.batch import Row
 from toolgrpo.rollout.observers import EpisodeDone, Observers, RolloutBegan, TurnDone
 from toolgrpo.rollout.rollouts import Rollouts
 from toolgrpo.rollout.scheduler import RolloutResult, run_all
@@ -49,8 +48,6 @@ class Begun:
 
     rows: tuple[Row, ...]
     step: int  # of the weights that it began with
-    group_size: int
-    offset: int
     result: Future[RolloutResult]
 
 
@@ -62,7 +59,7 @@ class RolloutsAhead:
     def __init__(self, rollouts: Rollouts, *, trained: torch.nn.Module) -> None:
         self._rollouts = rollouts
         self._trained = trained
-        self._begun: deque[Begun] = deque()
+        self._begun: list[Begun] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._engine: SharedEngine | None = None
@@ -75,9 +72,7 @@ class RolloutsAhead:
         """Return how many rollouts were begun and not taken."""
         return len(self._begun)
 
-    def begin(
-        self, rows: Sequence[Row], options: SamplingOptions, *, step: int, group_size: int = 1, offset: int = 0
-    ) -> Begun:
+    def begin(self, rows: Sequence[Row], options: SamplingOptions, *, step: int) -> Begun:
         """Let an episode per row run; those that run already go on beside them."""
         loop, quiet = self._started()
         began = RolloutBegan(len(rows), step, "train", "episodes")
@@ -91,35 +86,13 @@ class RolloutsAhead:
             return await run_all(episodes, quiet.scheduler(options, began, gate=self._gate))
 
         result = asyncio.run_coroutine_threadsafe(run(), loop)
-        begun = Begun(tuple(rows), step, group_size, offset, result)
+        begun = Begun(tuple(rows), step, result)
         self._begun.append(begun)
         return begun
 
     def forget(self, begun: Begun) -> None:
         """Let go of a rollout that has ended and was taken."""
         self._begun.remove(begun)
-
-    def take(self, step: int) -> RolloutBatch:
-        """Wait for the rollout that began first and return it, not graded yet, as one of this step."""
-        begun = self._begun.popleft()
-        began = RolloutBegan(len(begun.rows), step, "train", "episodes")
-        observers = self._rollouts.observers
-        self.caller_waits()
-        with self._rollouts.telling(began):
-            try:
-                result = begun.result.result()
-            except BaseException:
-                self._begun.appendleft(begun)  # to be cancelled with the others
-                raise
-            tell(observers, began, begun.rows, result.trajectories)
-        self.caller_goes_on()
-        return RolloutBatch(
-            episodes=tuple(Scored(row, t) for row, t in zip(begun.rows, result.trajectories, strict=True)),
-            step=step,
-            times=result.times,
-            group_size=begun.group_size,
-            offset=begun.offset,
-        )
 
     def hand_over(self, weights: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
         """Go on with these weights, of a step; what is being drawn goes on with them, too."""

@@ -1,27 +1,30 @@
-"""Groups that stand in line for the steps of a training, and run while it trains.
+"""Groups of episodes that stand in line for the steps of a training.
 
-    line = GroupLine(rollouts, group_size=8, trained=model)
-    line.hand_over(weights, step)
-    drawn = line.draw(rule, options, began, row_at=..., judge=...)    # what this step takes
-    line.renumber(used)                                               # the rows that are gone
+    line = GroupLine(rollouts)                                      # a step's groups run while it waits
+    line = GroupLine(rollouts, ahead=RolloutsAhead(...))            # and others while it trains
+    drawn = line.draw(rule, options, began, pieces=..., judge=...)  # what this step takes
+    line.renumber(used)                                             # the rows that are gone
     line.stop()
 
 A step looks at the line, has every group judged that has ended, and asks its rule what follows: begin
 more, take some, or wait. What it does not take goes on, with its engine requests, tools and
-environments.
+environments; without `ahead` the rule leaves nothing.
 
-Invariants: a group is begun once, judged once and taken once; those that are dead are given back with
+What stands in line is a piece: the episodes of one row, or those of several rows that are taken as one.
+
+Invariants: a piece is begun once, judged once and taken once; those that are dead are given back with
 those that were taken, and all others stay in line, in their order; a rollout that fails raises its own
-error at the next look; after `stop` nothing is left.
+error; whatever ends a draw without `ahead` early cancels what runs, and after `stop` nothing is left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.rollout.ahead import Begun, RolloutsAhead, tell
@@ -29,30 +32,55 @@ from toolgrpo.rollout.batch import RolloutTimes, Row
 from toolgrpo.rollout.held_time import HoldingLoop
 from toolgrpo.rollout.observers import RolloutBegan
 from toolgrpo.rollout.rollouts import Rollouts
-from toolgrpo.rollout.scheduler import run_blocking
-from toolgrpo.rollout.sources import Decided, Group, GroupDraw, Judge, Verdict
-
-if TYPE_CHECKING:
-    import torch
+from toolgrpo.rollout.scheduler import check_complete, run_blocking
+from toolgrpo.trajectory import Trajectory
 
 
-V = TypeVar("V", bound=Verdict)
+class Verdict(Protocol):
+    """What a judge says of a piece."""
+
+    @property
+    def live(self) -> bool: ...
 
 
-class LineDecided(Decided, Protocol):
-    """What follows, and how many of what stays in line the next step must wait for."""
+class Decided(Protocol):
+    """What follows from the pieces so far: draw more; the end, with those admitted; or wait.
+
+    The next step must wait for the first `owed` of what stays in line.
+    """
+
+    @property
+    def draw(self) -> int: ...
+
+    @property
+    def admitted(self) -> tuple[int, ...] | None: ...
 
     @property
     def owed(self) -> int: ...
 
 
-class LineRule(Protocol):
-    """Says what follows from the groups in line: each live, dead or open (None).
+class Rule(Protocol):
+    """Says what follows from the pieces in line: each live, dead or open (None).
 
     `ended` are their numbers in the order in which they ended; the first `owed` were passed over.
     """
 
-    def decide(self, live: Sequence[bool | None], *, ended: Sequence[int], owed: int) -> LineDecided: ...
+    def decide(self, live: Sequence[bool | None], *, ended: Sequence[int], owed: int) -> Decided: ...
+
+
+V = TypeVar("V", bound=Verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Episodes that are begun and taken together: a row for each, and the places of their rows among the planned ones."""
+
+    places: tuple[int, ...]
+    rows: tuple[Row, ...]
+    offset: int = 0  # of the first episode among those of all processes
+
+
+Judge = Callable[[Piece, tuple[Trajectory, ...]], Awaitable[V]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,137 +90,194 @@ class AsItIs:
     live: bool = True
 
 
-async def as_it_is(row: Row, trajectories: tuple[Any, ...]) -> AsItIs:
-    """Take a group whatever it is worth."""
+async def as_it_is(piece: Piece, trajectories: tuple[Trajectory, ...]) -> AsItIs:
+    """Take a piece whatever it is worth."""
     return AsItIs()
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn(Generic[V]):
+    """A piece that was taken or is dead."""
+
+    piece: Piece
+    trajectories: tuple[Trajectory, ...]
+    verdict: V
+
+
+@dataclass(frozen=True, slots=True)
 class LineDraw(Generic[V]):
-    """What a step took, and the dead: `places` of its groups among the planned rows, and for each
-    that is admitted how many steps old the weights are that it began with. `carried` of them were
-    passed over by the step before.
+    """What a step took, and the dead; of each that is `admitted`, how many steps old the weights are
+    that it began with. `carried` of them were passed over by the step before.
     """
 
-    draw: GroupDraw[V]
-    places: tuple[int, ...]
+    drawn: tuple[Drawn[V], ...]
+    admitted: tuple[int, ...]
+    step: int
+    times: RolloutTimes
     staleness: tuple[int, ...]
     carried: int
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of their rows among the planned ones."""
+        return tuple(place for one in self.drawn for place in one.piece.places)
 
 
 @dataclass(slots=True, eq=False)
 class _Standing(Generic[V]):
-    """A group in line."""
+    """A piece in line."""
 
-    place: int  # of its row, among the planned ones
-    row: Row
-    begun: Begun
-    group: Group[V] | None = None  # once it was judged
+    piece: Piece
+    step: int  # of the weights that it began with
+    ended: Callable[[], Awaitable[tuple[Trajectory, ...]]]  # waits for its episodes
+    begun: Begun | None = None  # where it runs ahead
+    trajectories: tuple[Trajectory, ...] | None = None
+    verdict: V | None = None
 
     @property
     def live(self) -> bool | None:
-        return None if self.group is None else self.group.verdict.live
+        return None if self.verdict is None else self.verdict.live
 
 
 class GroupLine(Generic[V]):
-    """The groups of one process, from the first `draw` until `stop`."""
+    """The pieces of one process."""
 
-    def __init__(self, rollouts: Rollouts, *, group_size: int, trained: torch.nn.Module) -> None:
+    def __init__(self, rollouts: Rollouts, *, ahead: RolloutsAhead | None = None) -> None:
+        self.ahead = ahead
         self._rollouts = rollouts
-        self._group_size = group_size
-        self._ahead = RolloutsAhead(rollouts, trained=trained)
         self._line: list[_Standing[V]] = []
         self._ended: list[_Standing[V]] = []  # those that were judged, in the order in which they ended
-        self._news: queue.SimpleQueue[_Standing[V]] = queue.SimpleQueue()
         self._owed = 0
+
+    def __len__(self) -> int:
+        return len(self._line)
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The places of the groups in line among the planned rows."""
-        return tuple(one.place for one in self._line)
+        """The places of the rows in line among the planned ones."""
+        return tuple(place for one in self._line for place in one.piece.places)
 
     def draw(
         self,
-        rule: LineRule,
+        rule: Rule,
         options: SamplingOptions,
         began: RolloutBegan,
         *,
-        rows: Iterable[tuple[int, Row]],
+        pieces: Iterable[Piece],
         judge: Judge[V],
     ) -> LineDraw[V]:
-        """Return what this step takes; `rows` are those to be begun next, with their places."""
-        coming = iter(rows)
-        self._ahead.caller_waits()
+        """Return what this step takes; `pieces` are those to be begun next."""
+        ahead = self.ahead
+        if ahead is not None:
+            ahead.caller_waits()
         with self._rollouts.telling(began):
-            while (decision := self._decision(rule)).admitted is None:
-                for _ in range(decision.draw):
-                    self._begin(*next(coming), options, began.step)
-                if not decision.draw:
-                    self._judge(self._next_ended(), judge)
-            drawn = self._taken(decision, began.step)
-            groups = drawn.draw.groups
-            tell(
-                self._rollouts.observers,
-                began,
-                [group.row for group in groups for _ in group.trajectories],
-                [trajectory for group in groups for trajectory in group.trajectories],
+            drawn = run_blocking(
+                lambda: self._draw(rule, options, began, iter(pieces), judge), loop_factory=HoldingLoop
             )
-        self._ahead.caller_goes_on()
+            if ahead is not None:  # while they ran nobody could say of which step they would be
+                rows = [row for one in drawn.drawn for row in one.piece.rows]
+                tell(self._rollouts.observers, began, rows, [t for one in drawn.drawn for t in one.trajectories])
+        if ahead is not None:
+            ahead.caller_goes_on()
         return drawn
 
     def renumber(self, used: Collection[int]) -> None:
         """Say which of the planned rows are gone, in any process: the others move up."""
         gone = sorted(used)
         for one in self._line:
-            one.place -= sum(place < one.place for place in gone)
-
-    def hand_over(self, weights: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
-        """Go on with these weights, of a step."""
-        self._ahead.hand_over(weights, step)
+            places = tuple(place - sum(other < place for other in gone) for place in one.piece.places)
+            one.piece = Piece(places, one.piece.rows, one.piece.offset)
 
     def settle(self) -> None:
-        """Wait until every group has ended, so that the engine is free; all stay in line."""
-        self._ahead.settle()
+        """Wait until every piece has ended, so that the engine is free; all stay in line."""
+        if self.ahead is not None:
+            self.ahead.settle()
 
     def stop(self) -> None:
         """Cancel what is in line."""
-        self._ahead.stop()
+        if self.ahead is not None:
+            self.ahead.stop()
         self._line, self._ended, self._owed = [], [], 0
-        self._news = queue.SimpleQueue()
 
-    def _begin(self, place: int, row: Row, options: SamplingOptions, step: int) -> None:
-        begun = self._ahead.begin([row] * self._group_size, options, step=step, group_size=self._group_size)
-        standing: _Standing[V] = _Standing(place, row, begun)
-        self._line.append(standing)
-        news = self._news
-        begun.result.add_done_callback(lambda _: news.put(standing))
+    async def _draw(
+        self, rule: Rule, options: SamplingOptions, began: RolloutBegan, pieces: Iterator[Piece], judge: Judge[V]
+    ) -> LineDraw[V]:
+        open_ones: dict[asyncio.Task[None], _Standing[V]] = {}
 
-    def _decision(self, rule: LineRule) -> LineDecided:
+        def watch(one: _Standing[V]) -> None:
+            open_ones[asyncio.create_task(self._settle(one, judge))] = one
+
+        async with self._running(options, began) as (begin, times):
+            try:
+                for one in self._line:
+                    if one.verdict is None:
+                        watch(one)
+                while (decision := self._decision(rule)).admitted is None:
+                    for _ in range(decision.draw):
+                        self._line.append(begin(next(pieces)))
+                        watch(self._line[-1])
+                    if not decision.draw:
+                        done, _ = await asyncio.wait(open_ones, return_when=asyncio.FIRST_COMPLETED)
+                        for task in done:
+                            del open_ones[task]
+                            task.result()  # or its own error
+            except BaseException:
+                if self.ahead is None:
+                    self._line, self._ended = [], []
+                raise
+            finally:
+                await _let_go(task for task, one in open_ones.items() if self.ahead is None or one.trajectories is None)
+                await asyncio.gather(*open_ones, return_exceptions=True)  # those that are being judged
+            return self._taken(decision, began.step, times)
+
+    async def _settle(self, one: _Standing[V], judge: Judge[V]) -> None:
+        one.trajectories = await one.ended()
+        one.verdict = await judge(one.piece, one.trajectories)
+        self._ended.append(one)
+
+    def _decision(self, rule: Rule) -> Decided:
         number_of = {one: number for number, one in enumerate(self._line)}
         return rule.decide(
             [one.live for one in self._line], ended=[number_of[one] for one in self._ended], owed=self._owed
         )
 
-    def _next_ended(self) -> list[_Standing[V]]:
-        """Wait for a group to end, and return it with those that have ended since the last look."""
-        ended = [self._news.get()]
-        while not self._news.empty():
-            ended.append(self._news.get())
-        return ended
+    @asynccontextmanager
+    async def _running(self, options: SamplingOptions, began: RolloutBegan) -> Any:
+        """Give what begins a piece, and what tells the times of those that were taken."""
+        if (ahead := self.ahead) is not None:
 
-    def _judge(self, ended: Sequence[_Standing[V]], judge: Judge[V]) -> None:
-        trajectories = [one.begun.result.result().trajectories for one in ended]  # or its own error
+            def begin_ahead(piece: Piece) -> _Standing[V]:
+                begun = ahead.begin(piece.rows, options, step=began.step)
+                return _Standing(piece, began.step, lambda: _trajectories_of(begun.result), begun)
 
-        async def verdicts() -> list[V]:
-            asked = (judge(one.row, of) for one, of in zip(ended, trajectories, strict=True))
-            return list(await asyncio.gather(*asked))
+            yield begin_ahead, lambda taken: _together([one.begun.result.result().times for one in taken])
+            return
+        scheduler = self._rollouts.scheduler(options, began)
+        n_begun = 0
 
-        judged = run_blocking(verdicts, loop_factory=HoldingLoop)
-        for one, of, verdict in zip(ended, trajectories, judged, strict=True):
-            one.group = Group(one.row, of, verdict)
-            self._ended.append(one)
+        def begin(piece: Piece) -> _Standing[V]:
+            nonlocal n_begun
+            episodes = [self._rollouts.episode(row, number) for number, row in enumerate(piece.rows, start=n_begun)]
+            n_begun += len(episodes)
+            handles = [scheduler.submit(episode) for episode in episodes]
 
-    def _taken(self, decision: LineDecided, step: int) -> LineDraw[V]:
+            async def ended() -> tuple[Trajectory, ...]:
+                try:
+                    trajectories = tuple(await asyncio.gather(*handles))
+                finally:
+                    for handle in handles:
+                        handle.cancel()
+                check_complete(trajectories)
+                return trajectories
+
+            return _Standing(piece, began.step, ended)
+
+        async with scheduler:
+            yield begin, lambda taken: scheduler.times
+
+    def _taken(
+        self, decision: Decided, step: int, times: Callable[[Sequence[_Standing[V]]], RolloutTimes]
+    ) -> LineDraw[V]:
         assert decision.admitted is not None
         admitted = {self._line[number] for number in decision.admitted}
         carried = sum(number < self._owed for number in decision.admitted)
@@ -201,20 +286,40 @@ class GroupLine(Generic[V]):
         self._ended = [one for one in self._ended if one not in taken]
         self._owed = decision.owed
         for one in taken:
-            self._ahead.forget(one.begun)
+            if one.begun is not None and self.ahead is not None:
+                self.ahead.forget(one.begun)
         return LineDraw(
-            GroupDraw(
-                groups=tuple(one.group for one in taken if one.group is not None),
-                admitted=tuple(number for number, one in enumerate(taken) if one in admitted),
-                times=_times([one.begun.result.result().times for one in taken]),
+            drawn=tuple(
+                Drawn(one.piece, one.trajectories or (), one.verdict) for one in taken if one.verdict is not None
             ),
-            places=tuple(one.place for one in taken),
-            staleness=tuple(step - one.begun.step for one in taken if one in admitted),
+            admitted=tuple(number for number, one in enumerate(taken) if one in admitted),
+            step=step,
+            times=times(taken),
+            staleness=tuple(step - one.step for one in taken if one in admitted),
             carried=carried,
         )
 
 
-def _times(of: Sequence[RolloutTimes]) -> RolloutTimes:
+async def _trajectories_of(result: Future[Any]) -> tuple[Trajectory, ...]:
+    """Wait for a rollout of another thread, which goes on where this wait is cancelled."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell_loop(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the draw is over, and its loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    result.add_done_callback(tell_loop)
+    await ended.wait()
+    return tuple(result.result().trajectories)
+
+
+async def _let_go(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel what waits, and see it end."""
+    cancelled = [task for task in tasks if not task.done() and task.cancel()]
+    await asyncio.gather(*cancelled, return_exceptions=True)
+
+
+def _together(of: Sequence[RolloutTimes]) -> RolloutTimes:
     """Return the times of groups that ran beside each other: from the first beginning to the last
     end, of which the engine had nothing to do for so large a share as in the one that ran longest.
     """

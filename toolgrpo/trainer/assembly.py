@@ -17,10 +17,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.credit.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
 from toolgrpo.engines.base import Engine
 from toolgrpo.engines.build import BuiltEngine, EngineChoice, build_engine
 from toolgrpo.engines.policy import Policy
+from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_turn_reward
 from toolgrpo.models.untrained_markers import output_rows, untrained_line
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog

@@ -1,256 +1,141 @@
-"""The life of one batch between the calls of TRL: rows, episodes, rewards, advantages, loss.
+"""The batch that a trainer works on, as TRL comes by for it.
 
-TRL comes by in this order:
-
-    generate_and_score       the rows of a generation batch; around the next two
-      generate               its episodes, run here or drawn before
-      calculate_rewards      what they are worth, asked once
+    generate_and_score       takes a graded batch, lets TRL score it, applies the stages; around these two
+      generate               its episodes as TRL's tuple
+      rewards                its rewards as TRL's tensor
     compute_loss             of a micro-batch: the rows that are read
       score_tokens           each forward pass, there and wherever TRL makes one
 
-What one call leaves for a later one of the same batch is kept here and nowhere else.
+TRL's calls only translate. Between two of them nothing is kept but the batch that is being scored, and
+what the pass that is being made reads.
 
-Invariants: rewards are asked once per episode; observers hear of a batch once, when its advantages
-are known; the calls that are collective are made in every process alike, in this order.
+Invariants: observers hear of a batch once, when its advantages are known; the calls that are collective
+are made in every process alike, in this order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
-from toolgrpo.credit.turn_rewards import TurnRewards
-from toolgrpo.rollout import RolloutBatch, Rollouts
-from toolgrpo.rollout.batch import Mode, Row
+from toolgrpo.learning.dropped import check_dropped_share
+from toolgrpo.learning.shaping import members_of
+from toolgrpo.learning.stages import LOSS, WORTH, Facts, TrainBatch, applied, dead_rows
+from toolgrpo.learning.turns import episode_turns
+from toolgrpo.rollout import RolloutBatch
+from toolgrpo.rollout.batch import Mode
+from toolgrpo.rollout.observers import Observers
 from toolgrpo.startup import give_memory_back, maps_large_blocks
-from toolgrpo.trainer import reward_seam, trl_batch, trl_jobs, trl_seam
-from toolgrpo.trainer.batch_signal import BatchCredit, BatchSignal
+from toolgrpo.trainer.batches import Batches, TakenBatch
 from toolgrpo.trainer.config import ToolGRPOConfig
-from toolgrpo.trainer.drawn_batches import DrawnBatch, DrawnBatches
 from toolgrpo.trainer.engine_proof import EngineProof
-from toolgrpo.trainer.generation_output import GenerationOutput
-from toolgrpo.trainer.groups_ahead import GroupsAhead
 from toolgrpo.trainer.live_rows import RowChoice, Scores
 from toolgrpo.trainer.off_policy import OffPolicy
-from toolgrpo.trainer.overlap import BatchesAhead
 from toolgrpo.trainer.segmented_rows import SegmentedRows
 from toolgrpo.trainer.token_tap import TokenTap
-
-Rows = Sequence[Mapping[str, Any]]
-
+from toolgrpo.trainer.trl import batch as trl_batch
+from toolgrpo.trainer.trl import rewards as trl_rewards
+from toolgrpo.trainer.trl import trainer as trl_trainer
 
 _SMALL_RUN_RETURNS = 50
 """Rollouts after which a small run returns memory: it spreads slowly, and its pages cost time to get again."""
 
 
-class BatchInTraining:
-    """The batch that a trainer works on; the trainer itself is only handed on to TRL's seams.
+@dataclass(slots=True)
+class _Pass:
+    """The passes that TRL is about to make: the rows they read, and what stands for the first of them."""
 
-    `run` runs an episode per row with the current weights; `load_weights` gives them to the engine
-    and returns the step they are of; `calculate_rewards` asks the trainer as TRL would.
-    """
+    choice: RowChoice | None = None
+    segments: SegmentedRows | None = None
+    old_policy: Sequence[Sequence[float]] | None = None
+    logps: torch.Tensor | None = None  # of the last one
+
+
+class BatchInTraining:
+    """One trainer's, which is only handed on to `trl/`."""
 
     def __init__(
         self,
         trainer: Any,
         args: ToolGRPOConfig,
-        rollouts: Rollouts,
-        *,
-        run: Callable[[Rows, Mode], RolloutBatch],
-        load_weights: Callable[[], int],
-        calculate_rewards: Callable[..., torch.Tensor],
-        group_size: Callable[[Mode], int],
-        drawing: DrawnBatches | None,
-        ahead: BatchesAhead | GroupsAhead | None,
+        batches: Batches,
+        observers: Observers,
         off_policy: OffPolicy,
         proof: EngineProof,
         token_tap: TokenTap,
-        turn_rewards: TurnRewards,
-        pad_id: int,
-        process: int,
-        n_processes: int,
     ) -> None:
-        self.rollout_seconds = 0.0
-        self.n_episodes = 0  # of all processes, so far
-        self._n_rollouts = 0  # of training, in this process
         self._trainer = trainer
         self._args = args
-        self._rollouts = rollouts
-        self._run = run
-        self._load_weights = load_weights
-        self._calculate_rewards = calculate_rewards
-        self._group_size = group_size
-        self._drawing = drawing
-        self._ahead = ahead
+        self._observers = observers
+        self._batches = batches
         self._off_policy = off_policy
         self._proof = proof
         self._token_tap = token_tap
-        self._pad_id = pad_id
-        self._process, self._n_processes = process, n_processes
-        self._signal = BatchSignal(trainer, args, group_size)
-        self._credit = BatchCredit(trainer, args.credits(), turn_rewards, args.num_generations)
-        self._rows: Rows = []
-        self._drawn: DrawnBatch | None = None  # the batch that TRL scores, where its groups were drawn here
-        self._ran: RolloutBatch | None = None  # from its generation until its advantages are known
-        self._asked_rewards: torch.Tensor | None = None  # from their asking until TRL wants them
-        self._in_dead_groups: Any = None  # of the batch that was graded last, a flag per row
-        self._row_choice: RowChoice | None = None  # of the pass that TRL is about to make
-        self._segments: SegmentedRows | None = None  # in the rows of that pass, where an episode has several
-        self._logps: torch.Tensor | None = None  # of the last pass
+        self._n_rollouts = 0  # of training, in this process
+        self._taken: TakenBatch | None = None  # while TRL scores it
+        self._pass = _Pass()
 
     def generate_and_score(self, inputs: list[dict[str, Any]], of_trl: Callable[[Any], dict[str, Any]]) -> Any:
         """Return what TRL makes of a generation batch, as its loss shall see it."""
-        drawing = self._drawing if self._mode == "train" else None
-        self._drawn = drawn = None if drawing is None else self._draw(drawing, len(inputs))
-        rows: Sequence[Row] = inputs
-        if drawn is not None:
-            rows = drawn.rows
-        elif self._ahead is not None and self._mode == "train":
-            self._ran = self._ahead.take(len(inputs))
-            rows = [one.row for one in self._ran.episodes]
-        # copies: TRL writes the extra fields of an episode into the rows that it scores
-        self._rows = inputs = [dict(row) for row in rows]
-        output = of_trl(inputs)
-        if drawn is not None:
-            reward_seam.log_drawn(self._trainer, drawn)
-        old_choice, self._row_choice = self._row_choice, None
-        segments, self._segments = self._segments, None
-        output = trl_batch.with_segments(output, segments)
-        output = trl_batch.clear_dead_groups(self._signal.applied(output), self._in_dead_groups)
-        if self._mode == "train":
-            output = self._credit.applied(output, self._signal.outcomes)
-        output = self._off_policy.applied(output, self._mode)
-        self._tell_of_batch(output)
-        output = self._off_policy.without_masked(trl_batch.fill_old_logps(output, old_choice))
-        output, shares = trl_batch.settle_denominator(self._trainer, output)
-        if self._mode == "train":
-            trl_seam.log_metrics(self._trainer, shares)
+        trainer, mode = self._trainer, trl_trainer.mode_of(self._trainer)
+        taken = self._batches.take(inputs, mode)
+        if mode == "train":
+            self._return_memory()
+            self._proof.hear(taken.ran)
+        trl_trainer.count_tokens(trainer, sum(len(one.prompt_ids) + len(one.ids) for one in taken.ran.trajectories))
+        facts = self._facts(taken, mode)
+        segments = trl_batch.segments_of(trainer, taken.trajectories)
+        choice = None
+        if trl_batch.reads_old_policy(trainer):
+            dead = torch.tensor(dead_rows(facts), device=self._args.device)
+            choice = trl_batch.choose_rows_of_old_policy(trainer, dead)
+            facts = replace(facts, unread=~choice.live)
+        stands_in = self._off_policy.is_bypass and trl_batch.steps_differ(trainer)
+        logps = trl_batch.engine_logps(taken.trajectories) if stands_in else None
+        self._taken = taken
+        with self._passes(_Pass(choice, segments, logps)):
+            # copies: TRL writes the extra fields of an episode into the rows that it scores
+            output = of_trl([dict(one.row) for one in taken.scored])
+        self._taken = None
+        trl_rewards.log_drawn(trainer, taken)
+        scored = trl_batch.train_batch(output)
+        worth = applied(WORTH, scored, facts)
+        numbers = self._tell(taken.ran, taken, worth)
+        learnt = applied(LOSS, worth, facts)
+        trl_trainer.log_metrics(trainer, learnt.metrics)
+        if mode == "train":
+            self._off_policy.told(learnt.weighted)
+        output = trl_batch.with_segments(trl_batch.with_train_batch(output, scored, learnt), segments)
+        if mode == "train":
+            self._token_tap.mark(output, numbers)
         return output
 
-    def _draw(self, drawing: DrawnBatches, n_rows: int) -> DrawnBatch:
-        step = self._load_weights() if drawing.ahead is None else drawing.ahead.step
-        drawn = drawing.draw(
-            self._rollouts,
-            self._args.sampling_options(),
-            partial(reward_seam.ask_rewards, self._trainer),
-            n_rows=n_rows,
-            step=step,
-            first_number=self.n_episodes,
-        )
-        self.n_episodes += drawn.n_episodes
-        return drawn
-
     def generate(self, prompts: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the episodes of these prompts in the form of TRL."""
-        if self._drawn is None:
-            rows = [{**row, "prompt": prompt} for row, prompt in zip(self._rows, prompts, strict=True)]
-            batch = self._run(rows, self._mode) if self._ran is None else self._ran  # or they ran ahead
-            self._ran = batch = batch.numbered(self._first_number(len(batch)))
-            trajectories = batch.trajectories
-        else:
-            self._ran, trajectories = self._drawn.ran, self._drawn.trajectories
-            batch = self._ran
-        self._return_memory()
-        if self._mode == "train":
-            self._proof.hear(batch)
-        self.rollout_seconds += batch.times.duration_s
-        trl_seam.count_tokens(self._trainer, sum(len(t.prompt_ids) + len(t.ids) for t in batch.trajectories))
-        self._segments = trl_batch.segments_of(self._trainer, trajectories)
-        masks = self._signal.loss_masks(trajectories)
-        output = GenerationOutput.from_trajectories(trajectories, self._pad_id, masks)
-        self._off_policy.expect(output.logprobs)
-        if not self._off_policy.skips_old_policy and trl_batch.reads_old_policy(self._trainer):
-            self._ask_before_old_policy(prompts, output)
-        return output.as_trl()
+        """Return the episodes of the batch that is being scored, in the form of TRL."""
+        assert self._taken is not None and len(prompts) == len(self._taken.scored)
+        pad_id = trl_trainer.pad_id(self._trainer)
+        return trl_batch.as_trl(self._taken.trajectories, pad_id, self._args.void_turns)
 
-    def _return_memory(self) -> None:
-        """Give back, on a CPU, what rollouts have left between the tensors of the passes to come."""
-        if self._mode == "train" and self._args.device.type == "cpu":
-            if maps_large_blocks() or self._n_rollouts % _SMALL_RUN_RETURNS == 0:
-                give_memory_back()
-            self._n_rollouts += 1
-
-    def _first_number(self, n: int) -> int:
-        """Return a number that no other episode of the run has,
-        in any process, nor the n - 1 after it.
-        """
-        first = self.n_episodes + self._process * n
-        self.n_episodes += self._n_processes * n
-        return first
-
-    def _ask_before_old_policy(self, prompts: Sequence[Any], output: GenerationOutput) -> None:
-        """Ask the rewards that TRL would ask next but one, so that the old policy reads no group
-        that they say is dead.
-        """
-        fields = [
-            dict(zip(output.extra_fields, of, strict=True)) for of in zip(*output.extra_fields.values(), strict=True)
-        ]
-        inputs = [{**row, **own} for row, own in zip(self._rows, fields, strict=True)]
-        self._asked_rewards = self._calculate_rewards(inputs, prompts, output.completions, output.completion_ids)
-        self._row_choice = trl_batch.choose_rows_of_old_policy(self._trainer, self._in_dead_groups)
-
-    def calculate_rewards(
-        self, of_trl: Callable[..., torch.Tensor], inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
-    ) -> torch.Tensor:
-        """Return the rewards of all processes, which TRL is asked for unless they are known."""
-        rewards_per_func, self._asked_rewards = self._asked_rewards, None
-        if rewards_per_func is not None:
-            return rewards_per_func
-        if self._drawn is None:
-            if trl_seam.has_reward_model(self._trainer):
-                prompts = trl_jobs.as_conversations(prompts)  # it reads the whole conversation
-            calculate = partial(of_trl, inputs, prompts, completions, completion_ids_list)
-            with trl_jobs.point_to_messages(prompts):
-                self._ran, rewards_per_func = self._signal.graded(self._ran, calculate)
-            if self._ran is not None and self._mode == "train":
-                self._ran = self._credit.asked(self._ran)
-        else:  # they were asked as the groups ended
-            rewards_per_func = reward_seam.answers_of(self._trainer, self._drawn)
-            self._signal.hear_of(self._drawn.trajectories, rewards_per_func)
-            self._credit.hear_of(self._drawn.trajectories, self._drawn.turn_rewards)
-        self._in_dead_groups = trl_batch.in_dead_groups(
-            self._trainer, self._signal.combined(self._mode), len(prompts), self._group_size(self._mode)
-        )
-        return rewards_per_func
-
-    def _tell_of_batch(self, output: dict[str, Any]) -> None:
-        """Let observers hear of the batch, now that its advantages are known."""
-        batch, self._ran = self._ran, None
-        trl_seam.log_dropped(self._trainer, output)
-        if batch is None or not batch.is_graded:
-            return
-        if batch.mode == "train":
-            trained = batch.trajectories if self._drawn is None else self._drawn.trajectories
-            numbers = [int(trajectory.metadata["episode"]) for trajectory in trained]
-            # A group that was drawn may be trained on in another process than the one it ran in.
-            of_turns: Sequence[tuple[float, ...] | None] = self._credit.of_turns or [None] * len(numbers)
-            own = dict(zip(numbers, zip(trl_batch.advantages_of(output), of_turns, strict=True), strict=True))
-            parts = [own] if self._drawn is None else gather_object([own])
-            advantages = {number: advantage for part in parts for number, advantage in part.items()}
-            given = [advantages.get(int(t.metadata["episode"]), (None, None)) for t in batch.trajectories]
-            batch = batch.with_advantages([advantage for advantage, _ in given], [of for _, of in given])
-            self._rollouts.observers.batch_done(batch)
-            self._token_tap.choose(batch, output, numbers)
-            self._signal.check_dropped(batch)
-        else:
-            self._rollouts.observers.batch_done(batch)
+    def rewards(self) -> torch.Tensor:
+        """Return the rewards of the batches that are being scored in all processes."""
+        assert self._taken is not None
+        return trl_rewards.rewards_of_all(self._trainer, self._taken)
 
     def compute_loss(self, inputs: dict[str, Any], of_trl: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the loss of a micro-batch, of the rows that have something to learn from."""
-        self._row_choice = choice = trl_batch.choose_rows(self._trainer, inputs)
-        self._segments = trl_batch.segments_in(self._trainer, inputs)
-        self._logps = None
-        try:
-            with trl_batch.mean_entropy_of_live(self._trainer, inputs, choice):
+        trainer = self._trainer
+        choice = trl_batch.choose_rows(trainer, inputs)
+        with self._passes(_Pass(choice, trl_batch.segments_in(trainer, inputs))) as made:
+            with trl_batch.mean_entropy_of_live(trainer, inputs, choice):
                 loss = of_trl()
-            self._off_policy.heard(inputs, self._logps, None if choice is None else choice.live)
-            return loss
-        finally:
-            self._row_choice = self._logps = self._segments = None
+            self._off_policy.heard(trainer, inputs, made.logps, None if choice is None else choice.live)
+        return loss
 
     def score_tokens(
         self,
@@ -262,18 +147,67 @@ class BatchInTraining:
         **kwargs: Any,
     ) -> Scores:
         """Return what a forward pass gives for the tokens of its rows, of which it may read some."""
-        known = self._off_policy.old_policy(input_ids, logits_to_keep)
+        made = self._pass
+        known, made.old_policy = made.old_policy, None
         if known is not None:
-            return known, None, None
-        choice, segments = self._row_choice, self._segments
+            logps = torch.zeros(len(known), logits_to_keep, device=input_ids.device)
+            for place, row in enumerate(known):
+                logps[place, : len(row)] = torch.tensor(row)
+            return logps, None, None
+        choice, segments = made.choice, made.segments
         if segments is not None:
             score = partial((segments if choice is None else segments.chosen(choice.live)).score, score)
         whole = (input_ids, attention_mask, logits_to_keep, *args)
         scored = score(*whole, **kwargs) if choice is None else choice.score(score, *whole, **kwargs)
-        self._logps = scored[0]
+        made.logps = scored[0]
         self._token_tap.hear(scored)
         return scored
 
-    @property
-    def _mode(self) -> Mode:
-        return trl_seam.mode_of(self._trainer)
+    @contextmanager
+    def _passes(self, made: _Pass) -> Iterator[_Pass]:
+        self._pass = made
+        try:
+            yield made
+        finally:
+            self._pass = _Pass()
+
+    def _facts(self, taken: TakenBatch, mode: Mode) -> Facts:
+        trainer = self._trainer
+        rule, n = trl_batch.learning_rule(trainer), len(taken.scored)
+        first = self._batches.processes.index * n
+        by_turn = rule.credit.by_turn and mode == "train"
+        return Facts(
+            rule=rule,
+            training=mode == "train",
+            group_size=trl_trainer.group_size(trainer, mode),
+            members=gather_object(members_of(taken.scored)),
+            own=slice(first, first + n),
+            turns=gather_object(episode_turns(taken.scored)) if by_turn else (),
+            spans=[[(turn.start, turn.end) for turn in one.turns] for one in taken.trajectories] if by_turn else (),
+            summed=partial(trl_batch.summed, trainer),
+        )
+
+    def _tell(self, batch: RolloutBatch, taken: TakenBatch, worth: TrainBatch) -> list[int]:
+        """Let observers hear of the batch, now that its advantages are known; return the numbers of what TRL scores."""
+        numbers = [int(trajectory.metadata["episode"]) for trajectory in taken.trajectories]
+        if batch.mode == "train":
+            of_turns = worth.of_turns or (None,) * len(numbers)
+            own = dict(zip(numbers, zip(trl_batch.advantages_of(worth), of_turns, strict=True), strict=True))
+            # A group that was drawn may be trained on in another process than the one it ran in.
+            parts = [own] if taken.drawn is None else gather_object([own])
+            advantages = {number: advantage for part in parts for number, advantage in part.items()}
+            given = [advantages.get(int(t.metadata["episode"]), (None, None)) for t in batch.trajectories]
+            batch = batch.with_advantages([advantage for advantage, _ in given], [of for _, of in given])
+        self._observers.batch_done(batch)
+        if batch.mode == "train":
+            self._token_tap.choose(batch)
+            drops = gather_object([one.drop for one in batch.episodes])
+            check_dropped_share(drops, self._args.max_dropped_share)
+        return numbers
+
+    def _return_memory(self) -> None:
+        """Give back, on a CPU, what rollouts have left between the tensors of the passes to come."""
+        if self._args.device.type == "cpu":
+            if maps_large_blocks() or self._n_rollouts % _SMALL_RUN_RETURNS == 0:
+                give_memory_back()
+            self._n_rollouts += 1

@@ -36,7 +36,7 @@ from toolgrpo.engines.base import Resumable
 from toolgrpo.errors import ConfigError, StorageError
 from toolgrpo.storage import storage_failure, write_whole
 from toolgrpo.trainer import checkpoint_files as files
-from toolgrpo.trainer import trl_seam
+from toolgrpo.trainer.trl import trainer as trl_trainer
 
 # accelerate calls the device of a process on the CPU `cpu:0`, Transformers loads the optimizer onto
 # it, and PyTorch knows only `cpu` there: without this a run of several processes on the CPU could
@@ -197,7 +197,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
             return
         if state.global_step >= state.max_steps:
             raise RunIsComplete
-        trl_seam.skip_epochs(self._trainer, int(state.epoch or 0))
+        trl_trainer.skip_epochs(self._trainer, int(state.epoch or 0))
         for trouble in gather_object(self._restore(self._resumed)):
             self._warn(f"{trouble}; the training goes on")
 
@@ -296,7 +296,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
         """Return where this process is."""
         engine = self._trainer.engine
         return {
-            "batch": trl_seam.place_in_batch(self._trainer),
+            "batch": trl_trainer.place_in_batch(self._trainer),
             "engine": engine.sampling_state() if isinstance(engine, Resumable) else None,
             "n_episodes": self._trainer.n_episodes,
             "episode_log_bytes": log_bytes,
@@ -305,7 +305,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     def _restore_place(self, place: Place) -> str | None:
         trainer = self._trainer
-        trl_seam.restore_place_in_batch(trainer, place["batch"])
+        trl_trainer.restore_place_in_batch(trainer, place["batch"])
         if place["engine"] is not None and isinstance(trainer.engine, Resumable):
             trainer.engine.restore_sampling_state(place["engine"])
         trainer.n_episodes = place["n_episodes"]

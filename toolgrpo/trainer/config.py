@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from trl import GRPOConfig
 
-from toolgrpo.credit.options import LOSSES_BY_TOKEN, Credit
-from toolgrpo.credit.turn_rewards import BUILT_IN_TURN_REWARDS
 from toolgrpo.engines.base import SamplingOptions
 from toolgrpo.engines.build import EngineOptions
 from toolgrpo.engines.transformers import TransformersOptions
@@ -21,16 +19,17 @@ from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
+from toolgrpo.learning.correction import set_fields_of_trl
+from toolgrpo.learning.shaping import Shaping, overlong_of, penalty_of
+from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES
+from toolgrpo.learning.turn_rewards import BUILT_IN_TURN_REWARDS
+from toolgrpo.learning.turns import LOSSES_BY_TOKEN, Credit
 from toolgrpo.options import THEMES, RecordedShare, options_of, with_fields_of
 from toolgrpo.rollout.compaction import ContextLimit
 from toolgrpo.rollout.limits import EpisodeLimits
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.signal.admission import Admission
-from toolgrpo.signal.correction import set_fields_of_trl
-from toolgrpo.signal.shaping import Shaping, overlong_of, penalty_of
-from toolgrpo.signal.training_rows import ROW_LOSSES, TOKEN_LOSSES
 from toolgrpo.trainer.hardware import settled_bf16, settled_cpu, trains_on_cpu
-from toolgrpo.trainer.trl_fields import refuse_without_effect
+from toolgrpo.trainer.trl.fields import refuse_without_effect
 from toolgrpo.trainer.trl_jobs import take_trl_arguments
 
 _LEAST_OF_TRL = {
@@ -199,10 +198,6 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty,
         )
-
-    def admission(self, target: int) -> Admission:
-        """Return the rule by which a step of so many groups draws and admits them."""
-        return Admission.of(target, max_groups_drawn=self.max_groups_drawn if self.draws_groups else 1.0)
 
     def shaping(self) -> Shaping:
         """Return how rewards become advantages."""

@@ -20,15 +20,6 @@ Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Log-probabilities and entropies, both (B, T), and a loss of the model's own."""
 
 
-def is_live(advantages: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
-    """Return for each row (B,) whether any token that is trained has an advantage.
-
-    Advantages are one per row, (B,), or one per token, (B, T).
-    """
-    per_token = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
-    return ((per_token != 0) & (loss_mask != 0)).any(dim=1)
-
-
 @dataclass(frozen=True)
 class RowChoice:
     """Which rows of a micro-batch to score, and what stands in for the others."""

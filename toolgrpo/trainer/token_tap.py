@@ -18,7 +18,7 @@ import torch
 
 from toolgrpo.observe.recorder import EpisodeRecorder
 from toolgrpo.rollout.batch import RolloutBatch, Scored
-from toolgrpo.trainer import trl_batch
+from toolgrpo.trainer.trl import batch as trl_batch
 
 
 class TokenTap:
@@ -31,11 +31,15 @@ class TokenTap:
         self._step = 0
         self._inputs: Mapping[str, Any] | None = None
 
-    def choose(self, batch: RolloutBatch, output: dict[str, Any], numbers: Sequence[int]) -> None:
-        """Choose among the episodes of a rollout, and mark TRL's rows with their numbers."""
+    def mark(self, output: dict[str, Any], numbers: Sequence[int]) -> None:
+        """Mark TRL's rows with the numbers of their episodes."""
+        if self._n:
+            trl_batch.add_numbers(output, numbers)
+
+    def choose(self, batch: RolloutBatch) -> None:
+        """Choose among the episodes of a rollout."""
         if self._n == 0:
             return
-        trl_batch.add_numbers(output, numbers)
         self._step = batch.step
         recorded = [
             one

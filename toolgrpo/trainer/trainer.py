@@ -25,8 +25,10 @@ from trl import GRPOTrainer
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
 from toolgrpo.errors import TooManyDroppedError
-from toolgrpo.evaluation.grading import grade
+from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
+from toolgrpo.learning.correction import cut_by, settled
+from toolgrpo.learning.row_order import RowOrder
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
 from toolgrpo.rewards.watched import watched
@@ -34,10 +36,9 @@ from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand
 from toolgrpo.rollout.observers import Observers
-from toolgrpo.signal.correction import cut_by, settled
 from toolgrpo.storage import saved_into
 from toolgrpo.tools.base import ToolProvider
-from toolgrpo.trainer import reward_seam, trl_ahead, trl_correction, trl_jobs, trl_seam
+from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.assembly import (
     demand_of,
     fitting_of,
@@ -52,6 +53,7 @@ from toolgrpo.trainer.assembly import (
 )
 from toolgrpo.trainer.backend_check import check_backend
 from toolgrpo.trainer.batch_in_training import BatchInTraining
+from toolgrpo.trainer.batches import Batches, Worth
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
@@ -61,9 +63,12 @@ from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_
 from toolgrpo.trainer.hardware import bf16_line
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy
-from toolgrpo.trainer.overlap import check_engine
+from toolgrpo.trainer.row_line import Processes, check_engine, open_line
 from toolgrpo.trainer.stopping import GracefulStop
 from toolgrpo.trainer.token_tap import TokenTap
+from toolgrpo.trainer.trl import batch as trl_batch
+from toolgrpo.trainer.trl import rewards as trl_rewards
+from toolgrpo.trainer.trl import trainer as trl_trainer
 
 
 class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
@@ -108,7 +113,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         trl_jobs.refuse_rollout_func(kwargs.pop("rollout_func", None))
         factory = trl_jobs.single_factory(kwargs.pop("environment_factory", None), train_dataset)
         trl_jobs.check_reward_arguments(reward_funcs)
-        trl_seam.warn_if_untested()
+        trl_trainer.warn_if_untested()
         Observers(observers)  # refused before anything is loaded
         self._opened = ExitStack()  # until `rollouts` has it
         given = take_parts(
@@ -121,7 +126,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         )
         args = given.args
         self.train_sampler: Any = None
-        with trl_seam.no_engine_of_trl(args):
+        with trl_trainer.no_engine_of_trl(args):
             super().__init__(
                 model=given.model,
                 reward_funcs=watched(given.reward_funcs, args.reward_timeout, lambda text: self.progress.say(text)),
@@ -132,11 +137,11 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 **kwargs,
             )
         self.tools = trl_jobs.ToolsElsewhere()
-        trl_seam.check_router_loss(self)
-        trl_seam.tune_fused_head(self.accelerator.device)
+        trl_trainer.check_router_loss(self)
+        trl_trainer.tune_fused_head(self.accelerator.device)
         self.backend = check_backend(self.accelerator, n_gpus=torch.cuda.device_count())
         given.check_model(self.model.config.get_text_config().vocab_size, self.train_dataset)
-        self.policy = trl_seam.policy_of(self, self.backend)
+        self.policy = trl_trainer.policy_of(self, self.backend)
         rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
         self.card = model_card(given, self.policy, rewards)
         self.demand = (
@@ -150,7 +155,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.correction = settled(
             args, gives_logprobs=built.engine.gives_logprobs, same_numbers=built.engine.same_numbers_as_trainer
         )
-        trl_correction.correct_by(self, self.correction)
+        trl_batch.correct_by(self, self.correction)
         is_main = self.is_world_process_zero()
         self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not is_main))
         if is_main and (line := bf16_line(self.policy.dtype, self.policy.device)) is not None:
@@ -164,7 +169,6 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         say_of_pass = self.progress.say if is_main else lambda line: None
         self._shared_pass = open_pass(given, self.policy, self.train_dataset, say_of_pass)
         self.turn_rewards = open_turn_rewards(args, self.train_dataset)
-        self.drawing = reward_seam.open_drawing(self) if args.draws_groups else None
         if args.runs_ahead:
             check_engine(built.engine, args.weights_handover)
         self._stop = GracefulStop(self.accelerator, self.progress.say)
@@ -174,7 +178,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             given,
             progress=self.progress,
             callbacks=self.callback_handler.callbacks,
-            log=partial(trl_seam.log_metrics, self),
+            log=partial(trl_trainer.log_metrics, self),
             model_name=str(self.model.config._name_or_path),
             process=self.accelerator.process_index,
             is_main=is_main,
@@ -184,11 +188,23 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             self.add_callback(callback)
         vocabulary = self.policy.base_model.config.get_text_config().vocab_size
         self.rollouts = open_rollouts(given, built.engine, watchers.observers(observers), vocabulary)
-        self._ahead = trl_ahead.open_ahead(self) if args.runs_ahead else None
-        self.row_order = None if self._ahead is None else self._ahead.order
-        if self.drawing is not None:
-            self.drawing = trl_ahead.drawn_from(self.drawing, self._ahead)
-            self.row_order = self.drawing.order
+        processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
+        rows_in_line = open_line(
+            *(args, self.rollouts, trl_trainer.training_of(self, self._load_weights), processes),
+            rows=self.train_dataset,
+            row_of=lambda number: self.train_sampler.data_source[number],
+            order_of=partial(trl_trainer.epoch_order, self),
+        )
+        grading = Grading(
+            self.reward_funcs,
+            self.reward_weights.tolist(),
+            success_at(args.success_threshold),
+            self.reward_func_names,
+            state=lambda: self.state,
+            ask_model=partial(trl_rewards.ask_model, self),
+        )
+        worth = Worth(grading, args.shaping(), args.credits(), self.turn_rewards)
+        self._batches = Batches(lambda rows, mode: self.rollout(rows, mode=mode), worth, processes, rows_in_line)
         self._proof = EngineProof(
             built.engine,
             self.policy,
@@ -198,30 +214,15 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             step=lambda: int(self.state.global_step),
         )
         self._token_tap = TokenTap(self.recorder, args.record_tokens)
+        off_policy = OffPolicy(
+            self.correction,
+            micro_batches=args.steps_per_generation,
+            cut_by=cut_by(args.sampling_options()),
+            log=partial(trl_trainer.log_metrics, self),
+            warn=self.progress.say,
+        )
         self._batch = BatchInTraining(
-            self,
-            args,
-            self.rollouts,
-            run=lambda rows, mode: self.rollout(rows, mode=mode),
-            load_weights=self._load_weights,
-            calculate_rewards=self._calculate_rewards,
-            group_size=self._group_size,
-            drawing=self.drawing,
-            ahead=self._ahead,
-            off_policy=OffPolicy(
-                self,
-                self.correction,
-                micro_batches=args.steps_per_generation,
-                cut_by=cut_by(args.sampling_options()),
-                log=partial(trl_seam.log_metrics, self),
-                warn=self.progress.say,
-            ),
-            proof=self._proof,
-            token_tap=self._token_tap,
-            turn_rewards=self.turn_rewards,
-            pad_id=given.tokenizer.pad_token_id,
-            process=self.accelerator.process_index,
-            n_processes=self.accelerator.num_processes,
+            self, args, self._batches, self.rollouts.observers, off_policy, self._proof, self._token_tap
         )
         named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
         loaded = loaded_parts(given, built, self.policy, self.train_dataset, named, self.demand.line)
@@ -256,8 +257,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 self._checkpoints.save_step_before(lambda: self._write_checkpoint(self.model, None))
                 raise
             finally:
-                if self._ahead is not None:
-                    self._ahead.stop()
+                if self._batches.line is not None:
+                    self._batches.line.stop()
         if self.args.load_best_model_at_end:
             self._weights_of_step = None  # those of another step are loaded, and the engine has none of them
         if self.stopped_by is not None and self.state.global_step < self.state.max_steps:
@@ -285,18 +286,23 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return self.rollouts.tools
 
     @property
+    def row_order(self) -> RowOrder | None:
+        """The order of rows, where they are not drawn by TRL's sampler."""
+        return None if self._batches.line is None else self._batches.line.order
+
+    @property
     def rollout_seconds(self) -> float:
         """How long the rollouts took that were trained on or evaluated, in this process."""
-        return self._batch.rollout_seconds
+        return self._batches.rollout_seconds
 
     @property
     def n_episodes(self) -> int:
         """How many episodes there were so far, in all processes."""
-        return self._batch.n_episodes
+        return self._batches.n_episodes
 
     @n_episodes.setter
     def n_episodes(self, value: int) -> None:
-        self._batch.n_episodes = value
+        self._batches.n_episodes = value
 
     def rollout(
         self,
@@ -310,8 +316,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
         Each process runs its own rows.
         """
-        if self._ahead is not None:
-            self._ahead.settle()
+        if self._batches.line is not None:
+            self._batches.line.settle()
         self._load_weights()
         return self.rollouts.run(
             rows,
@@ -319,7 +325,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             step=self.state.global_step,
             mode=mode,
             label=label,
-            group_size=1 if mode == "heldout" else self._group_size(mode),
+            group_size=1 if mode == "heldout" else trl_trainer.group_size(self, mode),
             offset=self.accelerator.process_index * len(rows),
         )
 
@@ -339,13 +345,9 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         Nothing is trained; observers hear of it, and the recording keeps it.
         """
         self._claim_folder()
-        batch = grade(
-            self.rollout(rows, options, label=label),
-            self.reward_funcs,
-            self.reward_weights.tolist(),
-            threshold=self.args.success_threshold,
-            trainer_state=self.state,
-        )
+        batch = self.rollout(rows, options, label=label)
+        grading = self._batches.worth.grading
+        batch = grading.graded(batch, grading.ask(rows, batch.trajectories))
         self.rollouts.observers.batch_done(batch)
         return batch
 
@@ -362,8 +364,8 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        if parts.get("_ahead") is not None:
-            parts["_ahead"].stop()
+        if "_batches" in parts and self._batches.line is not None:
+            self._batches.line.stop()
         if "rollouts" in parts:
             self.rollouts.close()
         elif "_opened" in parts:
@@ -421,8 +423,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         return self._batch.generate(prompts)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        ask = super()._calculate_rewards
-        return self._batch.calculate_rewards(ask, inputs, prompts, completions, completion_ids_list)
+        return self._batch.rewards()
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return self._batch.compute_loss(inputs, partial(super().compute_loss, model, inputs, *args, **kwargs))
@@ -432,16 +433,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             return super()._compute_loss(model, inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        return trl_seam.prepare_inputs(self, generation_batch, super()._prepare_inputs)
+        return trl_trainer.prepare_inputs(self, generation_batch, super()._prepare_inputs)
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         padded = super()._get_per_token_logps_and_entropies
 
         def score(*args: Any, **kwargs: Any) -> Any:
-            shared = trl_seam.shared_logps(self, self._shared_pass, model, *args, **kwargs)
+            shared = trl_trainer.shared_logps(self, self._shared_pass, model, *args, **kwargs)
             return padded(model, *args, **kwargs) if shared is None else shared
 
         return self._batch.score_tokens(score, *args, **kwargs)
-
-    def _group_size(self, mode: Mode) -> int:
-        return int(self.args.num_generations if mode == "train" else self.num_generations_eval)

@@ -194,12 +194,12 @@ def with_environment(
 
 
 @contextmanager
-def point_to_messages(prompts: Sequence[Any]) -> Iterator[None]:
+def point_to_messages(rows: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     """Say in an error of a reward that completions are messages, where it may have taken them for text."""
     try:
         yield
     except (TypeError, AttributeError, RewardError) as error:
-        if prompts and isinstance(prompts[0], str):
+        if rows and isinstance(rows[0]["prompt"], str):
             error.add_note(
                 "The prompts of the data are plain text, which is shown as a user's message, and completions are lists of "
                 "messages. To continue raw text, with strings for rewards, use TRL's GRPOTrainer."

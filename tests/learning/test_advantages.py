@@ -1,0 +1,67 @@
+"""From rewards to advantages: worked examples, and what holds for all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolgrpo.errors import RewardError
+from toolgrpo.learning.advantages import ESTIMATORS, grouped_advantages
+from toolgrpo.learning.shaping import EpisodeSize, Overlong, overlong_penalty, relative_penalties
+
+GROUPS = [1.0, 0.0, 0.0, 3.0, 1.0, 1.0, 1.0, None]  # two of four; in the second all are alike
+
+
+def test_each_estimator_is_its_formula() -> None:
+    assert grouped_advantages(GROUPS, 4, "loo") == pytest.approx([0, -4 / 3, -4 / 3, 8 / 3, 0, 0, 0, 0])
+    assert grouped_advantages(GROUPS, 4, "max_rl") == pytest.approx([0, -1, -1, 2, 0, 0, 0, 0])
+    by = 2.0**0.5 + 1e-4  # the sample standard deviation of 1, 0, 0, 3
+    assert grouped_advantages(GROUPS, 4, "grpo") == pytest.approx([0, -1 / by, -1 / by, 2 / by, 0, 0, 0, 0])
+    assert grouped_advantages(GROUPS, 4, "grpo", "none") == pytest.approx([0, -1, -1, 2, 0, 0, 0, 0])
+    by = 1.0 + 1e-4  # of 1, 0, 0, 3, 1, 1, 1 in one
+    assert grouped_advantages(GROUPS, 4, "grpo", "batch") == pytest.approx([0, -1 / by, -1 / by, 2 / by, 0, 0, 0, 0])
+
+
+def test_one_that_is_alone_in_its_group_teaches_nothing() -> None:
+    for estimator in ESTIMATORS:
+        assert grouped_advantages([0.5, None, None, None], 2, estimator) == [0.0] * 4
+
+
+def test_max_rl_over_a_group_that_never_succeeds_is_nothing_and_negative_rewards_are_refused() -> None:
+    assert grouped_advantages([0.0, 0.0], 2, "max_rl") == [0.0, 0.0]
+    with pytest.raises(RewardError, match=r"max_rl needs rewards of at least 0, and an episode has -0.5"):
+        grouped_advantages([-0.5, 1.0], 2, "max_rl")
+
+
+def test_groups_are_whole() -> None:
+    with pytest.raises(ValueError, match="5 episodes make no whole groups of 4"):
+        grouped_advantages([1.0] * 5, 4, "loo")
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+@given(st.lists(st.one_of(st.none(), st.floats(0, 100, width=32)), min_size=6, max_size=6))
+def test_advantages_of_a_group_add_up_to_nothing_and_keep_the_order(estimator: str, group: list[float | None]) -> None:
+    advantages = grouped_advantages(group, 6, estimator)
+    size = max(1.0, *map(abs, advantages))
+    assert abs(sum(advantages)) < 1e-6 * size
+    pairs = [(r, a) for r, a in zip(group, advantages, strict=True) if r is not None]
+    assert [a for _, a in sorted(pairs)] == pytest.approx(sorted(a for _, a in pairs), abs=1e-9)
+    assert all(a == 0 for r, a in zip(group, advantages, strict=True) if r is None)
+
+
+def test_a_penalty_is_beside_the_largest_of_the_group_and_times_its_mean() -> None:
+    sizes = [EpisodeSize(output_tokens=n, context_tokens=0, turns=t, calls=0) for n, t in ((10, 1), (40, 4), (20, 2))]
+    taken = relative_penalties([1.0, 1.0, 0.0], sizes, 3, {"output_tokens": 0.3, "turns": 0.1, "calls": 0.5})
+    mean = 2 / 3
+    assert taken == pytest.approx([mean * 0.1, mean * 0.4, mean * 0.2])  # calls: nobody made one
+    assert relative_penalties([0.0, 0.0, 0.0], sizes, 3, {"turns": 1.0}) == [0.0] * 3  # nothing succeeds
+    assert relative_penalties([-1.0, -2.0, 0.0], sizes, 3, {"turns": 1.0}) == [0.0] * 3
+    alone = relative_penalties([1.0, None, 1.0], sizes, 3, {"turns": 1.0})
+    assert alone == pytest.approx([0.5, 0.0, 1.0])  # the largest of those that are scored
+
+
+@pytest.mark.parametrize(("n_tokens", "taken"), [(0, 0.0), (60, 0.0), (80, 0.25), (100, 0.5), (120, 0.5)])
+def test_overlong_goes_in_a_straight_line(n_tokens: int, taken: float) -> None:
+    assert overlong_penalty(n_tokens, 100, Overlong(buffer=40, penalty=0.5)) == taken

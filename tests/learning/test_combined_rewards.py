@@ -1,0 +1,85 @@
+"""The rewards whose spread says if a group is dead: the ones that advantages are made from."""
+
+from __future__ import annotations
+
+from math import nan
+
+import pytest
+
+from toolgrpo.drops import Drop, DropCause
+from toolgrpo.learning.advantages import grouped_advantages, is_dead, normalized_rewards, weighted_sums
+from toolgrpo.learning.shaping import EpisodeSize, Member, Overlong, Shaping
+
+LOST = Drop(DropCause.TOOL, "no network")
+
+
+def member(total: float | None, tokens: int = 4, rewards: tuple[float, ...] = ()) -> Member:
+    return Member(total, LOST if total is None else None, EpisodeSize(tokens, 0, 1, 0), rewards)
+
+
+def test_without_shaping_they_are_the_weighted_sums() -> None:
+    assert Shaping().rewards([member(1.0), member(0.5), member(None), member(0.0)], 2) == [1.0, 0.5, None, 0.0]
+
+
+@pytest.mark.parametrize(
+    "shaping",
+    [
+        Shaping(penalty={"output_tokens": 0.5}),
+        Shaping(overlong=Overlong(buffer=10, penalty=1.0), limit=12),
+        Shaping(advantage="loo", penalty={"output_tokens": 0.5}),
+    ],
+)
+def test_a_group_of_equal_rewards_and_unequal_lengths_is_live_if_length_costs(shaping: Shaping) -> None:
+    group = [member(1.0, 4), member(1.0, 8), member(None, 9), member(1.0, 4)]
+    combined = shaping.rewards(group, 4)
+    assert not is_dead(combined) and combined[2] is None
+    advantages = shaping.advantages(group, 4).advantages
+    assert list(advantages) == grouped_advantages(combined, 4, shaping.advantage) and any(advantages)
+    alike = [member(1.0, 8)] * 4
+    assert is_dead(shaping.rewards(alike, 4)) and not any(shaping.advantages(alike, 4).advantages)
+
+
+def test_where_each_reward_is_normalized_first_they_are_the_sums_of_those_in_each_group() -> None:
+    """Both groups have alike sums; the second one's rewards differ once each is normalised. One was dropped."""
+    shaping = Shaping(normalize_first=True, weights=(1.0, 0.5))
+    values = [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (1.0, 0.0), (0.5, 1.0), (9.0, 9.0), (1.0, 0.0)]
+    members = [member(None if place == 6 else 1.0, rewards=of) for place, of in enumerate(values)]
+    combined = shaping.rewards(members, 4)
+    assert is_dead(combined[:4]) and not is_dead(combined[4:]) and combined[6] is None
+    kept = [(nan, nan) if place == 6 else of for place, of in enumerate(values)]
+    assert combined[4:] == normalized_rewards(kept[4:], (1.0, 0.5))
+
+
+def test_rewards_that_cancel_out_in_the_sum_may_still_teach_when_each_is_normalized() -> None:
+    values = [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 0.0)]
+    assert is_dead(weighted_sums(values, (1.0, 1.0)))
+    assert is_dead(normalized_rewards(values, (1.0, 1.0))), "equal spreads, opposite signs"
+    assert not is_dead(normalized_rewards(values, (1.0, 0.5)))
+
+
+def test_rounding_is_no_spread_after_normalizing() -> None:
+    values = [(0.1 + 0.2,), (0.3,), (0.30000001192,), (nan,)]
+    assert is_dead(normalized_rewards(values, (1.0,)))
+    assert normalized_rewards(values, (1.0,))[3] is None
+
+
+def test_normalized_rewards_are_those_of_trl() -> None:
+    (low, high) = normalized_rewards([(1.0,), (3.0,)], (2.0,))
+    assert low == pytest.approx(-2 / (2**0.5 + 1e-4)) and high == pytest.approx(2 / (2**0.5 + 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dead"),
+    [
+        ([0.0, 0.0, 0.0], True),
+        ([1.0, 1.0 - 9e-7], True),
+        ([1.0, 1.0 - 2e-6], False),
+        ([0.0, 1.0], False),
+        ([None, 1.0, nan], True),
+        ([None, 1.0, 0.5], False),
+        ([], True),
+        ([None], True),
+    ],
+)
+def test_a_group_is_dead_if_its_valid_rewards_are_all_alike(rewards: list[float | None], dead: bool) -> None:
+    assert is_dead(rewards) is dead

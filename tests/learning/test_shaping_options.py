@@ -1,0 +1,59 @@
+"""The fields that shape rewards: what is parsed, which tokens are trained on."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolgrpo import ToolGRPOConfig
+from toolgrpo.calls import AttemptStatus, CallAttempt
+from toolgrpo.learning.shaping import Overlong, loss_mask
+from toolgrpo.observe.metrics import rollout_metrics
+from toolgrpo.rollout.batch import RolloutBatch, Scored
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools
+from toolgrpo.testing.episodes import run_episode
+from toolgrpo.trajectory import Turn
+from toolgrpo.void_turns import is_void
+
+
+def test_what_is_asked_for_is_one_value() -> None:
+    assert ToolGRPOConfig(report_to="none", use_cpu=True).shaping().is_of_trl
+    asked = {"penalty": '{"turns": 0.25, "calls": 0}', "overlong": {"buffer": 10, "penalty": 0.5}}
+    shaping = ToolGRPOConfig(report_to="none", use_cpu=True, **asked).shaping()
+    assert shaping.penalty == {"turns": 0.25} and shaping.overlong == Overlong(10, 0.5) and not shaping.is_of_trl
+
+
+def attempt(status: AttemptStatus) -> CallAttempt:
+    return CallAttempt(status, "raw", "add")
+
+
+@pytest.mark.parametrize(
+    ("turn", "void"),
+    [
+        (Turn(0, 1, "the answer is 3", None), False),
+        (Turn(0, 1, "", None), True),
+        (Turn(0, 1, " \n", "some thought"), True),  # reasoning alone
+        (Turn(0, 1, "the answer i", None, closed=False), True),  # cut without a call
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.OK),)), False),
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.UNKNOWN_TOOL),)), False),
+        (Turn(0, 1, "so", None, (attempt(AttemptStatus.INVALID_JSON),)), True),  # none can be read
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.INVALID_JSON), attempt(AttemptStatus.BAD_ARGUMENTS))), False),
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.ACCEPTED),)), False),
+        (Turn(0, 1, "", None, (attempt(AttemptStatus.UNMARKED),)), True),  # answered, and not run
+    ],
+)
+def test_a_void_turn_has_neither_a_call_nor_an_answer(turn: Turn, void: bool) -> None:
+    assert is_void(turn) is void
+
+
+SCRIPT = ["call add {", 'call add {"a": 1, "b": 2}', "3"]
+
+
+def test_an_episode_with_a_void_turn_may_be_masked() -> None:
+    tools = ScriptedTools({"add": lambda a, b: str(a + b)})
+    whole = run_episode(ScriptedEngine([ByteChat.say(text) for text in SCRIPT]), tools)
+    assert [is_void(turn) for turn in whole.turns] == [True, False, False]
+    assert loss_mask(whole, "keep") == whole.mask and not any(loss_mask(whole, "mask_episode"))
+    metrics = rollout_metrics(RolloutBatch(episodes=(Scored({}, whole),)))
+    assert metrics["turns/void"].value == pytest.approx(1 / 3)
+    fine = run_episode(ScriptedEngine([ByteChat.say("3")]))
+    assert loss_mask(fine, "mask_episode") == fine.mask

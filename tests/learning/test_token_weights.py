@@ -1,0 +1,107 @@
+"""How off-policy tokens are weighted, and the trap of weights that are a product over an episode."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from toolgrpo.learning.correction import (
+    EpisodeRule,
+    clipped,
+    difference_metrics,
+    kept,
+    log_ratios,
+    truncated,
+    weight_metrics,
+    weights_of_rows,
+)
+
+LENGTHS = torch.linspace(20, 2000, 200).long()
+OF_BF16 = 0.015  # standard deviation of a token's log-ratio
+
+
+def noise(scale: float = OF_BF16, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-ratios of 200 episodes of 20 to 2,000 tokens that differ by chance alone, and their mask."""
+    mask = (torch.arange(2000) < LENGTHS.unsqueeze(1)).long()
+    draws = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return scale * draws * mask, mask
+
+
+def of_trl(log_ratio: torch.Tensor) -> torch.Tensor:
+    """TRL's default: the product of an episode's ratios, and 0 above 3."""
+    product = log_ratio.sum(dim=1, keepdim=True).exp()
+    return product.masked_fill(product > 3.0, 0.0)
+
+
+def metrics(log_ratio: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    return weight_metrics(weights_of_rows(log_ratio, weights, mask))
+
+
+def test_a_product_over_an_episode_makes_long_ones_noise() -> None:
+    log_ratio, mask = noise()
+    found = metrics(log_ratio, of_trl(log_ratio), mask)
+    assert found["correction/ess/q1"] > 0.9 > 0.8 > found["correction/ess/q4"]
+    assert found["correction/masked_episodes/q1"] == 0 < found["correction/masked_episodes/q4"]
+    weights = of_trl(log_ratio)[150:, 0]
+    assert weights.max() > 2 and weights[weights > 0].min() < 0.4
+
+
+def test_bypass_and_geo_tis_treat_all_lengths_alike() -> None:
+    log_ratio, mask = noise()
+    ways = {
+        "bypass": clipped(log_ratio, torch.ones(200), 0.2, 0.2),
+        "geo_tis": truncated(log_ratio, 2.0) * kept(log_ratio, mask, EpisodeRule(band_tokens=1000)).unsqueeze(1),
+    }
+    for name, weights in ways.items():
+        found = metrics(log_ratio, weights, mask)
+        for quarter in ("q1", "q2", "q3", "q4"):
+            assert found[f"correction/masked_episodes/{quarter}"] <= 0.1, (name, quarter)
+            assert found[f"correction/ess/{quarter}"] > 0.9, (name, quarter)
+
+
+def test_one_band_for_all_lengths_would_leave_the_short_episodes_out() -> None:
+    log_ratio, mask = noise()
+    same = EpisodeRule(band_tokens=1)
+    assert (~kept(log_ratio, mask, same))[:25].double().mean() > 0.4
+    assert (~kept(log_ratio, mask, same))[175:].double().mean() < 0.1
+
+
+def test_episodes_of_another_policy_are_left_out() -> None:
+    mask = torch.ones(2, 2000, dtype=torch.long)
+    log_ratio = torch.tensor([0.0, -0.2]).unsqueeze(1).expand(2, 2000)
+    assert kept(log_ratio, mask, EpisodeRule()).tolist() == [True, False]
+
+
+def test_tokens_outside_the_mask_and_without_a_number_weigh_one() -> None:
+    trainer = torch.tensor([[-1.0, -2.0, -3.0]])
+    engine = torch.tensor([[-1.5, math.nan, -9.0]])
+    found = log_ratios(trainer, engine, torch.tensor([[1, 1, 0]]))
+    assert found.tolist() == [[0.5, 0.0, 0.0]]
+    assert truncated(found, 1.2).tolist() == [[pytest.approx(1.2), 1.0, 1.0]]
+
+
+def test_the_clip_leaves_out_what_pushes_further_only() -> None:
+    log_ratio = torch.tensor([[0.5, -0.5, 0.0], [0.5, -0.5, 0.0]])
+    weights = clipped(log_ratio, torch.tensor([1.0, -1.0]), 0.2, 0.2)
+    assert (weights == 0).tolist() == [[True, False, False], [False, True, False]]
+
+
+def test_the_metrics_are_those_of_their_definitions() -> None:
+    log_ratio = torch.tensor([[0.2, -0.1, 0.0, 0.0], [0.0, 0.4, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    weights = torch.tensor([[2.0, 1.0, 9.0, 9.0], [0.0, 0.0, 0.0, 0.0]])
+    rows = weights_of_rows(log_ratio, weights, mask)
+    found = weight_metrics(rows)
+    assert found["correction/masked_episodes"] == 0.5
+    assert found["correction/masked_tokens"] == pytest.approx(4 / 6)
+    assert found["correction/ess"] == pytest.approx(3**2 / (6 * 5))
+    k3 = sum(math.expm1(x) - x for x in (0.2, -0.1, 0.4)) / 6
+    assert found["correction/k3"] == pytest.approx(k3, rel=1e-5)
+    assert found["correction/masked_episodes/q2"] == 0 and found["correction/masked_episodes/q4"] == 1
+    assert "correction/ess/q1" not in found, "two episodes make no four quarters"
+    differences = difference_metrics(rows)
+    assert differences["sampling/sampling_logp_difference/mean"] == pytest.approx(0.7 / 6)
+    assert differences["sampling/sampling_logp_difference/max"] == pytest.approx(0.4)
+    assert weight_metrics([]) == difference_metrics([]) == {}

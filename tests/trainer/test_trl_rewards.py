@@ -1,0 +1,87 @@
+"""What `trainer/trl/rewards.py` relies on in TRL, and shaped rewards in a training."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl import GRPOTrainer
+
+from toolgrpo import ToolGRPOTrainer
+from toolgrpo.engines.base import SampleRequest
+from toolgrpo.learning.advantages import grouped_advantages
+from toolgrpo.testing import ByteChat, tiny_trainer
+
+pytestmark = pytest.mark.contract
+
+
+def source(function: object) -> str:
+    return inspect.getsource(function)  # type: ignore[arg-type]
+
+
+def test_a_row_of_nan_still_leaves_mean_standard_deviation_and_advantage() -> None:
+    text = source(GRPOTrainer._generate_and_score_completions)
+    for line in (
+        "unscorable_mask = torch.isnan(rewards_per_func).all(dim=1)",
+        "rewards[unscorable_mask] = torch.nan",
+        "advantages = torch.nan_to_num(advantages, nan=0.0)",
+    ):
+        assert line in text, f"TRL no longer says `{line}`; look at rewards_of_all"
+
+
+def test_a_reward_model_is_still_asked_so() -> None:
+    text = source(GRPOTrainer._calculate_rewards)
+    for line in (
+        'messages = [{"messages": p + c} for p, c in zip(prompts, completions, strict=True)]',
+        'apply_chat_template(x, reward_processing_class, **self.chat_template_kwargs)["text"]',
+        'text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False',
+        "reward_func(**reward_inputs).logits[:, 0]",
+    ):
+        assert line in text, f"TRL no longer says `{line}`; look at ask_model"
+    for name in ("_pending_extra_logs", "_pending_metrics"):
+        assert name in source(GRPOTrainer._generate_and_score_completions), "see rewards_of_all"
+
+
+def lengths(request: SampleRequest, number: int) -> list[int]:
+    return ByteChat.say("a" * (1 + number % 4))
+
+
+def by_length(completions: list[Any], **_: Any) -> list[float]:
+    return [float(len(completion[-1]["content"]) > 2) for completion in completions]
+
+
+class Seen(ToolGRPOTrainer):
+    """Keeps the last batch that TRL computes its loss from."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self.seen = inputs
+        return super()._compute_loss(model, inputs)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("advantage", ["loo", "grpo"])
+def test_shaped_rewards_become_the_advantages_that_are_trained_on(tmp_path: Path, advantage: str) -> None:
+    run = tiny_trainer(
+        tmp_path,
+        by_length,
+        lengths,
+        kind=Seen,
+        max_steps=1,
+        max_completion_length=6,
+        advantage=advantage,
+        penalty={"output_tokens": 0.4},
+        overlong={"buffer": 4, "penalty": 0.5},
+    )
+    run.train()
+    tokens = [2, 3, 4, 5]  # 1 to 4 letters and the end of the turn
+    taken = [0.5 * 0.4 * n / 5 + 0.5 * max(0.0, (n - 2) / 4) for n in tokens]
+    shaped = [float(n > 3) - one for n, one in zip(tokens, taken, strict=True)]
+    expected = dict(zip(tokens, grouped_advantages(shaped, 4, advantage), strict=True))
+    n_tokens = run.seen["completion_mask"].sum(1).tolist()
+    assert dict(zip(n_tokens, run.seen["advantages"].tolist(), strict=True)) == pytest.approx(expected)
+    log = run.state.log_history[0]
+    assert log["reward"] == 0.5  # what the reward function gave
+    assert log["shaping/penalty"] == pytest.approx(0.5 * 0.4 * 3.5 / 5)
+    assert log["shaping/overlong"] == pytest.approx(0.5 * (0 + 1 + 2 + 3) / 4 / 4)

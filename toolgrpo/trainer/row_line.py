@@ -1,0 +1,271 @@
+"""The rows of a training that are drawn here, in place of TRL's sampler, and the groups that run for them.
+
+One call of `draw`, then of `agree`, is one generation batch. In this order:
+
+    hand over   the engine gets the weights of the last pass, with `max_staleness` between two of its steps
+    draw        pieces are begun until those of this step and of the next ones are in line, and taken
+                as the rule of admission says; those that are left over go on
+    agree       which rows are gone, and which are in line, in every process
+
+A piece is a group, where groups are chosen one by one (`dynamic_sampling`, `carry_over`), and else this
+process's slice of a whole batch. With P pieces of a process a step, `max_staleness` k and `carry_over` f,
+(1 + k + f) P are in line. The rule looks at the first (1 + f) P of them that are not dead, waits for those
+that the step before left over, and takes the first others to end.
+
+Invariants: every process has the same order of rows, and runs whole pieces of its own; no piece is
+trained on more than k + 1 steps after it began; every piece is trained on or dead; a checkpoint knows the
+rows that are gone, and what was in line is drawn anew, with the same rows; nothing collective happens
+between hand over and agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from accelerate.utils import gather_object
+
+from toolgrpo.engines.base import Engine, SamplingOptions
+from toolgrpo.errors import ConfigError, PeerError
+from toolgrpo.learning.admission import Admission
+from toolgrpo.learning.row_order import RowOrder
+from toolgrpo.rollout.ahead import RolloutsAhead
+from toolgrpo.rollout.batch import Row
+from toolgrpo.rollout.group_line import GroupLine, Judge, LineDraw, Piece, Verdict
+from toolgrpo.rollout.observers import RolloutBegan
+from toolgrpo.rollout.rollouts import Rollouts
+
+T = TypeVar("T")
+V = TypeVar("V", bound=Verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """This process among all of a run. `gather` gives the lists of all, in their order."""
+
+    n: int = 1
+    index: int = 0
+    gather: Callable[[list[Any]], list[Any]] = gather_object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineOptions:
+    """What is begun, and what is taken. `most_drawn`: at most so many times the groups of a step."""
+
+    sampling: SamplingOptions
+    group_size: int
+    replaces: bool = False  # dead groups
+    most_drawn: float = 1.0
+    staleness: int = 0
+    carry_over: float = 0.0
+    drains: bool = False  # before new weights
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self.staleness > 0 or self.carry_over > 0
+
+    @property
+    def by_group(self) -> bool:
+        """Whether groups are taken one by one, and not whole batches."""
+        return self.replaces or self.carry_over > 0
+
+    def rule(self, target: int, left: int) -> Admission:
+        """Return how a step takes `target` pieces, if `left - 1` others follow it."""
+        rule = Admission.of(target, max_groups_drawn=self.most_drawn if self.replaces else 1.0)
+        carried = max(1, int(self.carry_over * target)) if self.carry_over else 0
+        beyond = min(self.staleness * target + carried, (left - 1) * target)
+        return rule.ahead(carried=min(carried, beyond), beyond=beyond)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a line needs to know of the training that it draws for."""
+
+    model: torch.nn.Module
+    step: Callable[[], int]
+    left: Callable[[], int]  # batches to come, this one included
+    weights: Callable[[], Iterable[tuple[str, Any]]]
+    load_weights: Callable[[], int]  # into an engine that draws nothing now
+    save: Callable[[], None]  # a checkpoint
+    log: Callable[[Mapping[str, float]], None]
+
+
+class RowLine:
+    """The line of one run, in one process. `row_of` gives a row of the training data by its number."""
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        order: RowOrder,
+        row_of: Callable[[int], Row],
+        options: LineOptions,
+        training: Training,
+        processes: Processes,
+    ) -> None:
+        self.order = order
+        self.options = options
+        self._row_of = row_of
+        self._training = training
+        self._processes = processes
+        ahead = RolloutsAhead(rollouts, trained=training.model) if options.runs_ahead else None
+        self._line: GroupLine[Any] = GroupLine(rollouts, ahead=ahead)
+        self._in_line: list[int] = []  # places of all processes' rows in line among those that are planned next
+        self._planned: list[int] = []
+
+    def draw(self, n_rows: int, judge: Judge[V]) -> LineDraw[V]:
+        """Return the pieces of this process's share of a batch of `n_rows` rows a process."""
+        options, processes, training = self.options, self._processes, self._training
+        step = self._hand_over()
+        left = max(1, training.left()) if options.runs_ahead else 1
+        n_groups = n_rows * processes.n // options.group_size
+        if options.by_group:
+            own = len(range(processes.index, n_groups, processes.n))
+            largest = options.rule(-(-n_groups // processes.n), left)
+            rule, n_episodes = options.rule(own, left), own * options.group_size
+            n_planned = min(processes.n, n_groups) * (largest.most + largest.beyond)
+        else:
+            rule, n_episodes = options.rule(1, left), n_rows
+            n_planned = n_groups * (1 + rule.beyond)
+        self._planned = self.order.plan(len(self._in_line) + n_planned)
+        began = time.monotonic()
+
+        def take() -> LineDraw[V]:
+            return self._line.draw(
+                rule,
+                options.sampling,
+                RolloutBegan(n_episodes, step, "train", "episodes"),
+                pieces=self._groups(min(processes.n, n_groups)) if options.by_group else self._slices(n_groups, n_rows),
+                judge=judge,
+            )
+
+        if not options.runs_ahead:
+            return take()
+        drawn = self._all_or_none(take)
+        training.log(
+            {
+                "overlap/staleness": float(max(drawn.staleness)),
+                "overlap/waited": time.monotonic() - began,
+                "overlap/batches_in_flight": len(self._line) / rule.target,
+                **({"overlap/carried": float(drawn.carried)} if options.by_group else {}),
+            }
+        )
+        return drawn
+
+    def agree(self, used: Iterable[int]) -> None:
+        """Say which of the planned rows are gone, in all processes."""
+        gone = set(used)
+        self.order.used(gone)
+        self._line.renumber(gone)
+        if self.options.runs_ahead:
+            self._in_line = list(chain.from_iterable(self._processes.gather([self._line.places])))
+
+    def settle(self) -> None:
+        """Wait until the engine is free for somebody else; what has ended is kept."""
+        self._line.settle()
+
+    def stop(self) -> None:
+        """Cancel what is in line."""
+        self._line.stop()
+        self._in_line = []
+
+    def _hand_over(self) -> int:
+        """Give the engine the weights of now; return their step."""
+        ahead, training = self._line.ahead, self._training
+        if ahead is None:
+            return training.load_weights()
+        step = training.step()
+        if self.options.drains:
+            ahead.settle()
+        ahead.hand_over(training.weights(), step)
+        return step
+
+    def _free(self) -> list[int]:
+        """Return the places of the planned rows that nobody has begun."""
+        taken = set(self._in_line)
+        return [place for place in range(len(self._planned)) if place not in taken]
+
+    def _groups(self, n_sharing: int) -> Iterator[Piece]:
+        """Give the groups that this process begins: the first processes, that have any, have one in turn."""
+        for place in self._free()[self._processes.index :: n_sharing]:
+            yield Piece((place,), (self._row_of(self._planned[place]),) * self.options.group_size)
+
+    def _slices(self, n_groups: int, n_rows: int) -> Iterator[Piece]:
+        """Give this process's slice of one batch after the other; a group may lie in two slices."""
+        first, free = self._processes.index * n_rows, self._free()
+        for start in range(0, len(free), n_groups):
+            places = tuple(free[start : start + n_groups])
+            rows = [self._row_of(self._planned[place]) for place in places for _ in range(self.options.group_size)]
+            yield Piece(places, tuple(rows[first : first + n_rows]))
+
+    def _all_or_none(self, take: Callable[[], T]) -> T:
+        """Take something in every process; where one cannot, all save what was trained so far, and stop."""
+        failure: Exception | None = None
+        taken: list[T] = []
+        try:
+            taken.append(take())
+        except Exception as error:  # whatever ended it; it is raised below, when all know of it
+            failure = error
+        told = self._processes.gather([None if failure is None else f"{type(failure).__name__}: {failure}"])
+        failed = next(((number, text) for number, text in enumerate(told) if text is not None), None)
+        if failed is None:
+            return taken[0]
+        self.stop()
+        if self._training.step():
+            self._training.save()
+        if failure is not None:
+            raise failure
+        raise PeerError(f"process {failed[0]} failed first, so this one cannot go on: {failed[1]}")
+
+
+def check_engine(engine: Engine, handover: str) -> None:
+    """Raise ConfigError if an engine cannot draw while its policy is trained."""
+    if engine.same_numbers_as_trainer:
+        raise ConfigError(
+            f"max_staleness and carry_over need an engine with weights of their own, but {engine.name} decodes with the "
+            f"trainer's, which change while it draws; leave `engine` to the config, or these at 0"
+        )
+    if handover == "keep" and not getattr(engine, "takes_weights_while_open", False):
+        raise ConfigError(
+            f"weights_handover keep gives an engine new weights between two of its steps, which {engine.name} does not "
+            f"take as it is set up here; set weights_handover drain, and carry_over 0 (vLLM takes whole weights so, no "
+            f"adapters)"
+        )
+
+
+def open_line(
+    args: Any,
+    rollouts: Rollouts,
+    training: Training,
+    processes: Processes,
+    *,
+    rows: Any,
+    row_of: Callable[[int], Row],
+    order_of: Callable[[int, int], Sequence[int]],
+) -> RowLine | None:
+    """Return the line that a config asks for, or None where the rows of TRL's sampler are run as they come.
+
+    `order_of(n_rows, epoch)` is the order of that sampler.
+    """
+    if not args.draws_groups and not args.runs_ahead:
+        return None
+    if not hasattr(rows, "__getitem__") or not hasattr(rows, "__len__"):
+        raise ConfigError(
+            f"dynamic_sampling, max_staleness and carry_over draw rows by their numbers, but the training data is "
+            f"{'missing' if rows is None else f'a {type(rows).__name__}, which has none and may end in the middle of a step'}; "
+            f"load it whole (not as a stream), or leave these off"
+        )
+    options = LineOptions(
+        sampling=args.sampling_options(),
+        group_size=args.num_generations,
+        replaces=args.draws_groups,
+        most_drawn=args.max_groups_drawn,
+        staleness=args.max_staleness,
+        carry_over=args.carry_over,
+        drains=args.weights_handover == "drain",
+    )
+    order = RowOrder(len(rows), lambda epoch: order_of(len(rows), epoch))
+    return RowLine(rollouts, order, row_of, options, training, processes)

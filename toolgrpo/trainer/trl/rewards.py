@@ -1,0 +1,64 @@
+"""Rewards as TRL wants them, and reward models as it asks them. Tested with TRL 1.16.0.
+
+What is private and used (`tests/trainer/test_trl_rewards.py` fails with a sentence when it changes):
+
+* `GRPOTrainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)` gives the rewards
+  of all processes, an episode a row, a function a column; NaN where a function does not score it. A row
+  with NaN alone leaves mean and standard deviation, and its advantage is 0;
+* `GRPOTrainer._pending_extra_logs` and `_pending_metrics` collect what rewards log until the batch is
+  scored;
+* a reward model is asked about prompt and completion as one conversation, in the template of its own
+  tokenizer (`reward_processing_classes`) with `chat_template_kwargs`, on the device where
+  `Trainer._prepare_inputs` puts it; the first logit is the reward;
+* `GRPOTrainer._metrics[mode]["reward"]` is the mean reward of what is trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Trainer
+from trl import apply_chat_template
+
+from toolgrpo.trainer import trl_jobs
+from toolgrpo.trainer.batches import TakenBatch
+from toolgrpo.trainer.trl.trainer import log_metrics, mode_of
+
+
+def ask_model(trainer: Any, number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+    """Return what a reward model says of these conversations."""
+    model, tokenizer = trainer.reward_funcs[number], trainer.reward_processing_classes[number]
+    whole = [{"messages": [*p, *c]} for p, c in zip(trl_jobs.as_conversations(prompts), completions, strict=True)]
+    texts = [apply_chat_template(one, tokenizer, **trainer.chat_template_kwargs)["text"] for one in whole]
+    inputs = tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+    with torch.inference_mode():
+        scores: list[float] = model(**Trainer._prepare_inputs(trainer, inputs)).logits[:, 0].float().tolist()
+    return scores
+
+
+def rewards_of_all(trainer: Any, taken: TakenBatch) -> torch.Tensor:
+    """Return the rewards of the batches of all processes; what the rewards have logged goes to TRL with it."""
+    for name, values in taken.answers.columns.items():
+        trainer._pending_extra_logs[name].extend(values)
+    for name, numbers in taken.answers.metrics.items():
+        trainer._pending_metrics[name].extend(numbers)
+    own = [
+        (math.nan,) * len(values) if one.drop is not None else values
+        for one, values in zip(taken.scored, taken.answers.values, strict=True)
+    ]
+    device = trainer.accelerator.device
+    everything: torch.Tensor = trainer.accelerator.gather(torch.tensor(own, dtype=torch.float32, device=device))
+    return everything
+
+
+def log_drawn(trainer: Any, taken: TakenBatch) -> None:
+    """Let `reward` be the mean of everything that was drawn; TRL's, of what is trained on, stands beside it."""
+    if taken.drawn is None:
+        return
+    collected = trainer._metrics[mode_of(trainer)]
+    collected["reward_trained"].append(collected["reward"].pop())
+    collected["reward"].append(taken.reward)
+    log_metrics(trainer, taken.drawn)

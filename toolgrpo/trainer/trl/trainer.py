@@ -1,0 +1,313 @@
+"""TRL's trainer itself: its place in a batch, its weights, its log and its forward pass. Tested with TRL 1.16.0.
+
+What is used, and why (`tests/trainer/test_trl_seam.py` fails with a sentence when one of these
+changes):
+
+* `GRPOTrainer._generate(prompts)` is overridden; its 8-tuple is built in `batch.py`;
+* `GRPOTrainer._generate_and_score_completions(inputs)` is the only place that sees the dataset rows
+  of a rollout;
+* `GRPOTrainer.use_vllm` is False while TRL starts, so it starts no engine of its own (what it says
+  then: `batch.py`);
+* `GRPOTrainer._metrics[mode][name]` collects values until TRL's next log;
+* `GRPOTrainer._prepare_inputs` keeps the micro-batches of a generation batch in `_buffered_inputs`
+  and counts in `_step`; `prepare_inputs` reorders samples there, within optimizer steps;
+* `GRPOTrainer._get_per_token_logps_and_entropies` is TRL's one forward pass; `shared_logps` takes
+  its arguments and gives its three results;
+* `GRPOTrainer._get_train_sampler` is overridden to keep the sampler: its generator makes the order
+  of every epoch, so a run that is resumed in a later epoch has to draw the orders before it
+  (`skip_epochs`);
+* `_step` and `_buffered_inputs` are a process's place inside a generation batch, which a checkpoint
+  keeps;
+* `GRPOTrainer._save_checkpoint` is overridden, to seal what it wrote;
+* `trl.trainer.utils.add_fused_lm_head` gives a model the head that scores labels tile by tile, for
+  supervised training;
+* `trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE` and `trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE`,
+  the tokens and the words of a tile, and `trl.trainer.utils._use_triton`, which there only says
+  whether tokens without a label are left out: made for GPUs, all three cost a CPU memory and time
+  (`tune_fused_head`);
+* `trl.trainer.utils.add_fused_lm_head` reads `num_experts` of every model that has a load-balancing
+  loss (`aux_loss_enabled`), which models without experts do not have;
+* `VLLMGeneration._iter_named_params` walks the trainer's parameters under their checkpoint names,
+  gathered and merged under DeepSpeed, FSDP and PEFT, as the trainer's `_dist` says; it leaves persistent
+  buffers out.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import trl
+from accelerate.utils import send_to_device
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
+from toolgrpo.engines.policy import Backend, Policy, compute_dtype
+from toolgrpo.errors import ConfigError
+from toolgrpo.rollout.batch import Mode
+from toolgrpo.shared_pass.group_order import keep_groups_together, put_live_first
+from toolgrpo.shared_pass.scoring import SharedPass
+from toolgrpo.trainer.row_line import Training
+from toolgrpo.trainer.trl.batch import live_flags
+
+TESTED_VERSIONS = ("1.16.0",)
+_TRL_TILE, _CPU_TILE = (4096, 32768), (256, 4096)  # tokens, and words of the vocabulary
+
+
+def warn_if_untested() -> None:
+    """Warn if the installed TRL is not one this file was tested with."""
+    if trl.__version__ not in TESTED_VERSIONS:
+        warnings.warn(
+            f"toolgrpo was tested with TRL {', '.join(TESTED_VERSIONS)}; {trl.__version__} is installed and may not fit.",
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def no_engine_of_trl(args: Any) -> Iterator[None]:
+    """Let TRL's trainer start without an engine of its own, whatever `use_vllm` says."""
+    wanted, args.use_vllm = args.use_vllm, False
+    try:
+        yield
+    finally:
+        args.use_vllm = wanted
+
+
+def add_fused_head(model: Any) -> None:
+    """Let `model(..., fused_lm_head=True)` give log-probabilities of labels;
+    TRL's trainer does this itself.
+
+    With TRL's own tiles, also after `tune_fused_head`: other tiles round otherwise, and of two
+    builds of nano that differ by rounding one may be well above the success that its training is to
+    start from.
+    """
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    utils.add_fused_lm_head(model)
+    chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = _TRL_TILE
+    utils._use_triton = chunked_logprob._use_triton
+
+
+def tune_fused_head(device: torch.device) -> None:
+    """Let TRL's fused head, on a CPU, score only tokens that have a label, in small tiles.
+
+    A tile of 4 MiB fits into the CPU's caches, and the allocator keeps it for the next one.
+
+    It would score prompts and padding as well, in tiles of 512 MiB where the vocabulary is that
+    large. For this process; what it computes stays the same.
+    """
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    if device.type == "cpu":
+        chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = _CPU_TILE
+        utils._use_triton = _leaves_out_unlabelled
+
+
+def _leaves_out_unlabelled(device: torch.device) -> bool:
+    return True
+
+
+def check_router_loss(trainer: Any) -> None:
+    """Refuse a load-balancing loss that TRL's head cannot compute: it would raise in the first training pass."""
+    config = trainer.model.config.get_text_config()
+    n_experts = getattr(config, "num_experts", None)
+    if trainer.aux_loss_enabled and not n_experts:
+        raise ConfigError(
+            f"{type(trainer.model).__name__} is to be trained with a load-balancing loss (router_aux_loss_coef: "
+            f"{trainer.router_aux_loss_coef}), but its configuration names no experts that TRL could balance "
+            f"(num_experts: {n_experts}); set router_aux_loss_coef to 0."
+        )
+
+
+def policy_of(trainer: Any, backend: Backend) -> Policy:
+    """Return the trainer's model as engines need to know it."""
+    accelerator = trainer.accelerator
+    return Policy(
+        get_model=lambda: accelerator.unwrap_model(trainer.model),
+        weights=lambda: iter_named_params(trainer),
+        dtype=compute_dtype(trainer.model, accelerator.mixed_precision),
+        device=accelerator.device,
+        backend=backend,
+        process_index=accelerator.process_index,
+        wait_for_everyone=accelerator.wait_for_everyone,
+    )
+
+
+def pad_id(trainer: Any) -> int:
+    """Return the token that TRL fills up with."""
+    return int(trainer.processing_class.pad_token_id)
+
+
+def mode_of(trainer: Any) -> Mode:
+    return "train" if trainer.model.training else "eval"
+
+
+def group_size(trainer: Any, mode: Mode) -> int:
+    """Return how many episodes of a question there are."""
+    return int(trainer.args.num_generations if mode == "train" else trainer.num_generations_eval)
+
+
+def batches_left(trainer: Any) -> int:
+    """Return how many generation batches are to come, with the one that TRL asks for now."""
+    args = trainer.args
+    micro_batches = trainer.state.max_steps * args.gradient_accumulation_steps - trainer._step
+    return math.ceil(float(micro_batches / (args.steps_per_generation * trainer.num_iterations)))
+
+
+def training_of(trainer: Any, load_weights: Callable[[], int]) -> Training:
+    """Return what a line of rows needs to know of this training."""
+    return Training(
+        model=trainer.model,
+        step=lambda: int(trainer.state.global_step),
+        left=partial(batches_left, trainer),
+        weights=trainer.policy.weights,
+        load_weights=load_weights,
+        save=lambda: trainer._save_checkpoint(trainer.model, None),
+        log=partial(log_metrics, trainer),
+    )
+
+
+def epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
+    """Return the order in which TRL's sampler draws the rows of an epoch."""
+    if not trainer.shuffle_dataset:
+        return list(range(n_rows))
+    generator = torch.Generator().manual_seed(trainer.args.seed)
+    for _ in range(epoch):
+        torch.randperm(n_rows, generator=generator)
+    return torch.randperm(n_rows, generator=generator).tolist()
+
+
+def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
+    """Add one value per metric; TRL averages them until its next log."""
+    collected = trainer._metrics[mode_of(trainer)]
+    for name, value in metrics.items():
+        collected[name].append(value)
+
+
+def count_tokens(trainer: Any, n_tokens: int) -> None:
+    """Add to TRL's running count of tokens, over all processes."""
+    total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
+    if mode_of(trainer) == "train":
+        trainer.state.num_input_tokens_seen += total
+    trainer._metrics[mode_of(trainer)]["num_tokens"] = [trainer.state.num_input_tokens_seen]
+
+
+def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Walk the weights under their checkpoint names.
+
+    Every process must walk them to the end: gathering is collective.
+    """
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    if not trainer.backend.splits_parameters and merges_exactly(trainer.model):
+        yield from merged_parameters(trainer.model)
+        return
+    walker = VLLMGeneration.__new__(VLLMGeneration)  # its __init__ would start an engine
+    walker.model = trainer.model
+    walker.accelerator = trainer.accelerator
+    walker._dist = (
+        trainer._dist
+        if _is_wrapped(trainer)
+        else SimpleNamespace(is_fsdp=False, gather_params=trainer._dist.gather_params)
+    )
+    yield from walker._iter_named_params()
+    yield from persistent_buffers(trainer.model)
+
+
+def _is_wrapped(trainer: Any) -> bool:
+    """Return whether FSDP, if used, has split the model yet: it does when training begins."""
+    if not trainer._dist.is_fsdp:
+        return True
+    return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
+
+
+def place_in_batch(trainer: Any) -> dict[str, Any]:
+    """Return where this process is in its generation batch, with what is left of it."""
+    per_batch = trainer.args.steps_per_generation * trainer.num_iterations
+    left_over = trainer._buffered_inputs if trainer._step % per_batch else None
+    return {"step": trainer._step, "buffered_inputs": left_over}
+
+
+def restore_place_in_batch(trainer: Any, place: Mapping[str, Any]) -> None:
+    """Go on in the generation batch of a checkpoint."""
+    trainer._step = place["step"]
+    buffered = place["buffered_inputs"]
+    trainer._buffered_inputs = None if buffered is None else send_to_device(buffered, trainer.accelerator.device)
+
+
+def skip_epochs(trainer: Any, n_epochs: int) -> None:
+    """Draw the orders of the epochs before a resumed one:
+    TRL's sampler has one generator for all of them.
+    """
+    sampler = trainer.train_sampler
+    if sampler is not None and getattr(sampler, "shuffle", False):
+        for _ in range(n_epochs):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+
+def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
+    """Return TRL's current micro-batch, its groups together where prompts may be shared, and what is
+    trained in the first micro-batches where the rest is skipped.
+    """
+    before = trainer._buffered_inputs
+    inputs = prepare(generation_batch)
+    buffered, args = trainer._buffered_inputs, trainer.args
+    if mode_of(trainer) != "train" or buffered is before:
+        return inputs
+    is_live = live_flags(trainer)
+    if args.prefix_sharing != "off":
+        trainer._buffered_inputs = keep_groups_together(buffered, args.gradient_accumulation_steps, is_live)
+    elif is_live is not None:
+        trainer._buffered_inputs = put_live_first(buffered, args.gradient_accumulation_steps, is_live)
+    return trainer._buffered_inputs[trainer._step % len(buffered)]
+
+
+def shared_logps(
+    trainer: Any,
+    shared_pass: SharedPass,
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    batch_size: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+    **other_inputs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None, None] | None:
+    """Score as TRL's pass does, or return None where that pass must run.
+
+    Returns (log-probabilities, entropies, no auxiliary loss).
+    """
+    if compute_aux_loss:
+        shared_pass.fall_back_to_padded(
+            "the load-balancing loss counts every token of every row; set router_aux_loss_coef to 0"
+        )
+        return None
+    odd = sorted(name for name, value in other_inputs.items() if value is not None)
+    if odd:
+        shared_pass.fall_back_to_padded(f"the batch holds more than text ({', '.join(odd)})")
+        return None
+    if trainer.args.torch_compile:
+        shared_pass.fall_back_to_padded(
+            "torch_compile would compile each batch's layout anew; leave one of the two out"
+        )
+        return None
+    scored = shared_pass.score_completions(
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        unwrapped=trainer.accelerator.unwrap_model(model),
+        batch_size=batch_size,
+        compute_entropy=compute_entropy,
+        autocast=trainer.accelerator.autocast(),
+    )
+    return None if scored is None else (scored.logps, scored.entropies, None)
