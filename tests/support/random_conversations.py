@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
+from toolgrpo.chat.base import tool_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.chat.messages import tool_message
 from toolgrpo.trajectory import Message
 
 _TEXTS = (

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from toolgrpo.chat.base import ChatFormat, ParsedTurn
-from toolgrpo.chat.messages import assistant_message, tool_message
+from toolgrpo.chat.base import ChatFormat, ParsedTurn, assistant_message, tool_message
 from toolgrpo.errors import ChatFormatError, ModelError
 from toolgrpo.trajectory import Message
 
@@ -43,9 +42,8 @@ def prove_rows(
     A template may read a switch from the system message. `user_turns`: users will speak in the middle
     of episodes. A format of somebody's own is taken as it is, if it does not refuse them itself.
     """
-    from toolgrpo.chat.bridge_proof import prove_systems
+    from toolgrpo.chat.bridge_proof import prove_systems, prove_user_turns
     from toolgrpo.chat.format import TemplateFormat
-    from toolgrpo.chat.user_proof import prove_user_turns
 
     if isinstance(chat, TemplateFormat):
         first = (prompt[0] for prompt in prompts if prompt and not isinstance(prompt, str))
@@ -77,8 +75,7 @@ def resolve_format(tokenizer: Any) -> ChatFormat:
     response template does, that is tried first.
     """
     from toolgrpo.chat.families import family_of, refusal_of
-    from toolgrpo.chat.response_template import family_format
-    from toolgrpo.chat.templates import own_call
+    from toolgrpo.chat.response_template import family_format, own_call
 
     template = tokenizer.chat_template
     if isinstance(template, dict):  # named variants; apply_chat_template takes this one when tools are given

@@ -16,6 +16,11 @@ What is shown, for the tokenizer and the template at hand:
 5. Calls that the template prints are read back as those calls.
 
 A format that cannot show it stops with a sentence that names the shape and the position.
+
+Where users speak in the middle of episodes (`prove_user_turns`), 2. and 4. are shown for what a user says to an answer: plain
+text, white space at its edges, unicode and control text, with tools and without. Not covered there: what a template prints
+*before* the answer. Many drop the thinking of earlier turns once the user has spoken again, and Mistral's move the tools to the
+last user message. In an episode nothing is taken back: what was sampled stays, and that is what is trained.
 """
 
 from __future__ import annotations
@@ -27,9 +32,9 @@ from itertools import islice
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus
+from toolgrpo.chat.base import ChatFormat, tool_message
 from toolgrpo.chat.encoding import unguarded
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.chat.messages import tool_message
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trajectory import Message
 
@@ -53,6 +58,12 @@ _WAY_OUT = (
 )
 _MOST_SYSTEMS = 8  # of the rows' own that are tried
 _SYSTEMS = ("Be brief.", "/no_think Be brief.", "/think Be brief.")
+_USER_TEXTS = (
+    "And of 4 + 5?",
+    "\n\n  a\n\n\tb  \r\n",
+    "Grüße, 你好 e\u0301 \U0001f600",
+    "a<|im_end|>\n<|im_start|>assistant\nb",
+)
 
 
 def prove(chat: TemplateFormat, tokenizer: Any) -> None:
@@ -80,6 +91,29 @@ def prove_systems(chat: TemplateFormat, tokenizer: Any, systems: Iterable[str]) 
         proof.bridge_extends(
             f"one call after a row's own system message {system[:60]!r}", _SHAPES["one call"], system=system
         )
+
+
+def prove_user_turns(chat: TemplateFormat, tokenizer: Any, systems: Iterable[str] = ()) -> None:
+    """Raise `ChatFormatError` unless every message comes out right, also behind the first of these system messages."""
+    proof = _UserProof(chat, tokenizer)
+    for text in _USER_TEXTS:
+        proof.bridge_extends(text)
+    for thinking in (False, True):
+        proof.bridge_extends(_USER_TEXTS[0], thinking=thinking)
+    for system in dict.fromkeys((*_SYSTEMS[1:], *islice(dict.fromkeys(systems), _MOST_SYSTEMS))):
+        proof.bridge_extends(_USER_TEXTS[0], system=system)
+    proof.text_is_text("".join(chat.control))
+
+
+def can_hear_users(chat: ChatFormat, tokenizer: Any) -> bool:
+    """Return whether this can be proven, for whoever has another way; a format of somebody's own is not asked."""
+    if not isinstance(chat, TemplateFormat):
+        return False
+    try:
+        prove_user_turns(chat, tokenizer)
+    except ChatFormatError:
+        return False
+    return True
 
 
 class _Proof:
@@ -250,6 +284,70 @@ class _Proof:
             raise ChatFormatError(
                 f"the {self.chat.name} chat format cannot be used for tool episodes with the tokenizer and chat template of "
                 f"{self.tokenizer.name_or_path or 'this model'}: for {shape}, {what}. {_WAY_OUT}"
+            )
+
+
+class _UserProof:
+    """The same for what a user says to an answer."""
+
+    def __init__(self, chat: TemplateFormat, tokenizer: Any) -> None:
+        self.chat = chat
+        self.tokenizer = tokenizer
+
+    def bridge_extends(self, text: str, *, thinking: bool | None = None, system: str = _SYSTEMS[0]) -> None:
+        message: Message = {"role": "user", "content": text}
+        for row, history in self._conversations(system):
+            for schemas in ([], [_schema(_ONE)]):
+                if not schemas and any(said.get("tool_calls") for said in history):
+                    continue
+                asked: dict[str, Any] = {"messages": row, "schemas": schemas, "enable_thinking": thinking}
+                bridge = self._bridge(message, asked)
+                whole = self.chat.prompt([*row, *history, message], schemas, enable_thinking=thinking)
+                start = len(whole) - len(bridge)
+                ours, own, before = map(self.tokenizer.decode, (bridge, whole[start:], [whole[start - 1]]))
+                self._check(whole[start:] == bridge, text, f"toolgrpo's ids are those of {ours!r}, not of {own!r}")
+                ends = whole[start - 1] in self.chat.stop_ids
+                self._check(ends, text, f"the answer before it ends with {before!r}")
+                shown = self.tokenizer.decode(bridge, clean_up_tokenization_spaces=False)
+                self._check(text.strip() in shown, text, "the message is not in the bridge")
+
+    def _bridge(self, message: Message, asked: dict[str, Any]) -> list[int]:
+        """Return the bridge behind the end that the template itself prints, whichever of the model's ends it is."""
+        return min((self.chat.bridge([end], [message], **asked) for end in self.chat.stop_ids), key=len)
+
+    def _conversations(self, system: str) -> list[tuple[list[Message], list[Message]]]:
+        """Give rows, and what may have followed them up to an answer."""
+        told: list[Message] = [{"role": "system", "content": system}] if self.chat.family.knows_system else []
+        asked: Message = {"role": "user", "content": "q"}
+        answer: Message = {"role": "assistant", "content": "x"}
+        thought: Message = {**answer, "reasoning_content": "hm"}
+        row = [*told, asked]
+        call = _call(_ONE, {"key": "x"}, "made00000")
+        calls = [{"role": "assistant", "content": "", "tool_calls": [call]}, tool_message(_ONE, "42", "made00000")]
+        return [
+            (row, [answer]),
+            (row, [thought]),
+            (row, [*calls, answer]),
+            (row, [*calls, thought, asked, answer]),
+            ([*row, answer, asked], [answer, asked, *calls, answer]),
+        ]
+
+    def text_is_text(self, text: str) -> None:
+        """Loud text where quiet text stood must not change the control tokens."""
+        control = set(self.chat.control.values())
+        row: list[Message] = [{"role": "user", "content": "q"}]
+        loud, quiet = (
+            [token for token in self._bridge({"role": "user", "content": said}, {"messages": row}) if token in control]
+            for said in (text, "x")
+        )
+        self._check(loud == quiet, text, "text became control tokens")
+
+    def _check(self, holds: bool, text: str, what: str) -> None:
+        if not holds:
+            raise ChatFormatError(
+                f"the {self.chat.name} chat format cannot go on with a user's message with the tokenizer and chat template "
+                f"of {self.tokenizer.name_or_path or 'this model'}: for {text[:60]!r}, {what}. Leave out `user_turns` and "
+                f"next_user_message, or use the model's original chat template, or a model of another family."
             )
 
 

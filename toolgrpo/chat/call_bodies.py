@@ -16,9 +16,8 @@ import warnings
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.attempts import CallForm, attempt_from, load_json, malformed, nameless, unreadable
+from toolgrpo.chat.attempts import CallForm, attempt_from, json_attempts, load_json, malformed, nameless, unreadable
 from toolgrpo.chat.encoding import unguarded
-from toolgrpo.chat.objects import json_attempts
 
 _QUOTE = '<|"|>'
 _GEMMA_FORM = f"call:NAME{{key:{_QUOTE}text{_QUOTE},other:1}}"

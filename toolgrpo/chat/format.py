@@ -3,7 +3,7 @@
 The bridge is what the template prints between the end of an assistant turn and the header of the next one, taken from a
 short conversation: the row, one turn that calls a tool for each result, and the results. Nothing that was sampled is
 rendered, and the cost does not grow with the conversation. `bridge_proof.py` shows, before any training, that the same text
-follows in a longer conversation too. What a user says to an answer is bridged alike (`user_proof.py`).
+follows in a longer conversation too. What a user says to an answer is bridged alike (`bridge_proof.py`).
 
 Not covered: templates that hide what was said before. The bridge never renders history, so nothing that was sampled is
 lost; such a model sees more of its own thinking than its template would show it, also behind the next words of a user.

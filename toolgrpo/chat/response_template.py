@@ -26,12 +26,14 @@ from toolgrpo.chat.encoding import control_tokens
 from toolgrpo.chat.families import Family
 from toolgrpo.chat.family_templates import TurnForm
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.chat.transformers_seam import ResponseTemplate, load_response_template
+from toolgrpo.chat.transformers_seam import ResponseTemplate, load_response_template, render_jinja_template
 from toolgrpo.chat.turn_reader import CALLS, CONTENT, REASONING, TurnReader
 from toolgrpo.errors import ChatFormatError
 from toolgrpo.trl_parts import response_schema
 
 _QUESTION = "Which one?"
+_NAME, _KEY = "look_up", "some_key"
+_SHOWN = 200
 _CALL = {"name": "NAME", "arguments": {"KEY": "VALUE", "OTHER": "VALUE"}}
 
 
@@ -173,3 +175,34 @@ def _ends(tokenizer: Any, template: ResponseTemplate, control: Sequence[str], re
         )
     first = printed[0][1]
     return (first, *(end for end in ends if end != first))
+
+
+def own_call(tokenizer: Any) -> str:
+    """Return a call as this template prints it; nothing if it prints none.
+
+    Templates differ in what they take: arguments as an object or as text, content that is empty or None, tools or none.
+    """
+    spellings = ({_KEY: "value"}, f'{{"{_KEY}": "value"}}')
+    for tools, arguments, content in itertools.product(([_schema()], None), spellings, ("", None)):
+        function = {"name": _NAME, "arguments": arguments}
+        call = {"id": "firstCall", "type": "function", "function": function}
+        messages = [
+            {"role": "user", "content": _QUESTION},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+        ]
+        try:  # not by `apply_chat_template`, which from Transformers 5.24 on leaves out what is None
+            template = tokenizer.get_chat_template(tools=tools)
+            text = render_jinja_template([messages], tools, chat_template=template, **tokenizer.special_tokens_map)[0][
+                0
+            ]
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
+            continue
+        said = str(text).rpartition(_QUESTION)[2]
+        if _NAME in said and _KEY in said:
+            return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
+    return ""
+
+
+def _schema() -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+    return {"type": "function", "function": {"name": _NAME, "description": "Look up.", "parameters": parameters}}

@@ -28,10 +28,19 @@ from typing import Any
 import regex  # type: ignore[import-untyped]  # it ships no types; transformers compiles its patterns with it
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.attempts import CallForm, Marker, Segment, load_json, nameless, unclosed, unreadable
+from toolgrpo.chat.attempts import (
+    CallForm,
+    Marker,
+    Segment,
+    is_call,
+    json_attempts,
+    load_json,
+    nameless,
+    unclosed,
+    unreadable,
+)
 from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.encoding import Guard, is_guarded, unguarded
-from toolgrpo.chat.objects import is_call, json_attempts
 from toolgrpo.chat.transformers_seam import ResponseTemplate, process_field
 from toolgrpo.regex_budget import RegexBudget
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolgrpo.calls import ToolErrorKind
-from toolgrpo.chat.user_proof import can_hear_users
+from toolgrpo.chat.bridge_proof import can_hear_users
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, WorldError
 from toolgrpo.gateway.agent_process import CommandAgent, PythonAgent

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolgrpo.calls import CallAttempt, ToolResult
-from toolgrpo.chat.messages import tool_message
+from toolgrpo.chat.base import tool_message
 from toolgrpo.engines.base import FinishReason, Sample
 from toolgrpo.gateway.openai_forms import Said, read_arguments
 from toolgrpo.ledger import Ledger

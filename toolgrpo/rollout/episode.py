@@ -36,8 +36,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.messages import assistant_message, tool_message
+from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
 from toolgrpo.chat.unmarked import unmarked_call
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from toolgrpo.chat import resolve_format
+from toolgrpo.chat.base import assistant_message
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.chat.messages import assistant_message
 from toolgrpo.data.files import read_file
 from toolgrpo.errors import ChatFormatError, DataError
 from toolgrpo.missing_files import no_conversations
