@@ -1,5 +1,6 @@
 """The bodies of calls that no content parser of transformers can read: Gemma's objects, LFM2's Python, DeepSeek's and
-Mistral's calls, whose two spellings each are one field.
+Mistral's calls, whose two spellings each are one field; and calls that stand in a text without markers, as Llama's other
+prompts have them.
 
 Each function takes what was written (for the record), the name that the opening said, and the body as guarded text, and
 gives the attempts it holds: one, or for LFM2, whose block is a list, any number. None raises, and none looks at a character
@@ -13,10 +14,22 @@ import json
 import math
 import re
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
-from toolgrpo.chat.attempts import CallForm, attempt_from, json_attempts, load_json, malformed, nameless, unreadable
+from toolgrpo.chat.attempts import (
+    BareCalls,
+    CallForm,
+    attempt_from,
+    is_call,
+    json_attempts,
+    load_json,
+    malformed,
+    nameless,
+    unclosed,
+    unreadable,
+)
 from toolgrpo.chat.encoding import unguarded
 
 _QUOTE = '<|"|>'
@@ -132,3 +145,103 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict) and None not in node.keys:
         return {str(_literal(key)): _literal(value) for key, value in zip(node.keys, node.values, strict=True) if key}
     raise ValueError(f"{type(node).__name__} is no plain value")
+
+
+# Calls without markers.
+#
+# `objects_at_end` finds JSON objects that begin a line and go on to the end of the text. It looks at a text a fixed number of
+# times, whatever stands in it.
+
+_LLAMA = CallForm('{"name": ..., "parameters": {...}}', "}")
+_DECODER = json.JSONDecoder()
+_MOST_TRIED = 16  # beginnings of objects in a text; each may cost a look at all of it
+_LINE_WITH_OBJECT = re.compile(r"^[^\S\n]*(?=\{)", re.MULTILINE)
+_BETWEEN = re.compile(r"[\s;,]*")
+_FUNCTION_TAG = re.compile(r"^[^\S\n]*<function=(?P<name>[^\s<>{]{1,200})>", re.MULTILINE)
+_FUNCTION_END = re.compile(r"</?function>")
+_PYTHON_LIST = re.compile(r"\[\s*[A-Za-z_][\w.]{0,200}\(")
+_TYPE_FIRST = re.compile(r'\{\s*"type"\s*:\s*"function"')
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Where objects at the end of a text begin, and what they are."""
+
+    start: int
+    values: tuple[Any, ...]
+
+
+def objects_at_end(text: str) -> Objects | None:
+    """JSON objects behind which nothing stands; the first begins a line."""
+    for tried, line in enumerate(_LINE_WITH_OBJECT.finditer(text)):
+        if tried == _MOST_TRIED:
+            return None
+        values, place = [], line.end()
+        while place < len(text) and text[place] == "{":
+            try:
+                value, place = _DECODER.raw_decode(text, place)
+            except (ValueError, RecursionError):
+                break
+            values.append(value)
+            place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]  # it matches nothing, too
+        if values and place == len(text):
+            return Objects(line.end(), tuple(values))
+    return None
+
+
+def llama_calls(text: str) -> BareCalls | None:
+    """Return what Llama 3.1 to 3.3 write beside an object that begins with its name, which is their own form.
+
+    * the object behind a text, with parameters before the name, or as `{"type": "function", ...}` in two forms
+    * `<function=look_up>{"key": "x"}</function>`, as 3.1's prompts for custom tools have it
+    * `[look_up(key="x")]`, as 3.2's have it, and a JSON list, where the turn is nothing else
+    """
+    whole = text.strip()
+    if _PYTHON_LIST.match(whole) and whole.endswith(")]"):
+        return BareCalls("", tuple(python_calls(whole, "", whole)))
+    tag = _FUNCTION_TAG.search(text)
+    if tag is not None:
+        return BareCalls(text[: tag.start()].strip("\n"), tuple(_tagged(text[tag.start() :])))
+    if whole.startswith("[") and whole.endswith("]"):
+        return _listed(whole)
+    found = objects_at_end(text)
+    if found is not None and all(map(is_call, found.values)):
+        raw = text[found.start :].strip()
+        attempts = [attempt for value in found.values for attempt in _read(raw, value)]
+        return BareCalls(text[: found.start].strip(), tuple(attempts))
+    if _TYPE_FIRST.match(whole):
+        return BareCalls("", (unreadable(whole, "it is no JSON object with a name and parameters", _LLAMA),))
+    return None
+
+
+def _tagged(text: str) -> list[CallAttempt]:
+    """Read `<function=NAME>{...}</function>`, any number of them."""
+    attempts = []
+    openings = list(_FUNCTION_TAG.finditer(text))
+    for opening, following in zip(openings, [*openings[1:], None], strict=True):
+        body = text[opening.end() : following.start() if following is not None else len(text)]
+        raw, name = text[opening.start() : opening.end()] + body, opening["name"]
+        end = _FUNCTION_END.search(body)
+        said = body[: end.start()] if end is not None else body
+        try:
+            arguments = load_json(said.strip() or "{}")
+        except (ValueError, RecursionError) as error:
+            attempts.append(unreadable(raw, str(error), _LLAMA, name) if end else unclosed(raw, "</function>", name))
+            continue
+        attempts += _read(raw, {"name": name, "arguments": arguments})
+    return attempts
+
+
+def _listed(text: str) -> BareCalls | None:
+    try:
+        values = load_json(text)
+    except (ValueError, RecursionError):
+        return None
+    return BareCalls("", tuple(json_attempts(text, values, _LLAMA))) if values and all(map(is_call, values)) else None
+
+
+def _read(raw: str, value: Any) -> list[CallAttempt]:
+    try:
+        return json_attempts(raw, value, _LLAMA)
+    except ValueError as error:  # NaN, which Python's JSON takes
+        return [unreadable(raw, str(error), _LLAMA)]

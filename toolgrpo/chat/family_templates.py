@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.chat.attempts import CallForm
-from toolgrpo.chat.call_bodies import deepseek_call, gemma_object, mistral_calls, python_calls
-from toolgrpo.chat.unmarked import llama_calls
+from toolgrpo.chat.call_bodies import deepseek_call, gemma_object, llama_calls, mistral_calls, python_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ PYTHON = TurnForm(
 
 # TRL's for Llama 3, corrected: a call begins a turn, or follows a call (TRL's begins anywhere, and spans all of them), with
 # any space; it ends where its braces are balanced, or with the turn; there may be `;` between two. What else these models
-# write, behind a text or in the forms of 3.1's and 3.2's other prompts, `unmarked.py` reads.
+# write, behind a text or in the forms of 3.1's and 3.2's other prompts, `call_bodies.py` reads.
 _OBJECT = r'(?P<object>\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+"|(?&object))*+\})'
 LLAMA = TurnForm(
     _template(
