@@ -19,7 +19,7 @@ PACKAGE = ROOT / "toolgrpo"
 
 # Of each package, when this was written, rounded up to 50.
 LINES = {
-    "chat": 2750,
+    "chat": 2800,
     "commands": 4550,
     "data": 1450,
     "engines": 3950,
