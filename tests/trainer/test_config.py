@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**TURNS, "importance_sampling_level": "sequence"}, "with sequence one ratio stands for all tokens"),
     ({**TURNS, "off_policy_mask_threshold": 0.5}, "cannot be used with off_policy_mask_threshold"),
     ({**TURNS, "multi_objective_aggregation": "normalize_then_sum"}, "credit turns works on the sum"),
-    ({**TURNS, "advantage": "max_rl"}, "returns of turns have none; use grpo or loo"),
+    ({**TURNS, "advantage": "max_rl"}, "returns of turns may be below; use grpo or loo"),
     ({"turn_reward": ["gold_call"]}, "the turn reward gold_call is given, but credit is episode"),
 ]
 

@@ -115,7 +115,7 @@ def test_every_loss_works_or_is_refused_with_the_reason(tmp_path: Path) -> None:
         ({"importance_sampling_level": "sequence"}, "its gradient mixes the turns again"),
         ({"off_policy_mask_threshold": 0.5}, "drops a whole sequence"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "works on the sum of an episode's rewards"),
-        ({"advantage": "max_rl"}, "divides by the mean reward"),
+        ({"advantage": "max_rl"}, "returns of turns may be below"),
     ):
         with pytest.raises(ConfigError, match=words):
             tiny_config(tmp_path, credit="turns", **changes)

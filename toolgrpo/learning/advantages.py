@@ -12,7 +12,8 @@ that is not scored: it takes no part, and its advantage is 0, as is that of a wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isnan, sqrt
 from statistics import fmean
 
@@ -90,26 +91,37 @@ def _over_the_mean(rewards: Sequence[float]) -> list[float]:
     return [difference / mean for difference in _from_mean(rewards)] if mean > 0 else [0.0] * len(rewards)
 
 
-ESTIMATORS: dict[str, Callable[[Sequence[float]], list[float]]] = {
-    "grpo": _from_mean,
-    "loo": _from_the_others,
-    "max_rl": _over_the_mean,
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """How the rewards of one group become advantages, and what that asks of them."""
+
+    differences: Callable[[Sequence[float]], list[float]]
+    divides_by_std: bool = False  # as TRL's `scale_rewards` says
+    needs_nonnegative: bool = False  # rewards, so that nothing may be taken off them
+
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "grpo": Estimator(_from_mean, divides_by_std=True),
+    "loo": Estimator(_from_the_others),
+    "max_rl": Estimator(_over_the_mean, needs_nonnegative=True),
 }
 
 
 def grouped_advantages(totals: Totals, group_size: int, estimator: str, scale: str = "group") -> list[float]:
     """Return the advantage of each episode.
 
-    `scale` is TRL's `scale_rewards`, which is for `grpo` alone: by what its differences are divided.
+    `scale` is TRL's `scale_rewards`: by what the differences are divided, where the estimator does that.
     """
+    row = ESTIMATORS[estimator]
+    scale = scale if row.divides_by_std else "none"
     advantages: list[float] = []
     for group in _batched(totals, group_size):
         rewards = [reward for reward in group if reward is not None]
-        differences = ESTIMATORS[estimator](rewards) if rewards else []
+        differences = row.differences(rewards) if rewards else []
         own = iter([0.0] * len(rewards) if is_dead(rewards) else differences)
-        by = _std(rewards) + _TRL_EPSILON if estimator == "grpo" and scale == "group" else 1.0
+        by = _std(rewards) + _TRL_EPSILON if scale == "group" else 1.0
         advantages += [0.0 if reward is None else next(own) / by for reward in group]
-    if estimator == "grpo" and scale == "batch":
+    if scale == "batch":
         by = _std([reward for reward in totals if reward is not None]) + _TRL_EPSILON
         advantages = [advantage / by for advantage in advantages]
     return advantages

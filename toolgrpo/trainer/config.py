@@ -19,6 +19,7 @@ from toolgrpo.engines.vllm_colocate import ColocateOptions
 from toolgrpo.engines.vllm_options import VLLMOptions
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
+from toolgrpo.learning.advantages import ESTIMATORS
 from toolgrpo.learning.correction import set_fields_of_trl
 from toolgrpo.learning.shaping import Shaping, overlong_of, penalty_of
 from toolgrpo.learning.training_rows import ROW_LOSSES, TOKEN_LOSSES
@@ -221,7 +222,7 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
         """Return how the turns of an episode share its reward; without rewards by turn nothing tells them apart."""
         return Credit(
             by_turn=self.credit == "turns" and bool(self.turn_reward_names()),
-            scale="none" if self.advantage == "loo" else str(self.scale_rewards),
+            scale=str(self.scale_rewards) if ESTIMATORS[self.advantage].divides_by_std else "none",
         )
 
 
@@ -316,11 +317,11 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
         "use sum_then_normalize, or leave {found} out",
     ),
     (
-        lambda c: c.advantage == "max_rl" and _taken_off(c),
-        "advantage max_rl needs rewards of at least 0, and a penalty takes some below; leave out {found}, or use loo",
+        lambda c: ESTIMATORS[c.advantage].needs_nonnegative and _taken_off(c),
+        "advantage {c.advantage} needs rewards of at least 0, and a penalty takes some below; leave out {found}, or use loo",
     ),
     (
-        lambda c: c.advantage != "grpo" and c.scale_rewards == "batch",
+        lambda c: not ESTIMATORS[c.advantage].divides_by_std and c.scale_rewards == "batch",
         "advantage {c.advantage} divides by no standard deviation, so scale_rewards batch would do nothing; leave it out",
     ),
     (
@@ -364,8 +365,8 @@ COMBINATIONS: tuple[tuple[Callable[[Any], Any], str], ...] = (
         "none; use sum_then_normalize",
     ),
     (
-        lambda c: c.credit == "turns" and c.advantage == "max_rl",
-        "advantage max_rl divides by the mean reward of a group, and returns of turns have none; use grpo or loo with "
+        lambda c: c.credit == "turns" and ESTIMATORS[c.advantage].needs_nonnegative,
+        "advantage {c.advantage} needs rewards of at least 0, and returns of turns may be below; use grpo or loo with "
         "credit turns",
     ),
     (
