@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from trl import GRPOTrainer
 
 from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
+from toolgrpo.errors import ConfigError
 from toolgrpo.learning.advantages import grouped_advantages
 from toolgrpo.testing import ByteChat, tiny_trainer
+from toolgrpo.trainer.trl.rewards import check_models
 
 pytestmark = pytest.mark.contract
 
@@ -42,6 +46,20 @@ def test_a_reward_model_is_still_asked_so() -> None:
         assert line in text, f"TRL no longer says `{line}`; look at ask_model"
     for name in ("_pending_extra_logs", "_pending_metrics"):
         assert name in source(GRPOTrainer._generate_and_score_completions), "see rewards_of_all"
+
+
+def test_a_reward_model_that_is_split_cannot_be_asked_by_one_process_alone() -> None:
+    def trainer(*, draws_groups: bool, splits: bool) -> Any:
+        return SimpleNamespace(
+            reward_funcs=[torch.nn.Linear(1, 1)],
+            args=SimpleNamespace(draws_groups=draws_groups),
+            backend=SimpleNamespace(splits_parameters=splits),
+        )
+
+    check_models(trainer(draws_groups=True, splits=False))
+    check_models(trainer(draws_groups=False, splits=True))
+    with pytest.raises(ConfigError, match="the reward model is split over the processes; use a reward function"):
+        check_models(trainer(draws_groups=True, splits=True))
 
 
 def lengths(request: SampleRequest, number: int) -> list[int]:

@@ -169,6 +169,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         say_of_pass = self.progress.say if is_main else lambda line: None
         self._shared_pass = open_pass(given, self.policy, self.train_dataset, say_of_pass)
         self.turn_rewards = open_turn_rewards(args, self.train_dataset)
+        trl_rewards.check_models(self)
         if args.runs_ahead:
             check_engine(built.engine, args.weights_handover)
         self._stop = GracefulStop(self.accelerator, self.progress.say)

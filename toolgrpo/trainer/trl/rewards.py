@@ -23,9 +23,20 @@ import torch
 from transformers import Trainer
 from trl import apply_chat_template
 
+from toolgrpo.errors import ConfigError
 from toolgrpo.trainer import trl_jobs
 from toolgrpo.trainer.batches import TakenBatch
 from toolgrpo.trainer.trl.trainer import log_metrics, mode_of
+
+
+def check_models(trainer: Any) -> None:
+    """Raise if a reward model would have to be asked by one process alone, and cannot be."""
+    has_model = any(isinstance(one, torch.nn.Module) for one in trainer.reward_funcs)
+    if trainer.args.draws_groups and has_model and trainer.backend.splits_parameters:
+        raise ConfigError(
+            "dynamic_sampling asks rewards when a group ends, in each process for itself, but the "
+            "reward model is split over the processes; use a reward function, or a backend that splits nothing"
+        )
 
 
 def ask_model(trainer: Any, number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
