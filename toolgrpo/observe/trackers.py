@@ -69,7 +69,7 @@ def _row(record: Record) -> EpisodeRow:
         "failed_calls": failed(record),
         "prompt": _short(question(record)),
         "answer": _short(said[-1] or "") if said else "",
-        "rewards": rewards + (_short(f" (dropped, {dropped['reason']})") if dropped else ""),
+        "rewards": rewards + (_short(f" (dropped, {dropped['cause']}: {dropped['reason']})") if dropped else ""),
         "conversation": _short("\n".join(text.plain for text in conversation_lines(record)), _LONGEST_CONVERSATION),
     }
 
