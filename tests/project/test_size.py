@@ -29,7 +29,7 @@ LINES = {
     "models": 250,
     "observe": 2900,
     "processes": 400,
-    "report": 1000,
+    "report": 950,
     "rewards": 2300,
     "rollout": 2550,
     "sandbox": 4050,

@@ -1,21 +1,210 @@
-"""Make the report of a run, or of two side by side."""
+"""Make the report of a run, or of two side by side: read it step by step, keeping one step in memory.
+
+The texts and the tokens of a step are pieces, decoded when somebody looks at them. What charts,
+lists and filters need of every step are lines, which the page reads as it opens:
+
+* `batch`: the sums of the episodes of one step and mode and, where the page has those episodes, one
+  row per episode, by columns, and the numbers of their pieces;
+* `step`, `measured` and `event`: those of `steps.jsonl`.
+
+A run of more than `most_episodes` is shown in part: of its steps as many as fit, evenly spread, the
+first and the last among them; charts have all steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from toolgrpo import __version__
+from toolgrpo.calls import NO_NAME
 from toolgrpo.errors import ConfigError
+from toolgrpo.learning.advantages import is_dead
 from toolgrpo.observe.doctor import over_run
-from toolgrpo.report.files import run_folder, step_lines
+from toolgrpo.report.episode_data import bounded_prompt, cut_text, episode_texts, episode_tokens, flags_of
+from toolgrpo.report.files import Record, TokensByStep, batches, run_folder, step_lines, steps_shown, vocabulary_of
 from toolgrpo.report.html import PageWriter
-from toolgrpo.report.run_lines import Names, write_run
 from toolgrpo.storage import storage_errors
 
 MOST_EPISODES = 12_000
+_MOST_NAMES = 30  # of each kind that a filter knows; the page keeps tools and causes as bits
+_PREVIEW = 160
+
+
+def step_sums(batch: Sequence[Record]) -> dict[str, Any]:
+    """Return the sums, shares and quantiles of one step and mode for the charts."""
+    n, first = len(batch), batch[0]
+    rewards = [record["reward_given"] for record in batch if record.get("reward_given") is not None]
+    groups: dict[Any, list[Record]] = defaultdict(list)
+    parts: dict[str, list[float]] = defaultdict(list)
+    tools: dict[str, list[Record]] = defaultdict(list)
+    for record in batch:
+        groups[record.get("group")].append(record)
+        for name, value in (record.get("rewards") or {}).items():
+            if value is not None:
+                parts[name[:100]].append(value)
+        for result in _results(record):
+            tools[_tool(result)].append(result)
+    grouped = None not in groups and max(map(len, groups.values())) > 1
+    dead = (
+        [group for group in groups.values() if is_dead([one.get("reward_given") for one in group])] if grouped else []
+    )
+    solved = sum(all(one.get("success") for one in group) for group in dead)
+    waits = ((record.get("timings") or {}).get("rollout_s") for record in batch)
+    return {
+        "mode": str(first.get("mode")),
+        "step": first["step"],
+        "label": first.get("label"),
+        "n": n,
+        "ok": sum(bool(record.get("success")) for record in batch),
+        "r": round(fmean(rewards), 5) if rewards else None,
+        "sd": round(pstdev(rewards), 5) if rewards else 0.0,
+        "groups": [len(groups) - len(dead), len(dead) - solved, solved] if grouped else None,
+        "stops": Counter(record["stop_reason"] for record in batch),
+        "causes": _causes(result for record in batch for result in _results(record)),
+        "tools": {name: _tool_sums(results) for name, results in tools.items()},
+        "parts": {name: round(fmean(values), 5) for name, values in parts.items()},
+        "tokens": round(sum(sum(record["mask"]) for record in batch) / n, 2),
+        "turns": round(sum(len(record["turns"]) for record in batch) / n, 3),
+        "rollout_s": next((seconds for seconds in waits if seconds is not None), None),
+    }
+
+
+def _tool_sums(results: Sequence[Record]) -> dict[str, Any]:
+    ordered = sorted(result["duration_s"] for result in results)
+    p50, p95 = (round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 4) for q in (0.5, 0.95))
+    return {"n": len(results), "failed": _causes(results), "p50": p50, "p95": p95}
+
+
+def _results(record: Record) -> list[Record]:
+    return [result for turn in record["turns"] for result in turn["results"]]
+
+
+def _tool(result: Record) -> str:
+    return str(result.get("name") or NO_NAME)[:100]
+
+
+def _causes(results: Iterable[Record]) -> Counter[str]:
+    return Counter(result["error"][:100] for result in results if result["error"] is not None)
+
+
+@dataclass
+class Names:
+    """The names that the rows of all runs of a page refer to by their place."""
+
+    tools: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+
+
+def write_run(folder: Path, number: int, names: Names, page: PageWriter, *, most_episodes: int) -> dict[str, Any]:
+    """Write a run from its files, and return its entry in the index; `number` is its place among the runs of the page."""
+    facts: Record = {}
+    for line in step_lines(folder):
+        if line["kind"] == "run":
+            facts = line
+        else:
+            kept = ("kind", "step", "metrics", "phases", "time") if line["kind"] == "step" else tuple(line)
+            page.line({"run": number, **{name: line.get(name) for name in kept}})
+    shown = steps_shown(folder, most_episodes)
+    trained_on = TokensByStep(folder)
+    token_ids: set[int] = set()
+    n_episodes = n_shown = 0
+    for batch in batches(folder):
+        n_episodes += len(batch)
+        whole: dict[str, Any] = {"kind": "batch", "run": number, "sums": step_sums(batch)}
+        mode, step = batch[0].get("mode"), batch[0]["step"]
+        if mode != "train" or shown is None or step in shown:
+            n_shown += len(batch)
+            texts, tokens = _pieces(batch, trained_on.of_step(step) if mode == "train" else {}, token_ids)
+            whole |= {"texts": page.piece(texts, alone=False), "tokens": page.piece(tokens), **_rows(batch, names)}
+        page.line(whole)
+    vocabulary = page.piece(vocabulary_of(folder, token_ids))
+    return {"facts": facts, "vocabulary": vocabulary, "recorded": n_episodes, "shown": n_shown}
+
+
+def _rows(batch: list[Record], names: Names) -> dict[str, Any]:
+    """Return the columns for lists and filters, and the questions that `q` counts."""
+    questions: dict[str, str] = {}
+    for record in batch:
+        questions.setdefault(str(record.get("prompt_id")), _preview(record["prompt"]))
+    places = {name: place for place, name in enumerate(questions)}
+    rows = [_row(record, places[str(record.get("prompt_id"))], names) for record in batch]
+    return {"questions": list(questions.items()), "rows": {name: [row[name] for row in rows] for name in rows[0]}}
+
+
+def _row(record: Record, question: int, names: Names) -> dict[str, Any]:
+    results = _results(record)
+    causes = _causes(results)
+    return {
+        "n": record.get("episode"),
+        "g": record.get("group"),
+        "q": question,
+        "r": record.get("reward_given"),
+        "ok": None if record.get("success") is None else int(record["success"]),
+        "a": record.get("advantage"),
+        "stop": _place(names.stops, cut_text(record["stop_reason"])[:100]),
+        "turns": len(record["turns"]),
+        "calls": sum(len(turn["attempts"]) for turn in record["turns"]),
+        "failed": causes.total(),
+        "tools": _bits(names.tools, set(map(_tool, results))),
+        "causes": _bits(names.causes, set(causes)),
+        "flags": flags_of(record),
+        "gen": sum(record["mask"]),
+        "s": round(record.get("duration_s") or 0.0, 3),
+    }
+
+
+def _pieces(
+    batch: list[Record], seen: Mapping[int, Record], token_ids: set[int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the texts and the tokens of a step; what its episodes share stands there once."""
+    prompts: dict[str, Any] = {}
+    prompt_ids: dict[str, list[int]] = {}
+    tokens = []
+    for record in batch:
+        name = str(record.get("prompt_id"))
+        prompts.setdefault(name, bounded_prompt(record))
+        own = record["prompt_ids"]
+        prompt_ids.setdefault(name, own)
+        piece = episode_tokens(record, seen.get(record.get("episode", -1)))
+        tokens.append(piece if own == prompt_ids[name] else {**piece, "p": own})
+        token_ids.update(own)
+        token_ids.update(piece["i"])
+    return (
+        {"prompts": prompts, "episodes": [episode_texts(record) for record in batch]},
+        {"prompts": prompt_ids, "episodes": tokens},
+    )
+
+
+def _place(names: list[str], name: str) -> int:
+    """Return the place of a name, or that of `other` where there are too many."""
+    if name not in names:
+        name = name if len(names) < _MOST_NAMES else "other"
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+def _bits(names: list[str], present: set[str]) -> int:
+    bits = 0
+    for name in sorted(present):
+        if name in names or len(names) < _MOST_NAMES:
+            bits |= 1 << _place(names, name)
+    return bits
+
+
+def _preview(prompt: Sequence[Record]) -> str:
+    """Return the beginning of what the user said last."""
+    said = [message.get("content") for message in prompt if message.get("role") == "user"]
+    text = said[-1] if said else json.dumps(prompt, default=str, ensure_ascii=False)
+    text = text if isinstance(text, str) else json.dumps(text, default=str, ensure_ascii=False)
+    return " ".join(text[: 10 * _PREVIEW].split())[:_PREVIEW]
 
 
 # What the doctor's rules say of a whole run, for the page: a list of
@@ -101,19 +290,10 @@ def build_report(
 
 def _write(page: PageWriter, folders: Sequence[Path], places: Sequence[Path], most_episodes: int) -> tuple[int, int]:
     """Write all runs; return how many episodes were recorded, and how many the page has."""
-    names, described, n_episodes, n_shown = Names(), [], 0, 0
+    names, runs = Names(), []
     for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
         run = write_run(place, number, names, page, most_episodes=most_episodes)
-        n_episodes, n_shown = n_episodes + run.n_episodes, n_shown + run.n_shown
-        described.append(
-            {
-                "name": folder.resolve().name,
-                "folder": str(place.resolve()),
-                "facts": run.facts,
-                "vocabulary": run.vocabulary,
-                "findings": run_findings(step_lines(place)),
-                "recorded": run.n_episodes,
-            }
-        )
-    page.finish({"version": __version__, "runs": described, **asdict(names)})
-    return n_episodes, n_shown
+        known = {"name": folder.resolve().name, "folder": str(place.resolve())}
+        runs.append({**known, **run, "findings": run_findings(step_lines(place))})
+    page.finish({"version": __version__, "runs": runs, **asdict(names)})
+    return sum(run["recorded"] for run in runs), sum(run["shown"] for run in runs)
