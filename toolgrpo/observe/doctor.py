@@ -217,7 +217,7 @@ def infrastructure_failures(metrics: Log) -> str:
     engine = metrics.get("stop/engine_failure", 0.0)
     counts = {cause: metrics.get(f"tools/error/{cause}", 0.0) for cause in INFRASTRUCTURE_CAUSES}
     parts = [f"{_percent(engine)} lost by the engine"] if engine else []
-    parts += [f"{count:.3g} tool calls {_LOST[cause]}" for cause, count in counts.items() if count]
+    parts += [f"{round(count, 1):g} tool calls {_LOST[cause]}" for cause, count in counts.items() if count]
     return ", ".join(parts) or "see tools.log"
 
 
