@@ -116,7 +116,7 @@ class StepLines:
         return " ".join([first.rjust(self._first), *padded])
 
 
-class RunProgress(Observer):
+class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
     """The display of one process. A quiet console shows nothing.
 
     With a `say` of its own (a `Terminal`'s), lines go there too, and what libraries print goes to
@@ -133,8 +133,8 @@ class RunProgress(Observer):
         self._lines_shown = 0
         self._episodes: TaskID | None = None
         self._episodes_done = 0
-        self._rollout_began = 0.0
-        self.rollout_seconds = 0.0  # of rollouts to train on, so far
+        self._rollout_began = self._step_began = 0.0
+        self._begin_times()
 
     @property
     def brings_own_log(self) -> bool:
@@ -150,10 +150,6 @@ class RunProgress(Observer):
         self._lines = StepLines(total, self._console.width if self._live else None)
         self._lines_shown = 0
         self._steps = self._display().add_task("training", total=total, completed=done, note="")
-
-    def step_done(self, done: int) -> None:
-        if self._steps is not None:
-            self._display().update(self._steps, completed=done, note="")
 
     def show_step(self, step: int, log: Log) -> None:
         """Print the line of a step, repeating the titles every few lines."""
@@ -194,7 +190,7 @@ class RunProgress(Observer):
 
     def rollout_ended(self, event: RolloutEnded) -> None:
         if event.rollout.mode == "train":
-            self.rollout_seconds += time.monotonic() - self._rollout_began
+            self._rollout_s += time.monotonic() - self._rollout_began
         if self._episodes is not None:
             self._display().remove_task(self._episodes)
         if self._steps is None:
@@ -204,6 +200,49 @@ class RunProgress(Observer):
 
     def close(self) -> None:
         self.stop_steps()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
+        self.start_steps(state.max_steps, state.global_step)
+        self._begin_times()
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
+        self._step_began = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
+        self._steps_s += time.monotonic() - self._step_began
+        self._n_steps += 1
+        if self._steps is not None:
+            self._display().update(self._steps, completed=state.global_step, note="")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        logs = logs or {}
+        if "reward" in logs and self._n_steps:
+            whole, rollout = self._steps_s / self._n_steps, self._rollout_s / self._n_steps
+            seconds = {_WHOLE: whole, _ROLLOUT: rollout, _TRAINING: max(0.0, whole - rollout)}
+            self.show_step(state.global_step, {**logs, **seconds})
+            self._begin_times()
+        elif "eval_reward" in logs:
+            shown = [
+                f"{name} {logs[key]:.2f}"
+                for name, key in (("reward", "eval_reward"), ("success", "eval_success"))
+                if logs.get(key) is not None
+            ]
+            self.say(f"evaluated after step {state.global_step}: {', '.join(shown)}")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
+        self.stop_steps()
+
+    def _begin_times(self) -> None:
+        """Begin to measure the seconds until the next log: of whole steps, and of rollouts to train on."""
+        self._steps_s = self._rollout_s = 0.0
+        self._n_steps = 0
 
     def _note(self, text: str) -> None:
         """Show beside the bar which phase is running."""
@@ -231,57 +270,6 @@ class RunProgress(Observer):
             )
             self._progress.start()
         return self._progress
-
-
-class StepsCallback(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """Feeds a `RunProgress` from the trainer's own log."""
-
-    def __init__(self, progress: RunProgress) -> None:
-        self._progress = progress
-        self._step_began = self._seconds = self._rollout_before = 0.0
-        self._n_steps = 0
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
-        self._progress.start_steps(state.max_steps, state.global_step)
-        self._begin_times()
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
-        self._step_began = time.monotonic()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
-        self._seconds += time.monotonic() - self._step_began
-        self._n_steps += 1
-        self._progress.step_done(state.global_step)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: object,
-    ) -> None:
-        logs = logs or {}
-        if "reward" in logs and self._n_steps:
-            whole = self._seconds / self._n_steps
-            rollout = (self._progress.rollout_seconds - self._rollout_before) / self._n_steps
-            seconds = {_WHOLE: whole, _ROLLOUT: rollout, _TRAINING: max(0.0, whole - rollout)}
-            self._progress.show_step(state.global_step, {**logs, **seconds})
-            self._begin_times()
-        elif "eval_reward" in logs:
-            shown = [
-                f"{name} {logs[key]:.2f}"
-                for name, key in (("reward", "eval_reward"), ("success", "eval_success"))
-                if logs.get(key) is not None
-            ]
-            self._progress.say(f"evaluated after step {state.global_step}: {', '.join(shown)}")
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object) -> None:
-        self._progress.stop_steps()
-
-    def _begin_times(self) -> None:
-        self._seconds, self._n_steps = 0.0, 0
-        self._rollout_before = self._progress.rollout_seconds
 
 
 def take_display(remove: Callable[[Any], object], given: Sequence[Any] = ()) -> None:

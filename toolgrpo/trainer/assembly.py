@@ -24,7 +24,7 @@ from toolgrpo.learning.turn_rewards import TurnRewards, get_turn_reward, load_tu
 from toolgrpo.models.untrained_markers import output_rows, untrained_line
 from toolgrpo.observe.doctor import Finding
 from toolgrpo.observe.metrics import Known, MetricsLog
-from toolgrpo.observe.progress import RunProgress, StepsCallback, loaded_lines
+from toolgrpo.observe.progress import RunProgress, loaded_lines
 from toolgrpo.observe.recorder import EpisodeRecorder, episodes_path, token_texts
 from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
@@ -156,10 +156,7 @@ class Watchers:
         """Return the callbacks of the training in their order: a stop saves, and a save logs; a log is
         shown before what is said of it.
         """
-        return (
-            *(stop, checkpoints, self.step_log, self.tables),
-            *(StepsCallback(self.progress), self.doctor),
-        )
+        return stop, checkpoints, self.step_log, self.tables, self.progress, self.doctor
 
     def observers(self, of_user: Sequence[Observer]) -> Observers:
         """Return the observers of its rollouts in their order."""
