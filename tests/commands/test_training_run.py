@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from toolgrpo.commands.arguments import parse_arguments
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ConfigError, DataError, PluginError, RewardError
 
+ROOT = Path(__file__).parents[2]
 GOOD_REWARD = "def reward_func(completions, answer, **kwargs):\n    return [0.0] * len(completions)\n"
 
 
@@ -54,26 +60,60 @@ def test_a_bad_row_stops_the_run_or_is_counted(tmp_path: Path) -> None:
     assert "1 bad row was skipped" in load(tmp_path, "--dataset_id_or_path", str(rows), "--skip_bad_rows")
 
 
+GOOD_ROW = {"prompt": "Write f.", "answer": "def f(x): return 2 * x", "tests": ["assert f(2) == 4"]}
+
+
+def parts_over_refused_rows(folder: Path, shown: io.StringIO, *flags: str) -> RunParts:
+    """A run whose second and fourth row answer themselves wrong."""
+    path, bad = folder / "data.jsonl", {**GOOD_ROW, "answer": "def f(x): return x"}
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in (GOOD_ROW, bad, GOOD_ROW, bad)))
+    given = ["--model_name_or_path", "nano", "--dataset_id_or_path", str(path), "--reward", "code_exec"]
+    script, config, model = parse_arguments([*given, "--output_dir", str(folder / "out"), "--use_cpu", *flags])
+    return RunParts(script, config, model, Terminal(None, shown, quiet=False))
+
+
 def test_rows_that_a_reward_refuses_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
-    good = {"prompt": "Write f.", "answer": "def f(x): return 2 * x", "tests": ["assert f(2) == 4"]}
-    bad = {**good, "answer": "def f(x): return x"}
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in (good, bad, good, bad)))
-
-    def parts(*flags: str) -> RunParts:
-        given = ["--model_name_or_path", "nano", "--dataset_id_or_path", str(path), "--reward", "code_exec"]
-        script, config, model = parse_arguments([*given, "--output_dir", str(tmp_path / "out"), *flags])
-        return RunParts(script, config, model, Terminal(None, shown, quiet=False))
-
     shown = io.StringIO()
+    parts = partial(parts_over_refused_rows, tmp_path, shown)
     rows = parts()._all_rows
     said = "the training rows: code_exec refuses 2 of 4 rows .row 1: its own answer .*; row 3: its own answer"
     with pytest.raises(DataError, match=f"{said}.*--skip_bad_rows"):
         parts().rows_to_score(rows, parts().rewards(), "the training rows")
     left = parts("--skip_bad_rows").rows_to_score(rows, parts().rewards(), "the training rows")
-    assert list(left["answer"]) == [good["answer"]] * 2 and re.search(f"{said}.*; left out", shown.getvalue())
+    assert list(left["answer"]) == [GOOD_ROW["answer"]] * 2 and re.search(f"{said}.*; left out", shown.getvalue())
     with pytest.raises(DataError, match="refuses 2 of 2 rows"):
         parts("--skip_bad_rows").rows_to_score(rows.select([1, 3]), parts().rewards(), "the training rows")
+
+
+IN_TWO_PROCESSES = """
+import io, sys
+from pathlib import Path
+from tests.commands.test_training_run import parts_over_refused_rows
+folder = Path(sys.argv[1], sys.argv[2])
+folder.mkdir()
+parts = parts_over_refused_rows(folder, io.StringIO())
+try:
+    parts.rows_to_score(parts._all_rows, parts.rewards(), "the training rows")
+except Exception as error:
+    print(parts.terminal.is_main_process(), type(error).__name__, error)
+"""
+
+
+def test_a_refused_row_stops_every_process_with_the_same_sentence(tmp_path: Path) -> None:
+    """The main process alone asks the reward; the others are told what it found."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", IN_TWO_PROCESSES, str(tmp_path), rank],
+            env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank, "ACCELERATE_USE_CPU": "true"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    first, second = (process.communicate(timeout=300)[0].strip() for process in processes)
+    assert first.startswith("True DataError the training rows: code_exec refuses 2 of 4 rows (row 1: its own answer")
+    assert second == first.replace("True", "False", 1)
 
 
 def test_a_users_own_files_are_loaded(tmp_path: Path) -> None:

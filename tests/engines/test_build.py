@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,17 @@ def test_what_no_engine_computes_on_a_cpu_is_refused() -> None:
         with pytest.raises(ConfigError, match=r"vLLM on a CPU computes other numbers for lfm2 .* on a GPU"):
             choose_engine(engine, server_urls=None, policy=asked)
     assert choose_engine("auto", server_urls=["http://gpu:8000"], policy=asked).name == "vllm_server"
+
+
+@pytest.mark.skipif(not vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+def test_a_recurrent_model_on_a_cpu_is_told_all_that_vllm_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = policy(tiny_family("qwen3_5"))
+    for engine in ("auto", "vllm_colocate"):
+        with pytest.raises(ConfigError, match=r"bf16 .*float32\), .*\(here 32\), and with torchvision \(missing.*GPU"):
+            choose_engine(engine, server_urls=None, policy=asked)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    asked.base_model.config.linear_key_head_dim = 128
+    assert choose_engine("auto", server_urls=None, policy=replace(asked, dtype=torch.bfloat16)).name == "vllm_colocate"
 
 
 def test_an_adapter_is_saved_without_asking_a_hub(

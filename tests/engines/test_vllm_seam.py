@@ -59,6 +59,23 @@ def test_the_widths_of_heads_that_it_computes_on_a_cpu() -> None:
     assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == vllm_options.CPU_HEAD_SIZES
 
 
+@pytest.mark.skipif(not vllm_options.vllm_is_for_cpu(), reason="this vLLM is not for CPUs")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+def test_what_its_gated_delta_rule_computes_on_a_cpu(size: int, dtype: torch.dtype) -> None:
+    from vllm import _custom_ops
+
+    query, key, value = (torch.randn(1, 8, heads, size, dtype=dtype) for heads in (1, 1, 2))
+    gates, betas = torch.rand(1, 8, 2), torch.rand(1, 8, 2, dtype=dtype)
+    ends, place = torch.tensor([0, 8], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+    given = (query, key, value, -gates, betas, torch.zeros(2, 2, size, size), True, ends, False, True, place)
+    if dtype == torch.bfloat16 and size in vllm_options.CPU_DELTA_RULE_SIZES:
+        assert _custom_ops.chunk_gated_delta_rule_cpu(*given)[0].shape == value.shape
+    else:
+        with pytest.raises(RuntimeError, match="head dim size" if dtype == torch.bfloat16 else "dtype"):
+            _custom_ops.chunk_gated_delta_rule_cpu(*given)
+
+
 def largest_difference(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> float:
     worst = 0.0
     for one, sample in zip(asked, samples, strict=True):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolgrpo.shared_pass.group_order import keep_groups_together, order_by_group
-from toolgrpo.shared_pass.packing import Packing, Row, pack, pack_in_passes, rows_of_batch
+from toolgrpo.shared_pass.packing import Packing, pack, pack_in_passes, rows_of_batch
 
 pytestmark = pytest.mark.property
 
@@ -98,24 +97,6 @@ def test_passes_hold_every_row_once_and_keep_to_the_budget(
     for part, following in itertools.pairwise(passes):
         first = next(row.index for row in in_order if row.index in following)
         assert length({*part, first}) > max_tokens, "a pass was closed before it was full"
-
-
-def test_a_common_beginning_is_laid_out_once() -> None:
-    prompt = tuple(range(20))
-    rows = [
-        Row(i, np.array([*prompt, 50 + i]), np.array([*[-100] * 20, 7]), np.arange(1, 22, dtype=np.int64))
-        for i in range(3)
-    ]
-    packing = pack(rows)
-    assert packing.n_tokens == 20 + 3
-    assert [segment.ancestors for segment in packing.segments] == [(), *[((0, 20),)] * 3]
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=24), st.sampled_from([1, 2, 3, 4, 6]))
-def test_an_order_is_a_permutation(groups: list[int], size: int) -> None:
-    groups = groups[: len(groups) // size * size]
-    if groups:
-        assert sorted(order_by_group(groups, size)) == list(range(len(groups)))
 
 
 @given(st.permutations([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4), st.sampled_from([4, 8]))

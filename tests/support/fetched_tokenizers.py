@@ -17,15 +17,7 @@ from tests.support.chat_families import template_text
 from tests.support.real_tokenizers import NotAtHand
 
 VOCABULARIES = (
-    "qwen3",
-    "llama3",
-    "gemma3",
-    "deepseek_v3",
-    "gpt_oss",
-    "qwen3_5",
-    "tekken",
-    "gemma4",
-    "command_r",
+    *("qwen3", "llama3", "gemma3", "deepseek_v3", "gpt_oss", "qwen3_5", "tekken", "gemma4", "command_r"),
     "smollm2",
 )
 

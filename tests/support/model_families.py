@@ -60,12 +60,21 @@ def _lfm2() -> Any:
     return Lfm2ForCausalLM(Lfm2Config(**_COMMON, **own, block_auto_adjust_ff_dim=False))
 
 
+def _qwen3_5() -> Any:
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    heads = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 1}
+    layers = {"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2}
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**_COMMON, **heads, **layers))
+
+
 FAMILIES: dict[str, Callable[[], Any]] = {
     "gemma4": _gemma4,
     "qwen3_moe": _qwen3_moe,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,
     "lfm2": _lfm2,
+    "qwen3_5": _qwen3_5,
 }
 
 

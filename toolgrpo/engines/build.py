@@ -6,11 +6,13 @@ An engine is a file with its options, a builder here, and a row in `ENGINES`.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 from accelerate.utils import broadcast_object_list
 
 from toolgrpo.engines.adapters import adapter_config, adapter_saver, base_weights
@@ -18,7 +20,7 @@ from toolgrpo.engines.base import Engine
 from toolgrpo.engines.policy import Policy, head_size
 from toolgrpo.engines.transformers import TransformersOptions
 from toolgrpo.engines.vllm_colocate import ColocateOptions
-from toolgrpo.engines.vllm_options import CPU_HEAD_SIZES, vllm_available, vllm_is_for_cpu
+from toolgrpo.engines.vllm_options import CPU_DELTA_RULE_SIZES, CPU_HEAD_SIZES, vllm_available, vllm_is_for_cpu
 from toolgrpo.engines.vllm_server import ServerOptions
 from toolgrpo.errors import ConfigError
 
@@ -47,6 +49,7 @@ class BuiltEngine(NamedTuple):
 
 
 _NOT_RELOADED = ("gpt_oss",)  # vLLM writes experts and sinks past its own reload, on every device
+_DELTA_RULE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _WRONG_ON_CPU = ("lfm2", "lfm2_moe")  # vLLM hands its rotary kernel for CPUs what that one misreads
 
 
@@ -111,12 +114,21 @@ def _unsendable(policy: Policy, adapter_alone: bool) -> str | None:
 
 def _refuse_wrong_numbers(policy: Policy) -> None:
     kind = _kind(policy)
+    otherwise = (
+        "draw from a vLLM on a GPU (--engine vllm_server with --vllm_server_urls), or train another model; engine "
+        "transformers keeps no recurrent state"
+    )
     if policy.device.type == "cpu" and kind in _WRONG_ON_CPU:
-        raise ConfigError(
-            f"vLLM on a CPU computes other numbers for {kind} than it was trained with, and engine transformers keeps "
-            f"no recurrent state: draw from a vLLM on a GPU (--engine vllm_server with --vllm_server_urls), or train "
-            f"another model"
-        )
+        raise ConfigError(f"vLLM on a CPU computes other numbers for {kind} than it was trained with: {otherwise}")
+    if policy.device.type == "cpu" and kind in _DELTA_RULE:
+        size = policy.base_model.config.get_text_config().linear_key_head_dim
+        vision = kind == "qwen3_next" or importlib.util.find_spec("torchvision") is not None
+        if not (vision and policy.dtype == torch.bfloat16 and size in CPU_DELTA_RULE_SIZES):
+            raise ConfigError(
+                f"vLLM on a CPU draws from {kind} only in bf16 (--bf16 true; here it is {policy.dtype}), with linear-"
+                f"attention heads {' or '.join(map(str, CPU_DELTA_RULE_SIZES))} wide (here {size}), and with torchvision "
+                f"({'installed' if vision else 'missing: https://download.pytorch.org/whl/cpu has it'}); {otherwise}"
+            )
 
 
 def _kind(policy: Policy) -> str:

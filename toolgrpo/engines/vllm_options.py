@@ -34,6 +34,8 @@ CPU_BLOCK_SIZE = 32
 128 there would read up to 127 tokens again in every turn."""
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of an attention head that vLLM's CPU kernels compute (`tests/engines/test_vllm_seam.py`)."""
+CPU_DELTA_RULE_SIZES = (64, 128)
+"""Widths of a linear-attention head (Qwen3-Next, Qwen3.5) that they compute, in bf16 only."""
 _BATCHED_TOKENS = 4096
 """Tokens of one step on an accelerator: a prompt with many tools is read at once, and vLLM's own
 2,048 for an engine that is stepped would read it in two."""
