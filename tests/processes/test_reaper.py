@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+
+from tests.support.processes import all_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reapers are Linux's")
 
@@ -24,19 +24,6 @@ print(os.getppid(), os.getpid(), below.pid, flush=True)
 """
 
 
-def ended(pid: int, timeout_s: float = 60.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def start(then: str, owner: int = -1) -> tuple[subprocess.Popen[str], list[int]]:
     """A tree that does `then`: its reaper as a Popen, and the ids of reaper, child and grandchild."""
     command = [sys.executable, "-c", _TREE.format(then=then), str(owner)]
@@ -49,14 +36,14 @@ def test_what_the_child_leaves_ends_with_it_and_its_exit_code_is_passed_on() -> 
     tree, (reaper, _, below) = start("os._exit(7)")
     assert tree.pid == reaper
     assert tree.wait(timeout=60) == 7
-    assert ended(below)
+    assert all_end(below)
 
 
 def test_a_killed_child_takes_its_own_with_it() -> None:
     tree, (_, child, below) = start("time.sleep(555)")
     os.kill(child, signal.SIGKILL)
     assert tree.wait(timeout=60) == -signal.SIGKILL
-    assert ended(below)
+    assert all_end(below)
 
 
 def test_a_child_that_hangs_ends_soon_after_its_owner() -> None:
@@ -67,7 +54,7 @@ def test_a_child_that_hangs_ends_soon_after_its_owner() -> None:
     os.close(descriptor)
     owner.kill()  # not waited for: a zombie has ended too
     assert tree.wait(timeout=60) == -signal.SIGKILL
-    assert ended(child) and ended(below)
+    assert all_end(child, below)
     owner.wait()
 
 
@@ -78,14 +65,14 @@ def test_an_owner_that_ended_before_the_reaper_began_is_noticed() -> None:
     tree, (_, _, below) = start("while True: pass", descriptor)
     os.close(descriptor)
     assert tree.wait(timeout=60) == -signal.SIGKILL
-    assert ended(below)
+    assert all_end(below)
 
 
 def test_a_child_that_does_not_outlive_it_ends_with_the_reaper() -> None:
     tree, (reaper, child, below) = start("time.sleep(555)")
     os.kill(reaper, signal.SIGKILL)
     tree.wait(timeout=60)
-    assert ended(child)
+    assert all_end(child)
     os.kill(below, signal.SIGKILL)  # nobody is left to do it: the child was to watch the reaper
 
 
@@ -93,4 +80,4 @@ def test_a_terminated_reaper_ends_everything() -> None:
     tree, (_, child, below) = start("time.sleep(555)")
     tree.terminate()
     tree.wait(timeout=60)
-    assert ended(child) and ended(below)
+    assert all_end(child, below)

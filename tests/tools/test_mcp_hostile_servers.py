@@ -11,9 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -73,30 +71,6 @@ def test_a_tool_that_is_not_wanted_may_be_as_it_likes() -> None:
     tools = json.dumps([good, {"name": "a b", "inputSchema": {"type": "object", "$ref": "#"}}])
     with load_tools(mcp_config=hostile("tools", tools, tools=["echo"])) as box:
         assert run_tool(box, CALL).content == '{"x": 1}'
-
-
-def test_a_schema_makes_nobody_fetch_anything() -> None:
-    asked: list[str] = []
-
-    class Bait(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-    bait = HTTPServer(("127.0.0.1", 0), Bait)
-    thread = Thread(target=bait.serve_forever)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{bait.server_port}/schema.json"
-        for schema in ({"properties": {"a": {"$ref": url}}}, {"$id": url, "properties": {"a": {"$ref": "other.json"}}}):
-            assert "Nothing is fetched from elsewhere" in refusal("tools", one_tool(schema))
-    finally:
-        bait.shutdown()
-        thread.join()
-        bait.server_close()
-    assert asked == []
 
 
 def test_the_schema_of_a_result_is_not_looked_at() -> None:

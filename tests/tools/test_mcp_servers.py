@@ -54,16 +54,11 @@ def http_server(port: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def http_url() -> Iterator[str]:
+def toolbox() -> Iterator[Toolbox]:
+    """One at a URL; `test_tool_backends.py` asks one over pipes."""
     port = free_port()
-    with http_server(port):
-        yield f"http://127.0.0.1:{port}/mcp"
-
-
-@pytest.fixture(scope="module", params=["stdio", "http"])
-def toolbox(request: pytest.FixtureRequest) -> Iterator[Toolbox]:
-    entry = STDIO if request.param == "stdio" else {"url": request.getfixturevalue("http_url"), "headers": {"X-A": "b"}}
-    with load_tools(mcp_config={"mcpServers": {"fixture": entry}}, tool_timeout_s=120, max_result_chars=50) as box:
+    config = {"mcpServers": {"fixture": {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"X-A": "b"}}}}
+    with http_server(port), load_tools(mcp_config=config, tool_timeout_s=120, max_result_chars=50) as box:
         yield box
 
 

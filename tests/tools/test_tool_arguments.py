@@ -219,6 +219,7 @@ def deep_schema(depth: int) -> dict[str, Any]:
     [
         ({"properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}, "refers to 'http://127.0.0.1:9/schema.json'"),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, "Nothing is fetched from elsewhere"),
+        ({"$id": "http://127.0.0.1:9/a.json", "properties": {"a": {"$ref": "b.json"}}}, "Nothing is fetched from elsewhere"),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "which is not in the schema"),
         ({"properties": {"a": {"$dynamicRef": "#none"}}}, "which is not in the schema"),
         ({"properties": {"a": {"title": "t", "items": {"$ref": "#/properties/a/title"}}}}, "which is no schema"),

@@ -36,6 +36,15 @@ def test_its_public_methods_are_the_tools(toolbox: Toolbox) -> None:
     assert toolbox.names == ["bump", "die", "look", "process_id"]
 
 
+def test_a_function_must_not_be_named_like_a_method() -> None:
+    def bump() -> str:
+        """Bump."""
+        return ""
+
+    with pytest.raises(PluginError, match="Two tools are named 'bump', from different sources"):
+        load_tools([bump], environment=f"{FIXTURES / 'counter_environment.py'}:Counter", workers=1)
+
+
 def test_each_episode_has_an_instance_and_a_process_of_its_own(toolbox: Toolbox) -> None:
     async def episode(goal: int) -> tuple[Any, ...]:
         async with toolbox.session({"goal": goal, "prompt": [{"role": "user", "content": "x"}]}) as session:

@@ -66,22 +66,13 @@ def settled() -> Held:
     return seen[-1]
 
 
-def check(episodes: int, rounds: int, log_path: Path) -> None:
-    with load_tools(HOSTILE, workers=2, tool_timeout_s=1.0, log_path=log_path) as toolbox:
+@pytest.mark.parametrize(("episodes", "rounds"), [(120, 2), pytest.param(1000, 8, marks=pytest.mark.slow)])
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_faults_cost_their_own_calls(tmp_path: Path, episodes: int, rounds: int) -> None:
+    with load_tools(HOSTILE, workers=2, tool_timeout_s=1.0, log_path=tmp_path / "tools.log") as toolbox:
         assert soak(toolbox, episodes, seed=0) == []
         before = settled()
         for seed in range(1, rounds):
             assert soak(toolbox, episodes, seed) == []
         after = settled()
         assert after.descriptors <= before.descriptors and after.threads <= before.threads
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-def test_faults_cost_their_own_calls(tmp_path: Path) -> None:
-    check(episodes=120, rounds=2, log_path=tmp_path / "tools.log")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-def test_faults_cost_their_own_calls_for_long(tmp_path: Path) -> None:
-    check(episodes=1000, rounds=8, log_path=tmp_path / "tools.log")

@@ -194,12 +194,6 @@ def test_a_pure_tool_is_asked_once(toolbox: Toolbox, tmp_path: Path) -> None:
     assert results[-1].duration_s != run.duration_s  # the time of this answer, not of the call it repeats
 
 
-def test_cache_tools_makes_every_function_pure_unless_it_says_otherwise() -> None:
-    with load_tools([worker_id, add], workers=1, cache_tools=True) as box:
-        first, second = (run_tool(box, {"name": "add", "arguments": {"a": 1, "b": 1}}) for _ in range(2))
-    assert (first.cached, second.cached) == (False, True)
-
-
 def test_an_episode_that_is_cancelled_leaves_the_tools_in_order(toolbox: Toolbox) -> None:
     async def run() -> str:
         async with toolbox.session({}) as session:

@@ -170,7 +170,7 @@ class AgentPlayer:
         finally:
             playing.cancel()
             await asyncio.wait({playing})
-            await environment.close()
+            await environment.leave()
 
 
 async def _played(environment: EnvironmentSession, play: ToolSpec, deadline_s: float) -> _Outcome:

@@ -1,1 +1,1 @@
-"""What the tools' and the sandbox's processes share. The standard library only."""
+"""Helpers shared by the processes of the tools and of the sandbox. The standard library only."""

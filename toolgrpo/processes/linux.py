@@ -1,4 +1,4 @@
-"""What Linux offers to keep a process and its descendants in hand. Elsewhere each does nothing.
+"""Linux calls that keep a process and its descendants under control. Elsewhere each does nothing.
 
 Not covered: `die_with_parent` follows the thread that forked, and is not inherited by what the
 process forks; off Linux, a tool's children that leave their process group outlive it.

@@ -1,4 +1,4 @@
-"""Where calls go: one backend per kind of tool, one session of each per episode."""
+"""The backends that run calls: one per kind of tool, with one session per episode."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _chars(call: _Call, reply: Reply) -> int:
 
 
 class BackendSession(EpisodeHooks, ABC):
-    """One backend as one episode sees it. `open` comes first, `close` last and always."""
+    """One backend as one episode sees it. `open` comes first, `leave` last and always."""
 
     @abstractmethod
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply: ...
@@ -95,7 +95,7 @@ class BackendSession(EpisodeHooks, ABC):
     async def open(self) -> None:
         """Make ready for the first call."""
 
-    async def close(self) -> None:
+    async def leave(self) -> None:
         """End what the episode has opened."""
 
 
@@ -110,8 +110,8 @@ class ToolBackend(Protocol):
     def close(self) -> None: ...
 
 
-class StatelessBackend(ABC):
-    """A backend whose calls know nothing of episodes: all sessions are alike, and answers may be
+class StatelessBackend(BackendSession):
+    """A backend whose calls know nothing of episodes: it is the session of each, and answers may be
     cached.
     """
 
@@ -128,7 +128,7 @@ class StatelessBackend(ABC):
     def close(self) -> None: ...
 
     def session(self, row: Mapping[str, Any]) -> BackendSession:
-        return _StatelessSession(self)
+        return self
 
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         timeout_s = spec.timeout_s or self._timeout_s
@@ -139,14 +139,6 @@ class StatelessBackend(ABC):
         reply = await asyncio.shield(asyncio.wrap_future(lookup.future))  # others may wait for the same answer
         # a hit took as long as it was waited for here, not as long as the call once did
         return replace(reply, cached=True, started=asked, ended=time.monotonic()) if lookup.hit else reply
-
-
-class _StatelessSession(BackendSession):
-    def __init__(self, backend: StatelessBackend) -> None:
-        self._backend = backend
-
-    async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
-        return await self._backend.call(spec, arguments)
 
 
 class FunctionBackend(StatelessBackend):

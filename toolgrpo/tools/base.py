@@ -1,4 +1,4 @@
-"""What the rollout asks of tools: names, schemas, and sessions that answer call attempts.
+"""The interface of tools for the rollout: names, schemas, and sessions that answer call attempts.
 
 A session belongs to one episode. `call` answers every attempt it is given, in order, one result
 each, malformed ones included; it never raises for anything a model can write and never outlives its
@@ -21,14 +21,14 @@ TOOL_WORKERS = 4  # processes that run tools, likewise; forked from one, they sh
 
 
 class AfterTurn(NamedTuple):
-    """What a stateful environment says after the calls of a turn: its reward, and whether all is over."""
+    """An environment's reward for the calls of a turn, if any, and whether it ends the episode."""
 
     reward: float | None = None
     over: bool = False
 
 
 class EpisodeHooks:
-    """What a stateful environment may say in an episode; tools without state say nothing, as here."""
+    """The optional answers of a stateful environment; these defaults are those of tools without state."""
 
     @property
     def observation(self) -> str | None:
@@ -49,7 +49,7 @@ class EpisodeHooks:
 
 
 class ToolSession(EpisodeHooks, ABC):
-    """The tools as one episode sees them; what they say is what `hooks` says."""
+    """The tools of one episode. The hooks are those of its environment, if there is one."""
 
     def __init__(self, hooks: EpisodeHooks | None = None) -> None:
         self._hooks = hooks or EpisodeHooks()
@@ -81,7 +81,7 @@ class ToolSession(EpisodeHooks, ABC):
 
 @runtime_checkable
 class ToolProvider(Protocol):
-    """What a `Toolbox` is to the rollout."""
+    """The rollout's view of a `Toolbox`."""
 
     @property
     def names(self) -> list[str]: ...
@@ -104,7 +104,7 @@ def speaks(tools: ToolProvider | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a worker, an environment or a server answered: a text, or an error and what it says.
+    """The answer of a worker, an environment or a server: a text, or an error with its message.
 
     Times are of `time.monotonic`.
     """

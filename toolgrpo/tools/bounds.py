@@ -1,4 +1,4 @@
-"""How deep and how large JSON that a model wrote may be before anything else looks at it.
+"""Bounds of depth and size for JSON that a model wrote, checked before anything else reads it.
 
 Whatever walks such a value later (the coercion, the validator, the wire to a worker or a server)
 may then recurse, turn every integer into a float and encode every text as UTF-8. A degenerate

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from toolgrpo.calls import ToolErrorKind
@@ -32,36 +33,34 @@ _CLOSE_TIMEOUT_S = 5.0
 _GONE = (ToolErrorKind.TIMEOUT, ToolErrorKind.DIED)
 
 
+@dataclass(frozen=True, slots=True)
 class EnvironmentBackend:
     """Instances of one environment class."""
 
-    def __init__(self, pool: WorkerPool, spec: EnvironmentSpec, timeout_s: float) -> None:
-        self._pool = pool
-        self._spec = spec
-        self._timeout_s = timeout_s
+    pool: WorkerPool
+    spec: EnvironmentSpec
+    timeout_s: float
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        return self._spec.tools
+        return self.spec.tools
 
     @property
     def speaks(self) -> bool:
-        return "next_user_message" in self._spec.hooks
+        return "next_user_message" in self.spec.hooks
 
     def session(self, row: Mapping[str, Any]) -> EnvironmentSession:
-        return EnvironmentSession(self._pool, self._spec, self._timeout_s, row)
+        return EnvironmentSession(self, row)
 
     def close(self) -> None:
-        self._pool.close()
+        self.pool.close()
 
 
 class EnvironmentSession(BackendSession):
     """One instance, for one episode."""
 
-    def __init__(self, pool: WorkerPool, spec: EnvironmentSpec, timeout_s: float, row: Mapping[str, Any]) -> None:
-        self._pool = pool
-        self._spec = spec
-        self._timeout_s = timeout_s
+    def __init__(self, backend: EnvironmentBackend, row: Mapping[str, Any]) -> None:
+        self._pool, self._spec, self._timeout_s = backend.pool, backend.spec, backend.timeout_s
         self._row = row
         self._worker: int | None = None
         self._lost_by = "it was never opened"
@@ -144,7 +143,7 @@ class EnvironmentSession(BackendSession):
             raise PluginError(f"environment {self._spec.name}: {method} failed: {reply.text}")
         return reply
 
-    async def close(self) -> None:
+    async def leave(self) -> None:
         """Let the instance clean up, within a short time, and end its process."""
         try:
             if self._worker is not None and "close" in self._spec.hooks:

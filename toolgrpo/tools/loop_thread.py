@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+_CLOSE_TIMEOUT_S = 5.0
 _BEFORE_GOING_ON_S = 0.01  # a loop that was broken for good must not keep a processor busy
 T = TypeVar("T")
 
@@ -42,13 +43,13 @@ class LoopThread:
         """Start a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self) -> None:
         """Cancel what still runs and end the thread. Safe to call twice."""
         if self.loop.is_closed():
             return
         if self._thread.is_alive():
             self.submit(self._cancel_all())
-            self._thread.join(timeout_s)
+            self._thread.join(_CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
             self.loop.close()
 

@@ -93,9 +93,7 @@ def load_tools(
         notices = [*_undescribed(spec for backend in backends for spec in backend.specs), *([slow] if slow else ())]
         if mcp_config is not None:
             servers = read_mcp_config(mcp_config)
-            from toolgrpo.tools.mcp.servers import (
-                McpBackend,
-            )  # the SDK takes a second to import; most runs need none of it
+            from toolgrpo.tools.mcp.servers import McpBackend  # the SDK takes a second to import
 
             remote = McpBackend(servers, tool_timeout_s, load_timeout_s, max_result_chars, OutputLog(log_file))
             undo.callback(remote.close)
@@ -133,7 +131,7 @@ def _held_here(source: PluginSource | None, pool: WorkerPool) -> list[LoadedTool
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What `spec` comes to: a source for the workers, tools held here, and the order of their names
+    """The parts of a `spec`: a source for the workers, tools held here, and the order of their names
     if it is known.
     """
 

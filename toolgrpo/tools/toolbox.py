@@ -128,7 +128,7 @@ class Toolbox:
 
     @property
     def speaks(self) -> bool:
-        """Whether its environment speaks for the user in the middle of an episode."""
+        """Return whether its environment speaks for the user in the middle of an episode."""
         return any(getattr(backend, "speaks", False) for backend in self._backends)
 
     def session(self, row: Mapping[str, Any]) -> ToolboxSession:
@@ -179,7 +179,7 @@ class ToolboxSession(ToolSession):
         self._began = time.monotonic()
         async with AsyncExitStack() as stack:
             for part in self._parts:
-                stack.push_async_callback(part.close)
+                stack.push_async_callback(part.leave)
                 await part.open()
             self._open = stack.pop_all()
         return self

@@ -53,7 +53,7 @@ logging.getLogger("mcp").addHandler(logging.NullHandler())  # or its tracebacks 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """What the connections of one backend share."""
+    """The options that the connections of one backend share."""
 
     connect_timeout_s: float
     max_result_chars: int
@@ -118,12 +118,6 @@ class McpConnection:
                 )
             raise PluginError(await self._with_last_words(f"{self._name} cannot be used: {detail}")) from error
 
-    async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
-        """Make one call; a server that is down or dies is an error that the model reads."""
-        started = time.monotonic()
-        reply = await self._call(name, arguments, timeout_s)
-        return reply.timed(started, time.monotonic())
-
     async def close(self) -> None:
         """Leave the server for good, also if it is just being reached."""
         self._closed = True
@@ -134,7 +128,8 @@ class McpConnection:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2 * _CLOSE_TIMEOUT_S)
 
-    async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
+    async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Reply:
+        """Make one call; a server that is down or dies is an error that the model reads."""
         link: _Link | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -245,7 +240,7 @@ class McpConnection:
 
 
 class _ServerOutput:
-    """What one server prints beside its messages: into the log, and the last of it kept."""
+    """The output of one server beside its messages: it goes to the log, and its end is kept."""
 
     def __init__(self, log: OutputLog) -> None:
         self._log = log
@@ -264,12 +259,12 @@ class _ServerOutput:
             os.close(self._pipe)
             self._ended.set()
 
-    async def last_words(self, max_lines: int = 5, max_chars: int = 400) -> str:
+    async def last_words(self) -> str:
         """Return the last lines, the end of them if they are long; those of one that ends may take a moment."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), _LAST_WORDS_TIMEOUT_S)
         lines = self._tail.decode("utf-8", "replace").strip().splitlines()
-        return "\n".join(lines[-max_lines:])[-max_chars:]
+        return "\n".join(lines[-5:])[-400:]
 
 
 @asynccontextmanager

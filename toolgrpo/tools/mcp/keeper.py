@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from toolgrpo.processes.linux import watch_process
+from toolgrpo.processes.linux import die_with_parent, watch_process
 from toolgrpo.processes.reaper import fork_under_reaper
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -39,7 +39,7 @@ def main(trainer: int, command: Sequence[str]) -> None:
     fork_under_reaper(owner)
     signal.signal(signal.SIGTERM, lambda *_: None)  # it went to the whole group, and is for the server
     try:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE)
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
     except OSError as error:
         os.write(2, f"cannot start {command[0]!r}: {error.strerror}\n".encode(errors="replace"))
         os._exit(127)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -72,7 +73,9 @@ class McpBackend:
         server, name = self._remote[spec.name]
         connection = own.get(server) or self._shared[server]
         work = connection.call(name, arguments, spec.timeout_s or self._timeout_s)
-        return await asyncio.wrap_future(self._thread.submit(work))
+        started = time.monotonic()
+        reply = await asyncio.wrap_future(self._thread.submit(work))
+        return reply.timed(started, time.monotonic())
 
     async def leave(self, connections: Iterable[McpConnection]) -> None:
         """Close the connections of an episode, unless the backend is closed, and they with it."""
@@ -165,5 +168,5 @@ class McpSession(BackendSession):
     async def call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> Reply:
         return await self._backend.call(spec, arguments, self._own)
 
-    async def close(self) -> None:
+    async def leave(self) -> None:
         await self._backend.leave(self._own.values())

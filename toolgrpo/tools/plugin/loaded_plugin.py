@@ -1,4 +1,4 @@
-"""What a supervisor or worker has loaded: functions, and perhaps an environment class.
+"""The loaded plugin of a supervisor or worker: functions, and perhaps an environment class.
 
 An environment is a class with `reset(**row)`, public methods that are the tools, and optionally
 `reward()` (TRL's `get_reward()` is the same), `step_reward()` and `episode_over()`,
@@ -31,7 +31,7 @@ _NOT_TOOLS = ("reset", "state_key", *_HOOKS)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """What the trainer knows of an environment."""
+    """An environment without its code, for the trainer."""
 
     name: str
     tools: tuple[ToolSpec, ...]
@@ -49,7 +49,7 @@ class LoadedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class PluginSpec:
-    """What the trainer knows of everything a supervisor loaded; it crosses processes as JSON."""
+    """A loaded plugin without its code, for the trainer; it crosses processes as JSON."""
 
     functions: tuple[ToolSpec, ...] = ()
     environment: EnvironmentSpec | None = None
@@ -93,13 +93,6 @@ def load_plugin(tools: PluginSource | None, environment: PluginSource | None) ->
         if not exports_environment or hasattr(import_source(tools), "TOOL_FUNCTIONS"):
             functions = load_functions(tools)
     loaded = None if environment is None else _load_environment(environment)
-    if loaded is not None:
-        for tool in functions:
-            if tool.spec.name in loaded.tools:
-                raise PluginError(
-                    f"Two tools are named '{tool.spec.name}': one function and one method of the environment {loaded.spec.name}. "
-                    "Rename one."
-                )
     return Plugin({tool.spec.name: tool for tool in functions}, loaded)
 
 

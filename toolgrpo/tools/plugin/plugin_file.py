@@ -18,19 +18,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pydantic
+
 from toolgrpo.errors import PluginError
 from toolgrpo.plugin_files import import_failed, import_file, user_traceback
 from toolgrpo.processes.wire import unpack_objects
-from toolgrpo.tools.plugin.argument_types import ArgumentConverter
-from toolgrpo.tools.plugin.schema import function_schema, wrap_explicit_schema
+from toolgrpo.tools.plugin.schema import function_schema, type_hints, wrap_explicit_schema
 from toolgrpo.tools.plugin.tool_spec import ToolSpec, options_of
+from toolgrpo.tools.render import BadArguments
 
+_PLAIN = (str, bool, Any)  # JSON gives these as they are
 _EXAMPLE = "TOOL_FUNCTIONS = [my_function, another_function]"
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSource:
-    """Where tools come from. Exactly one of the three is given."""
+    """The source of tools: exactly one of path, module and callables."""
 
     path: str | None = None
     module: str | None = None
@@ -49,12 +52,28 @@ class LoadedTool:
 
     spec: ToolSpec
     function: Callable[..., Any]
-    converter: ArgumentConverter
+    positional: Sequence[str]  # parameters that are given without a name
+    adapters: Mapping[str, pydantic.TypeAdapter[Any]]  # of the parameters whose values JSON does not give as they are
 
     def call(self, arguments: Mapping[str, Any], instance: object = None) -> Any:
-        """Call it, on an instance where it is a method; a coroutine function gives its coroutine."""
+        """Call it with JSON arguments, on `instance` if it is a method; a coroutine function gives its coroutine.
+
+        The trainer has checked the arguments against the schema. Here pydantic makes what the annotations
+        say (an Enum member, a dataclass, a date), and BadArguments says what only the types can check.
+        """
+        values = dict(arguments)
+        problems: list[str] = []
+        for name, adapter in self.adapters.items():
+            if name in values:
+                try:
+                    values[name] = _integers_kept(values[name], adapter.validate_python(values[name]))
+                except pydantic.ValidationError as error:
+                    problems += [_problem(name, item) for item in error.errors(include_url=False)[:3]]
+        if problems:
+            raise BadArguments("; ".join(problems))
         function = self.function if instance is None else getattr(instance, self.function.__name__)
-        return self.converter.call(function, arguments)
+        positional = [values.pop(name) for name in self.positional if name in values]
+        return function(*positional, **values)
 
 
 def load_functions(source: PluginSource) -> list[LoadedTool]:
@@ -116,15 +135,50 @@ def _load_one(function: Any, label: str) -> LoadedTool:
         )
     where = f"{_place(function, label)}: tool '{name}'"
     if options.schema is not None:
-        schema = wrap_explicit_schema(options.schema, function, name, where)
-        converter = ArgumentConverter(function, where, typed=False)
+        schema, adapters = wrap_explicit_schema(options.schema, function, name, where), {}
     else:
-        schema = function_schema(function, name, where)
-        converter = ArgumentConverter(function, where, typed=True)
+        schema, adapters = function_schema(function, name, where), _adapters(function, where)
     target = function if inspect.isroutine(function) else type(function).__call__
     known = {"name": schema["function"]["name"], "schema": schema, "closed": options.schema is None}
     spec = ToolSpec(**vars(options) | known, is_async=inspect.iscoroutinefunction(target))
-    return LoadedTool(spec, function, converter)
+    parameters = inspect.signature(function).parameters.values()
+    positional = [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_ONLY]
+    return LoadedTool(spec, function, positional, adapters)
+
+
+def _adapters(function: Callable[..., Any], where: str) -> dict[str, pydantic.TypeAdapter[Any]]:
+    hints = type_hints(function, where)
+    adapters: dict[str, pydantic.TypeAdapter[Any]] = {}
+    for name in inspect.signature(function).parameters:
+        hint = hints.get(name)
+        try:
+            if hint is not None and not any(hint is plain for plain in _PLAIN):
+                adapters[name] = pydantic.TypeAdapter(hint)
+        except Exception as error:  # pydantic raises several unrelated kinds
+            raise PluginError(
+                f"{where}: parameter '{name}': values of the type {hint!r} cannot be made from JSON ({error})"
+            ) from error
+    return adapters
+
+
+def _integers_kept(given: Any, made: Any) -> Any:
+    """Return what pydantic made, with the whole numbers of plain JSON as they were written.
+
+    A model that writes 20 for a float is shown what a plain call of the function would give it:
+    "Sum: 42" and not "Sum: 42.0". The fields of objects become what their classes say.
+    """
+    if type(given) is int and type(made) is float:
+        return given if made == float(given) else made  # arguments have no more digits than a float holds
+    if type(given) is list and type(made) is list and len(given) == len(made):
+        return [_integers_kept(before, after) for before, after in zip(given, made, strict=True)]
+    if type(given) is dict and type(made) is dict and given.keys() == made.keys():
+        return {key: _integers_kept(given[key], value) for key, value in made.items()}
+    return made
+
+
+def _problem(name: str, item: Any) -> str:
+    path = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"])
+    return f"parameter '{path}': {item['msg'][:200]}, got {item['input']!r:.60}"
 
 
 def _exported(module: ModuleType, label: str) -> list[Any]:

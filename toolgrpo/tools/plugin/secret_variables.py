@@ -1,5 +1,4 @@
-"""Which of the trainer's environment variables tools get: all but those that are named like
-secrets, and of these what a plugin asks for.
+"""Keep environment variables named like secrets from the tools, but for those a plugin asks for.
 
 A plugin asks with a line of literals, `TOOL_SECRETS = ["MY_API_KEY"]`, in the file or module that
 holds its tools. It is read without running the plugin, so that the variables are there while it is

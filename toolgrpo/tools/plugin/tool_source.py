@@ -1,4 +1,4 @@
-"""Where tools come from, as something a worker can load by itself.
+"""Turn what a user gives as tools into a source that a worker can load by itself.
 
 A file and a module are loaded again in the workers. Callables travel by cloudpickle: those of
 importable modules by name, those of scripts, notebooks and closures by value, and so those of

@@ -1,4 +1,4 @@
-"""Who runs which call, until when, and what happens when a worker or the supervisor is lost.
+"""Give calls to workers, keep their deadlines, and replace workers and supervisors that are lost.
 
 Invariants, on one event loop:
 
@@ -387,7 +387,7 @@ class Dispatcher:
                     self._listen_to(worker, now, min(now - before, 2 * _TICK_S))
 
     def _listen_to(self, worker: WorkerRecord, now: float, passed_s: float) -> None:
-        patience_s = worker.patience_s(self._options.frozen_after_s)
+        patience_s = worker.patience_s
         if worker.kind is WorkerKind.SHARED and any(now - job.started > patience_s for job in worker.unbegun):
             self._retire(worker, "it begins no calls")  # it may answer all the same: then only its loop is blocked
         if worker.silent_s is None:

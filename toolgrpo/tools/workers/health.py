@@ -1,6 +1,6 @@
-"""How a worker's process is found after a call: mended, or to be replaced, and why.
+"""Check a worker's process after a call: put it right, or say why it must be replaced.
 
-Looked at after each call and before the next one begins. Each look costs some microseconds: counts
+Checked after each call and before the next one begins. Each look costs some microseconds: counts
 are compared, never lists. What is bounded is measured from the worker's birth, so that a plugin
 whose import takes much is not replaced for it.
 
@@ -15,7 +15,7 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from types import ModuleType
@@ -24,19 +24,8 @@ from typing import Any
 _SPENT = 0.9  # of what was free at birth: descriptors, and address space where it is limited
 _STRAY_DESCRIPTORS = 4096  # where the limit is higher: what leaks takes the machine's memory too
 _STRAY_THREADS = 128  # beyond those that run calls
-_LIMITS = tuple(
-    kind
-    for kind in (
-        resource.RLIMIT_NOFILE,
-        resource.RLIMIT_AS,
-        resource.RLIMIT_DATA,
-        resource.RLIMIT_FSIZE,
-        resource.RLIMIT_STACK,
-        resource.RLIMIT_CPU,
-        getattr(resource, "RLIMIT_NPROC", None),
-    )
-    if kind is not None
-)
+_NAMES = ("NOFILE", "AS", "DATA", "FSIZE", "STACK", "CPU", "NPROC")
+_LIMITS = tuple(getattr(resource, f"RLIMIT_{name}") for name in _NAMES if hasattr(resource, f"RLIMIT_{name}"))
 _Limits = dict[int, tuple[int, int]]
 
 
@@ -50,7 +39,7 @@ def what_is_loaded() -> tuple[Mapping[str, Any], Mapping[str, ModuleType]]:
 
 
 class Health:
-    """What a worker was born with, and what is left of it. `threads`: how many run calls."""
+    """The resources of a worker at its start, and what is left of them. `threads`: how many run calls."""
 
     def __init__(self, threads: int) -> None:
         self._builtins, self._modules_then = what_is_loaded()
@@ -94,7 +83,7 @@ class Health:
             return "its memory is nearly spent"
         return None
 
-    def _restore_builtins(self, _vars: Callable[[Any], dict[str, Any]] = vars) -> str | None:
+    def _restore_builtins(self) -> str | None:
         now = builtins.__dict__
         replaced = False
         for name, value in self._builtins.items():

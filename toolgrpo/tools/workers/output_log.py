@@ -1,4 +1,4 @@
-"""What tools print: into a file of bounded size, never to the terminal.
+"""Write the output of tools to a file of bounded size, never to the terminal.
 
 One pipe carries the stdout and stderr of the supervisor, its workers and their children. It is
 always drained, so that a tool that prints without end blocks nobody; what is over the limit is

@@ -16,14 +16,15 @@ from toolgrpo.tools.base import Reply
 from toolgrpo.tools.workers.connections import WorkerLink
 from toolgrpo.tools.workers.tool_worker import WorkerLimits
 
+_FROZEN_AFTER_S = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How many workers, and what each is given."""
+    """The number of workers, and the limits of each."""
 
     workers: int = 4
     limits: WorkerLimits = field(default_factory=WorkerLimits)
-    frozen_after_s: float = 3.0  # silence after which a worker with several calls is given up; less for short timeouts
     load_timeout_s: float = 120.0
 
 
@@ -66,7 +67,7 @@ class Job:
 
 
 class WorkerKind(StrEnum):
-    """What a worker is for."""
+    """The calls that a worker takes."""
 
     SHARED = "shared"  # calls of stateless tools, many at a time
     SINGLE = "single"  # one call, then the end
@@ -119,9 +120,10 @@ class WorkerRecord:
             again.jobs[job.id] = job
         return again
 
-    def patience_s(self, most_s: float) -> float:
-        """Return how long it may be silent while calls wait for it: shorter for short timeouts."""
-        return min(most_s, min(job.timeout_s for job in self.waiting) / 4)
+    @property
+    def patience_s(self) -> float:
+        """How long it may be silent while calls wait for it: shorter for short timeouts."""
+        return min(_FROZEN_AFTER_S, min(job.timeout_s for job in self.waiting) / 4)
 
 
 def describe_ending(status: int) -> str:

@@ -177,16 +177,8 @@ class Supervisor:
         with tempfile.TemporaryFile("w+") as file:
             json.dump(self._hello, file)
             file.seek(0)
-            command = [
-                sys.executable,
-                "-c",
-                _WORKER_BOOTSTRAP,
-                "worker",
-                json.dumps(sys.path),
-                str(descriptor),
-                str(file.fileno()),
-                str(os.getpid()),
-            ]
+            numbers = map(str, (descriptor, file.fileno(), os.getpid()))
+            command = [sys.executable, "-c", _WORKER_BOOTSTRAP, "worker", json.dumps(sys.path), *numbers]
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=(descriptor, file.fileno()), start_new_session=True
             )

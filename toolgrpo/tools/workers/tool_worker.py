@@ -47,7 +47,7 @@ Render = Callable[[object], dict[str, Any]]  # a return value, as a reply
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What every worker is given."""
+    """The limits of every worker."""
 
     threads: int = 64
     memory_mb: int = 4096  # of address space; 0: no limit
