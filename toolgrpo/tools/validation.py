@@ -35,6 +35,7 @@ from toolgrpo.tools.bounds import beyond_bounds
 _MAX_CHARS = 200_000
 _MAX_CHAIN = 64  # references and alternatives that are followed for one value
 _LIMIT_S = 0.5  # most checks need a thousandth of it
+_SHORT_CHARS = 10_000
 _NAME_TO_SCHEMA = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
 
@@ -66,11 +67,13 @@ class SchemaValidator:
     def errors(self, value: object) -> list[ValidationError]:
         """Return what is wrong with a value; TimeoutError when the check takes too long.
 
-        It is tried twice: a garbage collection may have taken the time of the first.
+        A short value is tried twice: a garbage collection may have taken the time of the first.
         """
         try:
             return self._errors(value)
         except TimeoutError:
+            if len(str(value)) > _SHORT_CHARS:
+                raise
             return self._errors(value)
 
     def _errors(self, value: object) -> list[ValidationError]:
