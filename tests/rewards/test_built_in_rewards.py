@@ -11,9 +11,9 @@ import pytest
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import calls, final_answer, get_reward, last_tool_response, tool_counts
+from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.gym import _is_formula, bare_answer
 from toolgrpo.rewards.numerals import last_number, marked_answer
-from toolgrpo.rewards.unscored import Score
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 

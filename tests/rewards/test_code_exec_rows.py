@@ -12,8 +12,8 @@ import pytest
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.code_exec import rows_refused
-from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.grading.split_plan import Suite

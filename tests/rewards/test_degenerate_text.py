@@ -55,7 +55,7 @@ UNITS = (
     *("\ud800", "\udfff\ud800", "\0", "\x1b[2J", "é", "e\u0301", "\U0001f600"),
 )  # fmt: skip
 FRAMES = (
-    *(("", ""), ("\\boxed{", "}"), ("\\boxed{1", ""), ("```python\n", "\n```"), ("```", "\n1\n```"), ("1", ""), ("", " 1")),
+    *(("", ""), ("\\boxed{", "}"), ("```python\n", "\n```"), ("```", "\n1\n```"), ("\\boxed{1", ""), ("1", ""), ("", " 1")),
     *(("[", "]"), ('{"a": "', '"}'), ("x = '", "'"), ("x = ", "\n"), ("<answer>", "</answer>"), ("#### ", "")),
 )  # fmt: skip
 NESTED = (
@@ -314,25 +314,16 @@ def check(read: Callable[[Any], object], cases: Iterator[Case] | tuple[Case, ...
     assert not found, "\n".join(found)
 
 
+LENGTHS = [pytest.param(SHORT, id="short"), pytest.param(LONG, id="as long as a context", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("reader", TEXT_READERS)
-def test_text_is_read_in_linear_time_and_without_an_error(reader: str) -> None:
-    check(TEXT_READERS[reader], text_cases(FRAMES[:4], mixtures=10), SHORT)
+def test_text_is_read_in_linear_time_and_without_an_error(reader: str, n: int) -> None:
+    check(TEXT_READERS[reader], text_cases(*((FRAMES[:4], 10) if n == SHORT else (FRAMES[4:7], 30))), n)
 
 
+@pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("reader", VALUE_READERS)
-def test_values_are_read_in_linear_time_and_without_an_error(reader: str) -> None:
-    read, cases = VALUE_READERS[reader]
-    check(read, cases, SHORT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reader", TEXT_READERS)
-def test_text_as_long_as_a_context(reader: str) -> None:
-    check(TEXT_READERS[reader], text_cases(FRAMES[4:7], mixtures=30), LONG)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reader", VALUE_READERS)
-def test_values_as_long_as_a_context(reader: str) -> None:
-    read, cases = VALUE_READERS[reader]
-    check(read, cases, LONG)
+def test_values_are_read_in_linear_time_and_without_an_error(reader: str, n: int) -> None:
+    check(*VALUE_READERS[reader], n)

@@ -12,10 +12,8 @@ from toolgrpo.drops import Drop, DropCause
 from toolgrpo.errors import RewardError
 from toolgrpo.ledger import Ledger
 from toolgrpo.rewards import get_reward
-from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.base import Reward, watched
 from toolgrpo.rewards.by_task import ByTask
-from toolgrpo.rewards.unscored import noted_drops
-from toolgrpo.rewards.watched import watched
 from toolgrpo.trajectory import StopReason, Trajectory
 
 Messages = list[dict[str, str]]
@@ -49,21 +47,13 @@ def trajectory(drop: Drop | None = None) -> Trajectory:
     return Ledger([1]).finish(StopReason.FINISHED, dropped=drop)
 
 
-def asked(reward: Any, **arguments: Any) -> Any:
-    returned = reward(**arguments)
-    return asyncio.run(returned) if asyncio.iscoroutine(returned) else returned
-
-
 @pytest.mark.parametrize("as_reward", [False, True])
 @pytest.mark.parametrize("function", [length, length_async, in_the_list])
 def test_only_the_episode_that_is_meant_is_dropped(function: Any, as_reward: bool) -> None:
-    given = Reward(function, name="length", source="test") if as_reward else function
-    reward = watched(given, None, print)
-    with noted_drops() as dropped:
-        assert asked(reward, completions=completions("a", "refuse", "abc")) == [1.0, None, 3.0]
-    assert {place: drop.at(DropCause.REWARD) for place, drop in dropped.items()} == {
-        1: Drop(DropCause.REWARD, "the judge refused")
-    }
+    reward = watched(Reward(function, name="length", source="test") if as_reward else function)
+    first, dropped, last = reward(completions=completions("a", "refuse", "abc"))
+    assert (first, last) == (1.0, 3.0)
+    assert dropped.at(DropCause.REWARD) == Drop(DropCause.REWARD, "the judge refused")
 
 
 def test_a_reward_is_not_asked_about_what_was_dropped_before() -> None:
@@ -76,7 +66,7 @@ def test_a_reward_is_not_asked_about_what_was_dropped_before() -> None:
     gone = trajectory(Drop(DropCause.TOOL, "no network"))
     arguments = {"completions": completions("a", "b", "c"), "answer": ["x", "y", "z"]}
     for given in (reward, Reward(reward, name="r", source="test")):
-        asker = watched(given, None, print)
+        asker = watched(given)
         assert asker(trajectories=[trajectory(), gone, trajectory()], **arguments) == [1.0, None, 1.0]
         assert asker(trajectories=[gone, gone, gone], **arguments) == [None, None, None]
     assert seen == [(2, ["x", "z"])] * 2
@@ -96,8 +86,8 @@ def test_a_failure_beside_a_drop_stays_an_error() -> None:
 
     with pytest.raises(RewardError, match="ZeroDivisionError"):
         Reward(fails, "r", "test")(completions=completions("a", "b"))
-    with pytest.raises(RewardError, match="returned 3 rewards for one completion"):
-        watched(lambda completions, **_: [1, 2, 3] if len(completions) == 1 else length(completions), None, print)(
+    with pytest.raises(RewardError, match="returned 3 rewards for 1 completions"):
+        watched(lambda completions, **_: [1, 2, 3] if len(completions) == 1 else length(completions))(
             completions=completions("refuse", "a")
         )
 
@@ -105,23 +95,23 @@ def test_a_failure_beside_a_drop_stays_an_error() -> None:
 def test_a_drop_in_the_reward_of_one_task_is_one_of_the_mixture() -> None:
     rewards = {"judge": Reward(length, "judge", "test"), "one": Reward(lambda completions: [1.0], "one", "test")}
     logged: dict[str, float] = {}
-    reward = watched(Reward(ByTask(rewards.__getitem__), "by_task", "built in"), None, print)
-    with noted_drops() as dropped:
-        scores = reward(
-            completions=completions("x", "refuse", "abc"),
-            reward=["one", "judge", "judge"],
-            log_metric=logged.__setitem__,
-        )
-    assert scores == [1.0, None, 3.0] and list(dropped) == [1]
+    first, dropped, last = Reward(ByTask(rewards.__getitem__), "by_task", "built in")(
+        completions=completions("x", "refuse", "abc"),
+        reward=["one", "judge", "judge"],
+        log_metric=logged.__setitem__,
+    )
+    assert (first, last) == (1.0, 3.0) and isinstance(dropped, DropEpisode)
     assert logged == {"reward_of_task/one": 1.0, "reward_of_task/judge": 3.0}
 
 
-def test_an_environment_that_met_the_deadline_is_lost() -> None:
+def test_the_environments_word_is_the_reward_and_one_that_met_the_deadline_is_lost() -> None:
     late = Ledger([1]).finish(StopReason.DEADLINE)
-    scores = get_reward("environment")(completions=[[], []], trajectories=[late, trajectory_of(0.5)])
-    (lost, half) = scores
+    reward = get_reward("environment")
+    (lost, half) = reward(completions=[[], []], trajectories=[late, trajectory_of(0.5)])
     assert half == 0.5 and isinstance(lost, DropEpisode)
     assert lost.at(DropCause.REWARD).cause is DropCause.ENVIRONMENT_LOST
+    with pytest.raises(RewardError, match="nothing to give for episode 1"):
+        reward(completions=[[], []], trajectories=[trajectory_of(0.5), trajectory()])
 
 
 def trajectory_of(reward: float) -> Trajectory:

@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
-from toolgrpo.rewards.assignment import best_total
+from toolgrpo.rewards.gold_calls import best_total
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError, SandboxError
 from toolgrpo.rewards import get_reward, load_reward
-from toolgrpo.rewards.base import Reward
-from toolgrpo.rewards.unscored import Score
+from toolgrpo.rewards.base import Reward, Score
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two", "three")]
 

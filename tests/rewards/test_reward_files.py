@@ -12,7 +12,7 @@ import pytest
 from toolgrpo.calls import AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.data import load_tasks
 from toolgrpo.rewards import load_reward
-from toolgrpo.rewards.unscored import Score
+from toolgrpo.rewards.base import Score
 from toolgrpo.tools import load_tools, run_tool
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 

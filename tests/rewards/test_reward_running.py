@@ -22,11 +22,9 @@ import torch
 
 from toolgrpo.errors import ConfigError, PluginError, RewardError
 from toolgrpo.rewards import get_reward, load_reward
-from toolgrpo.rewards.base import Reward
+from toolgrpo.rewards.base import Reward, Score, watched
 from toolgrpo.rewards.by_task import ByTask
-from toolgrpo.rewards.running import Oversight
-from toolgrpo.rewards.unscored import Score
-from toolgrpo.rewards.watched import watched
+from toolgrpo.rewards.guard import Guard
 
 COMPLETIONS = [[{"role": "assistant", "content": text}] for text in ("one", "two")]
 
@@ -40,14 +38,14 @@ def test_one_that_runs_long_is_spoken_of_with_the_line_it_is_at(tmp_path: Path) 
     path = tmp_path / "slow.py"
     path.write_text("import time\n\ndef reward_func(completions):\n    time.sleep(1.0)\n    return [1.0]\n")
     reward, said = load_reward(path), list[str]()
-    Oversight("reward slow", str(path), None, said.append, every_s=0.2).run(lambda: reward.function(completions=[]))
+    Guard("reward slow", str(path), None, said.append, every_s=0.2).run(lambda: reward.function(completions=[]))
     assert len(said) >= 2
     assert "reward slow has been running for" in said[0] and "(line 4)" in said[0]
 
 
 def test_one_that_is_quick_is_not_spoken_of() -> None:
     said: list[str] = []
-    assert Oversight("r", "f", None, said.append).run(lambda: 3) == 3 and said == []
+    assert Guard("r", "f", None, said.append).run(lambda: 3) == 3 and said == []
 
 
 def forever(completions: Any) -> list[float]:
@@ -317,7 +315,7 @@ def test_one_that_holds_the_interpreter_is_ended_too(tmp_path: Path) -> None:
     assert time.monotonic() - started < 100
 
 
-def test_plain_functions_are_watched_and_stay_what_they_are_for_trl() -> None:
+def test_plain_functions_are_watched_as_those_of_files_and_models_are_not() -> None:
     def gives_none(completions: Any, **_: Any) -> list[float | None]:
         return [None] * len(completions)
 
@@ -328,11 +326,10 @@ def test_plain_functions_are_watched_and_stay_what_they_are_for_trl() -> None:
     rewards = watched([gives_none, forever, leaves_bare, async_forever, model, "name", get_reward("math")], 0.2, print)
     plain, hanging, leaving, waiting, *others = rewards
     assert plain(completions=[1]) == [None] and plain.__name__ == "gives_none"
-    with pytest.raises(RewardError, match="reward forever has not returned"):
+    with pytest.raises(RewardError, match=r"reward forever .* has not returned"):
         hanging(completions=[1])
-    with pytest.raises(RewardError, match="reward leaves_bare ended with SystemExit"):
+    with pytest.raises(RewardError, match=r"reward leaves_bare .* raised SystemExit: 0"):
         leaving(completions=[1])
-    with pytest.raises(RewardError, match="reward async_forever has not returned"):
-        asyncio.run(waiting(completions=[1]))
-    assert others[:2] == [model, "name"] and others[2].__wrapped__.timeout_s == 0.2
-    assert watched(forever, None, print).__name__ == "forever"
+    with pytest.raises(RewardError, match=r"reward async_forever .* has not returned"):
+        waiting(completions=[1])
+    assert others[:2] == [model, "name"] and others[2].timeout_s == 0.2

@@ -10,7 +10,7 @@ import pytest
 
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards import get_reward
-from toolgrpo.rewards.unscored import Score
+from toolgrpo.rewards.base import Score
 from toolgrpo.sandbox import Sandbox
 from toolgrpo.sandbox.grading import grade
 from toolgrpo.sandbox.grading.split_plan import Suite

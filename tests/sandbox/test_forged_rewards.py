@@ -12,15 +12,10 @@ import psutil
 import pytest
 
 from toolgrpo.rewards import get_reward
-from toolgrpo.rewards.unscored import Score
+from toolgrpo.rewards.base import Score
 from toolgrpo.sandbox import Sandbox
 
 SEARCH = Path(__file__).with_name("searching.py").read_text()
-
-
-def host_of(sandbox: Sandbox) -> Any:
-    """Return what starts its workers; its processes are looked at from outside."""
-    return sandbox._host
 
 
 def answer(program: str) -> list[dict[str, Any]]:
@@ -100,7 +95,7 @@ def test_what_forks_programs_holds_no_channel_and_hosts_none() -> None:
     with Sandbox(workers=2) as sandbox, sandbox.session() as program, sandbox.judging() as judge:
         program.run("1")
         judge.run("1")
-        workers = psutil.Process(host_of(sandbox).pid).children()
+        workers = psutil.Process(sandbox._host.pid).children()
         assert len(workers) == 3, "one rests, one has a program, one a judge"
         for worker in workers:
             (forker,) = worker.children()

@@ -69,12 +69,6 @@ def test_an_honest_solution_passes(sandbox: Sandbox, program: str, suite: Suite)
     assert result.all_passed, result
 
 
-def test_only_suites_that_give_objects_of_theirs_to_the_solution_are_forgeable(sandbox: Sandbox) -> None:
-    assert not grade(sandbox, "def square(n):\n    return n ** 2", LOOP).forgeable
-    assert not grade(sandbox, TREE, NODES).forgeable, "objects of the solution stay in its process"
-    assert grade(sandbox, "def apply(f, x): return f(x)", Suite(("assert apply(lambda x: x, 3) == 3",))).forgeable
-
-
 def test_what_forgeable_means(sandbox: Sandbox) -> None:
     """Stated so that the docs stay true: a compared value is safe there too, a bare expression is not."""
     liar = "class L(int):\n    def __eq__(self, o): return True\ndef apply(f, x): return L(7)"

@@ -201,27 +201,6 @@ def test_fences_are_read_as_the_pattern_that_says_what_they_are() -> None:
             assert program_of(text) is None, repr(text)
 
 
-DEGENERATE = {
-    "a fence word": "```" + "a" * 200_000,
-    "a fence word and spaces": "```" + "a -+" * 50_000 + "\n",
-    "spaces before a fence": " " * 200_000 + "``",
-    "spaces after a fence": "```\n```" + " \t" * 100_000 + "x",
-    "fences": "```\n" * 50_000,
-    "openings": "```python\n" * 20_000,
-    "backticks": "`" * 200_000,
-    "brackets": "(" * 200_000,
-    "fields of a text": "f'" + "{a}" * 70_000 + "'",
-    "statements": "a;" * 100_000 + "a b",
-    "minus": "-" * 200_000,
-    "lines": "\n" * 200_000,
-}
-
-
-@pytest.mark.parametrize("name", DEGENERATE)
-def test_reading_a_response_takes_linear_time(name: str) -> None:
-    assert cpu_s(lambda: program_of(DEGENERATE[name])) < 5.0, "quadratic time would be minutes"
-
-
 KILLS_ITSELF = """
 import ctypes, time
 time.sleep(0.3)  # until the kernel has counted another

@@ -13,7 +13,8 @@ from toolgrpo.sandbox.grading.split_plan import Suite
 SEARCH = Path(__file__).with_name("searching.py").read_text()
 PLANTED = "needle-[0-9a-f]{32}"
 LOOK = f"{SEARCH}\nfound({PLANTED!r})"
-HERE = f"{SEARCH}\nfreed = 'need' + 'le-' + 'ab' * 16\ndel freed\nfound({PLANTED!r}, ['heap'])"
+FREED = "freed = ['need' + 'le-' + 'ab' * 16 for _ in range(99)]\ndel freed"  # some of this memory is used again
+HERE = f"{SEARCH}\n{FREED}\nfound({PLANTED!r}, ['heap'])"
 
 
 def needle() -> str:
@@ -25,7 +26,7 @@ def of_all_kinds(sandbox: Sandbox) -> None:
     sandbox.run(f"kept = [{needle()!r}] * 9\nprint(kept)\n1 / 0", stdin=needle())
     with sandbox.session() as session:
         session.run(f"kept = {needle()!r}")
-        session.evaluate([f"kept + {needle()!r}"])
+        session.run(f"kept + {needle()!r}")
     suite = Suite((f"assert f({needle()!r}) == 1, {needle()!r}",), setup=f"secret = {needle()!r}")
     assert grade(sandbox, f"def f(x): return 1  # {needle()}", suite).all_passed
     needs_objects = Suite((f"assert f(lambda x: x) == {needle()!r}",))

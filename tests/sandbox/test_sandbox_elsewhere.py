@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from toolgrpo.sandbox.paths import open_to_all
+from toolgrpo.sandbox.client.host_process import open_to_all
 
 NOBODY = 65534
 HERE = Path(__file__).parent

@@ -8,15 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from tests.support.processes import children_of, family_of, wait_for
 from toolgrpo.errors import SandboxError
 from toolgrpo.rewards import get_reward
+from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.code_exec import _SHARED
-from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import RunStatus, Sandbox
 from toolgrpo.sandbox.client import host_process
 
@@ -29,11 +29,6 @@ assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
 assert libc.timer_settime(timer, 0, ctypes.byref((ctypes.c_long * 4)(0, 0, 0, 1000)), None) == 0
 time.sleep(5)
 """
-
-
-def host_of(sandbox: Sandbox) -> Any:
-    """Return what starts its workers; its processes are looked at from outside."""
-    return sandbox._host
 
 
 def rest() -> str:
@@ -61,15 +56,11 @@ def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 def confined(sandbox: Sandbox) -> list[psutil.Process]:
     """The processes that run code or wait for it: those without a child."""
-    family = psutil.Process(host_of(sandbox).pid).children(recursive=True)
-    return [process for process in family if process.is_running() and not process.children()]
+    return [psutil.Process(pid) for pid in family_of(sandbox._host.pid) if not children_of(pid)]
 
 
 def wait_until_it_runs(sandbox: Sandbox, workers: int) -> None:
-    deadline = time.monotonic() + 120
-    while len(sandbox._resting) == workers:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: len(sandbox._resting) < workers)
     time.sleep(0.1)
 
 
@@ -98,7 +89,7 @@ def test_a_session_killed_for_another_reason_is_a_killed_run(counter: Counter) -
 def test_a_run_killed_by_the_kernel_is_run_once_more(counter: Counter) -> None:
     answers = []
     with Sandbox(workers=1, preload=[]) as sandbox:
-        before = {process.pid for process in psutil.Process(host_of(sandbox).pid).children()}
+        before = {*children_of(sandbox._host.pid)}
         thread = threading.Thread(target=lambda: answers.append(sandbox.run(f"{rest()}42", timeout=60.0)))
         thread.start()
         wait_until_it_runs(sandbox, 1)
@@ -107,7 +98,7 @@ def test_a_run_killed_by_the_kernel_is_run_once_more(counter: Counter) -> None:
             process.kill()
         thread.join()
         assert answers[0].value == 42
-        after = {process.pid for process in psutil.Process(host_of(sandbox).pid).children()}
+        after = {*children_of(sandbox._host.pid)}
         assert not before & after, "another worker ran it"
 
 
@@ -130,11 +121,9 @@ def test_code_exec_scores_no_program_that_the_kernel_killed(counter: Counter, mo
 
     thread = threading.Thread(target=score)
     thread.start()
-    deadline = time.monotonic() + 120
-    while _SHARED._sandbox is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: _SHARED._sandbox is not None)
     first = _SHARED._sandbox
+    assert first is not None
     wait_until_it_runs(first, first._workers)
     counter.count()
     for process in confined(first):
@@ -143,7 +132,7 @@ def test_code_exec_scores_no_program_that_the_kernel_killed(counter: Counter, mo
     assert scores == [1.0]
     assert _SHARED._sandbox is not first, "scored by a second sandbox"
     first.close()
-    _SHARED._sandbox.close()
+    _SHARED.use(Sandbox.close)
 
 
 def test_where_nothing_counts_a_killed_run_is_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

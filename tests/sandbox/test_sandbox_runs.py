@@ -155,7 +155,6 @@ def test_a_session_keeps_state_until_it_is_killed(sandbox: Sandbox) -> None:
     with sandbox.session() as session:
         session.run("x = 20")
         assert session.run("x + 1").value == 21
-        assert session.evaluate(["x * 2", "y"])[0] == (True, 40)
         assert session.run("while True: pass", timeout=0.3).state_lost
         assert session.run("x").status is RunStatus.ERROR
     with pytest.raises(SandboxError, match="closed"):

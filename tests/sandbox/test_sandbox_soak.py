@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import select
-import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
+from tests.support.processes import all_end, family_of, wait_for
 from toolgrpo.errors import SandboxError
 from toolgrpo.sandbox import Sandbox, SandboxResult
 
@@ -35,48 +32,13 @@ FAULTS = (
 )
 
 
-def host_of(sandbox: Sandbox) -> Any:
-    """Return what starts its workers; its processes are looked at from outside."""
-    return sandbox._host
-
-
-def descendants(pid: int) -> list[int]:
-    below = [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
-    return below + [deeper for child in below for deeper in descendants(child)]
-
-
-def alive(pid: int) -> list[int]:
-    """A process and all below it; again if one ends while it is looked at."""
+def fds_and_private_kb(host: int) -> tuple[int, int]:
+    """Sum up over a host and all below it; again if one of them ends meanwhile."""
     while True:
         try:
-            return [pid, *descendants(pid)]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-
-
-def descriptors(pids: list[int]) -> int:
-    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
-
-
-def kill_and_wait(pid: int) -> None:
-    """A process that has been killed but is not dead yet would still be given the next run."""
-    victim = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    select.select([victim], [], [], 60.0)
-    os.close(victim)
-
-
-def private_kb(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
-
-
-def family_kb(host: int) -> int:
-    """The memory of a host and all below it that is nobody else's; again if one of them ends meanwhile."""
-    while True:
-        try:
-            return sum(map(private_kb, alive(host)))
-        except (FileNotFoundError, ProcessLookupError):
+            found = [psutil.Process(pid) for pid in family_of(host)]
+            return sum(one.num_fds() for one in found), sum(one.memory_full_info().uss for one in found) // 1024
+        except psutil.NoSuchProcess:
             continue
 
 
@@ -121,11 +83,11 @@ class Client(threading.Thread):
 
 def soak(runs: int, killed_workers: int) -> None:
     with Sandbox(workers=2) as sandbox:
-        host = host_of(sandbox).pid
+        host = sandbox._host.pid
         for _ in range(20):
             sandbox.run("1")
         settle(sandbox)
-        family_warm_kb, host_warm_kb = family_kb(host), private_kb(host)
+        family_warm_kb, host_warm = fds_and_private_kb(host)[1], psutil.Process(host).memory_full_info().uss
         clients = [Client(sandbox, seed, runs // CLIENTS) for seed in range(CLIENTS)]
         for client in clients:
             client.start()
@@ -134,30 +96,27 @@ def soak(runs: int, killed_workers: int) -> None:
         assert [wrong for client in clients for wrong in client.wrong] == []
         assert sum(client.answered for client in clients) >= runs
         settle(sandbox)
-        assert family_kb(host) < family_warm_kb + FAMILY_GROWTH_KB, "the workers' memory grew"
+        assert fds_and_private_kb(host)[1] < family_warm_kb + FAMILY_GROWTH_KB, "the workers' memory grew"
         for _ in range(killed_workers):
-            kill_and_wait(random.Random(0).choice(alive(host)[1:]))
+            victim = psutil.Process(random.Random(0).choice(family_of(host)[1:]))
+            victim.kill()
+            assert all_end(victim.pid), "one that is not dead yet would still be given the next run"
             assert sandbox.run("1 + 1").value == 2
         settle(sandbox)
-        assert private_kb(host) < host_warm_kb + 4096, "the host's memory grew"
+        assert psutil.Process(host).memory_full_info().uss < host_warm + (4 << 20), "the host's memory grew"
 
 
 def settle(sandbox: Sandbox) -> None:
     """Once nothing runs, what is left is the host, two workers and a process that waits in each."""
-    host = host_of(sandbox).pid
-    deadline = time.monotonic() + 60.0
-    while True:
-        processes = alive(host)
-        folders = list(Path(str(host_of(sandbox).scratch)).iterdir())
+
+    def is_settled() -> bool:
+        processes = family_of(sandbox._host.pid)
+        folders = list(Path(str(sandbox._host.scratch)).iterdir())
         files = [file for folder in folders for file in folder.iterdir()]
-        try:
-            fds = descriptors(processes)
-        except FileNotFoundError:
-            continue
-        if len(processes) <= 1 + 3 * 2 and len(folders) <= SCRATCH_LEFT and not files and fds <= 20 * len(processes):
-            return
-        assert time.monotonic() < deadline, (len(processes), folders, files, fds)
-        time.sleep(0.05)
+        few = len(processes) <= 1 + 3 * 2 and len(folders) <= SCRATCH_LEFT and not files
+        return few and fds_and_private_kb(sandbox._host.pid)[0] <= 20 * len(processes)
+
+    wait_for(is_settled, 60.0)
 
 
 def test_a_short_soak() -> None:

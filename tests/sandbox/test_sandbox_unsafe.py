@@ -13,14 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.support.processes import all_end, family_of, wait_for
 from toolgrpo.errors import SandboxError
 from toolgrpo.sandbox import Limits, Rung, RunStatus, Sandbox
 from toolgrpo.sandbox.grading import grade
@@ -33,11 +32,6 @@ ADD = Suite(tests=("assert add(2, 3) == 5", "assert add(-1, 1) == 0"))
 SMALL = Limits(memory_mb=200, file_mb=4, scratch_mb=8)
 
 
-def host_of(sandbox: Sandbox) -> Any:
-    """Return what starts its workers; its processes are looked at from outside."""
-    return sandbox._host
-
-
 @pytest.fixture(scope="module", params=["this system", "like macOS"])
 def unsafe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     folder = tmp_path_factory.mktemp("scratch")
@@ -48,17 +42,13 @@ def unsafe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         with Sandbox(rung="unsafe", allow_unsafe=True, workers=1, limits=SMALL) as opened:
             assert opened.rung is Rung.UNSAFE
             yield opened
-            workers = [psutil.Process(pid) for pid in host_of(opened).pids]
-            family = [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
-    _, alive = psutil.wait_procs(family, timeout=120)
-    assert not alive and list(folder.iterdir()) == [], "closing ends every process and removes every file"
+            family = family_of(opened._host.pid)
+    assert all_end(*family) and list(folder.iterdir()) == [], "closing ends every process and removes every file"
 
 
-def wait_until(what: Any, within_s: float = 120.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < deadline, "not within the time given"
-        time.sleep(0.02)
+@pytest.fixture(params=["this system", "like macOS"])
+def interpreter(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("like_macos")) if request.param == "like macOS" else sys.executable
 
 
 def test_a_run_prints_reads_its_input_and_gives_its_last_value(unsafe: Sandbox) -> None:
@@ -114,7 +104,6 @@ def test_a_session_keeps_state_until_it_is_killed(unsafe: Sandbox) -> None:
     with unsafe.session() as session:
         session.run("x = 20; open('kept', 'w').write('x')")
         assert session.run("import os; (x + 1, os.listdir())").value == (21, ["kept"])
-        assert session.evaluate(["x * 2", "y"])[0] == (True, 40)
         assert session.run("while True: pass", timeout=0.3).state_lost
         assert session.run("x").status is RunStatus.ERROR
     assert unsafe.run("import os; os.listdir()").value == []
@@ -141,17 +130,10 @@ def test_programs_are_graded(unsafe: Sandbox) -> None:
         assert not grade(unsafe, forgery, ADD, timeout=2.0).all_passed, forgery
 
 
-def test_folders_that_code_shut_are_wiped(unsafe: Sandbox) -> None:
-    shut = "import os\nos.makedirs('a/b')\nopen('a/b/f', 'w').close()\nos.chmod('a/b', 0o500)\nos.chmod('a', 0)\nos.chmod('.', 0o100)"
-    assert unsafe.run(shut).ok
-    for _ in range(3):
-        assert unsafe.run("import os; os.listdir()").value == []
-
-
 def test_processes_that_code_starts_end_with_the_run(unsafe: Sandbox) -> None:
     found = unsafe.run("import subprocess\nsubprocess.Popen(['/bin/sleep', '600']).pid")
     assert found.ok, found
-    wait_until(lambda: not psutil.pid_exists(found.value) or psutil.Process(found.value).status() == "zombie")
+    assert all_end(found.value)
 
 
 def test_arun_runs_as_many_at_a_time_as_there_are_workers(unsafe: Sandbox) -> None:
@@ -162,16 +144,19 @@ def test_arun_runs_as_many_at_a_time_as_there_are_workers(unsafe: Sandbox) -> No
     assert asyncio.run(four()) == [1, 2, 3, 4]
 
 
-def test_a_killed_worker_takes_its_run_along_and_is_replaced(unsafe: Sandbox) -> None:
-    """A session at rest is stopped, so that only the system can end it."""
-    with unsafe.session() as session:
-        resting = session.run("import os; os.getpid()").value
-        (worker,) = [pid for pid in host_of(unsafe).pids if resting in [p.pid for p in psutil.Process(pid).children()]]
-        os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(resting) or psutil.Process(resting).status() == "zombie")
-        with pytest.raises(SandboxError, match="lost"):
-            session.run("1")
-    assert unsafe.run("6 * 7").value == 42
+def test_a_killed_host_takes_its_runs_along(interpreter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Sandbox(rung="unsafe", allow_unsafe=True, workers=1) as sandbox:
+        with sandbox.session() as session:
+            resting = session.run("import os; os.getpid()").value
+            os.kill(sandbox._host.pid, signal.SIGKILL)
+            assert all_end(resting)
+            with pytest.raises(SandboxError, match="lost"):
+                session.run("1")
+        with pytest.raises(SandboxError, match="open another sandbox"):
+            sandbox.run("1")
+    assert list(tmp_path.iterdir()) == []
 
 
 OPENER = """
@@ -187,14 +172,9 @@ sandbox.run("open('left', 'w').write('x')")
 holder = sandbox.session()
 session = holder.__enter__()
 session.run("open('kept', 'w').write('x')")
-print(*sandbox._host.pids, flush=True)
+print(sandbox._host.pid, flush=True)
 sandbox.run("open('more', 'w').write('x')\\nwhile True: pass", timeout=600)
 """
-
-
-@pytest.fixture(params=["this system", "like macOS"])
-def interpreter(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("like_macos")) if request.param == "like macOS" else sys.executable
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -203,14 +183,13 @@ def test_a_killed_opener_leaves_no_process_and_no_folder(interpreter: str, tmp_p
     opener = subprocess.Popen([interpreter, "-I", "-c", code], stdout=subprocess.PIPE, text=True)
     assert opener.stdout is not None
     opener.stdout.readline()  # the rung
-    family = [psutil.Process(int(pid)) for pid in opener.stdout.readline().split()]
-    wait_until(lambda: list(tmp_path.glob("*/*/more")))
-    family += [child for worker in family for child in worker.children(recursive=True)]
-    assert len(family) >= 4, "two workers and their processes"
+    host = int(opener.stdout.readline())
+    wait_for(lambda: list(tmp_path.glob("*/*/more")))
+    family = family_of(host)
+    assert len(family) >= 3, "a session's process and a run's"
     opener.send_signal(how)
     opener.communicate()
-    _, alive = psutil.wait_procs(family, timeout=120)
-    assert not alive
+    assert all_end(*family)
     assert list(tmp_path.iterdir()) == []
 
 

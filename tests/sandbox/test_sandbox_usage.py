@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
-from pathlib import Path
 
 import pytest
 
 from toolgrpo.sandbox import Rung, RunStatus, Sandbox
 from toolgrpo.sandbox.base import Limits
-from toolgrpo.sandbox.host import usage
 
 MIB = 1 << 20
 SOCKETS = """
@@ -111,28 +106,3 @@ def test_half_a_character_of_standard_input_costs_no_worker(sandbox: Sandbox) ->
     assert sandbox.run("input()", stdin="a\ud800b\n").value == "a?b"
     assert not sandbox.run("'\ud800'").ok
     assert sandbox.run("6 * 7").value == 42
-
-
-@pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="there is no /proc")
-def test_a_process_is_found_by_its_pidfd(tmp_path: Path) -> None:
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    mine = os.pidfd_open(os.getpid())
-    rest = threading.Event()
-    threads = [threading.Thread(target=rest.wait) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    before = usage.unlinked_bytes(proc, mine, MIB)
-    with open(tmp_path / "file", "wb") as file:
-        file.write(bytes(3 * MIB))
-        file.flush()
-        assert usage.unlinked_bytes(proc, mine, MIB) == before
-        os.unlink(file.name)
-        assert usage.unlinked_bytes(proc, mine, MIB) - before >= 3 * MIB
-    assert usage.threads(proc, mine) >= 4
-    rest.set()
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    pidfd = os.pidfd_open(ended.pid)
-    ended.wait()
-    assert usage.threads(proc, pidfd) == usage.unlinked_bytes(proc, pidfd, MIB) == 0
-    for fd in (proc, mine, pidfd):
-        os.close(fd)

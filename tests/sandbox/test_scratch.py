@@ -42,10 +42,16 @@ def names_that_hurt(top: Path) -> None:
         open(os.path.join(folder, name), "wb").close()
 
 
+def shut(top: Path) -> None:
+    nest(top, "d", 2, mode=0o500)
+    top.chmod(0o100)
+
+
 LEFT: dict[str, Callable[[Path], None]] = {
     "folders with long names, nested": lambda top: nest(top, LONG, 40),
     "the same, shut": lambda top: nest(top, LONG, 40, mode=0),
     "the same, read only": lambda top: nest(top, LONG, 40, mode=0o500),
+    "folders whose owner shut them, the top one too": shut,
     "folders nested deeper than descriptors reach": lambda top: nest(top, "d", 3000),
     "links in a circle": loops,
     "names that hurt": names_that_hurt,

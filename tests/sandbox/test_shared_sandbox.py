@@ -8,9 +8,14 @@ import psutil
 import pytest
 
 from toolgrpo.errors import SandboxError
-from toolgrpo.sandbox.client.shared import SharedSandbox
+from toolgrpo.sandbox import Sandbox, SandboxResult
+from toolgrpo.sandbox.client.pool import SharedSandbox
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the host that is killed is Linux's")
+
+
+def product(sandbox: Sandbox) -> SandboxResult:
+    return sandbox.run("6 * 7")
 
 
 def hosts() -> dict[int, psutil.Process]:
@@ -24,12 +29,12 @@ def test_one_that_died_is_replaced_and_the_old_one_is_closed() -> None:
     shared = SharedSandbox(workers=1, preload=())
     with shared.lent() as one, shared.lent() as other:
         assert one is other
-    assert shared.run("6 * 7", timeout=10).value == 42
+    assert shared.use(product).value == 42
     with shared.lent() as dead:
         (host,) = (process for pid, process in hosts().items() if pid not in before)
         host.kill()
         host.wait(60)
-        assert shared.run("6 * 7", timeout=10).value == 42, "another user's run opens a new one"
+        assert shared.use(product).value == 42, "another user's run opens a new one"
         with shared.lent() as new:
             assert new is not dead
     with pytest.raises(SandboxError, match="closed"):
@@ -41,7 +46,7 @@ def test_one_that_died_is_replaced_and_the_old_one_is_closed() -> None:
 def test_one_that_cannot_be_replaced_is_an_error_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedSandbox(workers=1, preload=())
     before = hosts()
-    assert shared.run("6 * 7", timeout=10).value == 42
+    assert shared.use(product).value == 42
     for pid, host in hosts().items():
         if pid not in before:
             host.kill()
@@ -49,7 +54,7 @@ def test_one_that_cannot_be_replaced_is_an_error_until_it_can(monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")  # nothing can be started on this machine any more
         with pytest.raises(SandboxError):
-            shared.run("6 * 7", timeout=10)
-    assert shared.run("6 * 7", timeout=10).value == 42
+            shared.use(product)
+    assert shared.use(product).value == 42
     with shared.lent() as sandbox:
         sandbox.close()

@@ -34,6 +34,11 @@ def children_of(pid: int) -> list[int]:
     return []
 
 
+def family_of(pid: int) -> list[int]:
+    """Return a process and everything below it."""
+    return [pid, *(below for child in children_of(pid) for below in family_of(child))]
+
+
 def wait_for(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     """Return as soon as the condition holds; fail if it does not in time."""
     deadline = time.monotonic() + timeout_s

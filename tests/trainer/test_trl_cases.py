@@ -14,7 +14,7 @@ from peft import LoraConfig
 
 from tests.support.chat_families import trl_tokenizer
 from toolgrpo import ToolGRPOTrainer
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, RewardError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards import get_reward
 from toolgrpo.testing import ScriptedEngine, tiny_config, tiny_qwen3
@@ -227,7 +227,7 @@ def test_a_reward_that_wants_strings_is_told_of_messages(tmp_path: Path) -> None
         return [float(len(completion.strip())) for completion in completions]
 
     trainer = job(tmp_path, reward)
-    with pytest.raises(AttributeError) as caught:
+    with pytest.raises(RewardError) as caught:
         trained(trainer)
     assert "use TRL's GRPOTrainer" in "".join(caught.value.__notes__)
 

@@ -30,8 +30,8 @@ from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.observe.progress import RunProgress
 from toolgrpo.plain_text import without_secrets
 from toolgrpo.rewards import Reward, check_gold, get_reward, load_reward, refused_rows
+from toolgrpo.rewards.base import source_text
 from toolgrpo.rewards.by_task import ByTask
-from toolgrpo.rewards.named import source_text
 from toolgrpo.rollout.row_tools import check_tool_names
 from toolgrpo.rollout.user_turns import check_user_turns
 from toolgrpo.storage import storage_errors

@@ -12,8 +12,6 @@ Not covered: reward models (modules of torch), which only a trainer can ask (`as
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +23,10 @@ from transformers import TrainerState
 
 from toolgrpo.data.arithmetic import measure_of
 from toolgrpo.drops import DropEpisode
-from toolgrpo.errors import ConfigError, RewardError
+from toolgrpo.errors import ConfigError
 from toolgrpo.learning.dropped import grade_of
-from toolgrpo.rewards.base import Reward
-from toolgrpo.rewards.running import result_of
-from toolgrpo.rewards.unscored import noted_drops
-from toolgrpo.rewards.watched import watched
-from toolgrpo.rewards.withdrawal import asked_in_thread
+from toolgrpo.rewards.base import Reward, watched
+from toolgrpo.rewards.guard import asked_in_thread
 from toolgrpo.rollout.batch import RolloutBatch, Row, Scored, Success
 from toolgrpo.rollout.held_time import timers_held
 from toolgrpo.rollout.scheduler import run_blocking
@@ -41,8 +36,6 @@ Grader = Callable[..., Any]
 """A reward in TRL's form:
 `grader(prompts=, completions=, completion_ids=, **columns) -> list[float | None]`.
 """
-
-logger = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6  # rewards are added up in fp32 in training
 _NO_COLUMNS = ("prompt", "completion", "completion_ids", "trajectories")
@@ -123,8 +116,7 @@ class _Question:
     """One question to all rewards, about the same episodes."""
 
     def __init__(self, grading: Grading, rows: Sequence[Row], trajectories: Sequence[Trajectory], step: int) -> None:
-        self._rewards = [watched(reward, None, logger.warning) for reward in grading.rewards]
-        self._names = grading.names
+        self._rewards = watched(grading.rewards)
         self._ask_model = grading.ask_model
         self._values: dict[int, list[float]] = {}
         self._drops: dict[int, DropEpisode] = {}
@@ -140,7 +132,9 @@ class _Question:
             "log_metric": lambda name, value: self._metrics[name].append(value),
             "log_extra": lambda column, values: self._columns[column].extend(values),
         }
-        self.waiting = [number for number, reward in enumerate(self._rewards) if _only_waits(reward)]
+        self.waiting = [
+            number for number, reward in enumerate(self._rewards) if isinstance(reward, Reward) and reward.is_async
+        ]
 
     def ask_plain(self) -> None:
         for number in range(len(self._rewards)):
@@ -155,40 +149,19 @@ class _Question:
         return Answers(tuple(zip(*in_order, strict=True)), self._drops, dict(self._columns), dict(self._metrics))
 
     def _ask(self, number: int) -> None:
-        reward, name = self._rewards[number], self._names[number]
-        n = len(self._arguments["completions"])
-        if hasattr(reward, "parameters") and not inspect.isroutine(reward):
+        reward = self._rewards[number]
+        if not isinstance(reward, Reward):
             if self._ask_model is None:
                 raise ConfigError(
                     f"{type(reward).__name__} is a reward model, which only TRL's trainer asks; give a function"
                 )
             self._values[number] = self._ask_model(number, self._arguments["prompts"], self._arguments["completions"])
             return
-        with noted_drops() as drops:
-            values = list(result_of(partial(reward, **self._arguments)))
-        if len(values) != n:
-            raise RewardError(
-                f"reward {name} returned {len(values)} rewards for {n} completions; it must return one per completion"
-            )
-        for place, drop in drops.items():
-            self._drops.setdefault(place, drop)
-        self._values[number] = [_number(value, name, place) for place, value in enumerate(values)]
-
-
-def _only_waits(reward: Grader) -> bool:
-    """Return whether a reward only waits, so that others can be asked meanwhile."""
-    checked = getattr(reward, "__wrapped__", reward)
-    return checked.is_async if isinstance(checked, Reward) else inspect.iscoroutinefunction(reward)
-
-
-def _number(value: Any, name: str, place: int) -> float:
-    try:
-        return math.nan if value is None else float(value)
-    except (TypeError, ValueError):
-        raise RewardError(
-            f"reward {name} returned {str(value)[:60]!r} for row {place}; every reward must be a number, or None where "
-            f"nothing can be scored"
-        ) from None
+        scores = reward(**self._arguments)
+        for place, score in enumerate(scores):
+            if isinstance(score, DropEpisode):
+                self._drops.setdefault(place, score)
+        self._values[number] = [score if isinstance(score, float) else math.nan for score in scores]
 
 
 def grade(

@@ -25,9 +25,7 @@ from toolgrpo.errors import PluginError, RewardError, WorldError
 from toolgrpo.plugin_files import import_file
 from toolgrpo.rewards.base import as_float
 from toolgrpo.rewards.gold_calls import listed_calls, made_calls
-from toolgrpo.rewards.process_state import guarded_exit
-from toolgrpo.rewards.running import Oversight, line_of
-from toolgrpo.rewards.withdrawal import RewardWithdrawn
+from toolgrpo.rewards.guard import Guard, guarded_exit, line_of
 from toolgrpo.rollout.batch import Row
 from toolgrpo.trajectory import Trajectory, Turn
 
@@ -102,16 +100,14 @@ class TurnReward:
     def __call__(self, rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         """Return one number for each turn of each trajectory; `rows` are those that they came from."""
         given = self._arguments(rows, trajectories)
-        oversight = Oversight(self._where(), self.source, self.timeout_s, logger.warning)
+        oversight = Guard(self._where(), self.source, self.timeout_s, logger.warning)
         try:
             returned = oversight.run(lambda: self.function(**given))
-        except (WorldError, RewardError, KeyboardInterrupt, RewardWithdrawn):
+        except (WorldError, RewardError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a plugin may raise anything; it must not look like ours
-            frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-            raise RewardError(
-                f"{self._where()} raised {type(error).__name__}: {error}{line_of(frames, self.source)}. Mend it"
-            ) from error
+            line = line_of(traceback.extract_tb(error.__traceback__), self.source)
+            raise RewardError(f"{self._where()} raised {type(error).__name__}: {error}{line}. Mend it") from error
         return self._checked(returned, trajectories)
 
     def check_columns(self, columns: Sequence[str]) -> None:

@@ -34,11 +34,6 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wake_with_parents_end() -> None:
-    """Have this process go on when its parent ends, if that has stopped it."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-
-
 def outlive_parent() -> None:
     """Undo `die_with_parent`."""
     _prctl(_PR_SET_PDEATHSIG, 0)

@@ -5,21 +5,20 @@ Knows no torch, TRL or vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from toolgrpo.calls import Call
 from toolgrpo.errors import ConfigError
 from toolgrpo.rewards.accuracy import accuracy
-from toolgrpo.rewards.base import Reward, RewardFunction
+from toolgrpo.rewards.base import Reward, RewardFunction, load_reward
 from toolgrpo.rewards.by_task import ByTask
 from toolgrpo.rewards.code_exec import code_exec, rows_refused
 from toolgrpo.rewards.environment import environment
 from toolgrpo.rewards.episode_reading import calls, final_answer, last_tool_response, tool_counts
 from toolgrpo.rewards.exact_match import exact_match
 from toolgrpo.rewards.gold import (
-    GoldEpisode,
     as_answer,
     as_boxed_answer,
     as_program,
@@ -31,7 +30,6 @@ from toolgrpo.rewards.gold_calls import gold_calls
 from toolgrpo.rewards.gsm8k import gsm8k
 from toolgrpo.rewards.gym import reasoning_gym
 from toolgrpo.rewards.math import math
-from toolgrpo.rewards.reward_files import load_reward
 from toolgrpo.rewards.tool_use import tool_use
 
 __all__ = [
@@ -49,42 +47,47 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """A built-in reward, how an episode is written down that earns full marks by its answer, and which
-    rows it refuses.
-    """
-
-    function: RewardFunction
-    gold: GoldEpisode | None = None
-    refused: Callable[[Any], dict[int, str]] | None = None
+def _built_in(function: RewardFunction, **marks: Any) -> Reward:
+    return Reward(function, function.__name__, "built in", **marks)
 
 
-BUILT_IN: dict[str, BuiltIn] = {
-    "accuracy": BuiltIn(accuracy, as_result_and_answer),
-    "code_exec": BuiltIn(code_exec, as_program, rows_refused),
-    "environment": BuiltIn(environment),
-    "exact_match": BuiltIn(exact_match, as_answer),
-    "gold_calls": BuiltIn(gold_calls),
-    "gsm8k": BuiltIn(gsm8k, as_answer),
-    "math": BuiltIn(math, as_boxed_answer),
-    "reasoning_gym": BuiltIn(reasoning_gym, as_boxed_answer),
-    "tool_use": BuiltIn(tool_use),
+BUILT_IN = {
+    "accuracy": _built_in(accuracy, gold=as_result_and_answer),
+    "code_exec": _built_in(code_exec, gold=as_program, refused=rows_refused),
+    "environment": _built_in(environment),
+    "exact_match": _built_in(exact_match, gold=as_answer),
+    "gold_calls": _built_in(gold_calls),
+    "gsm8k": _built_in(gsm8k, gold=as_answer),
+    "math": _built_in(math, gold=as_boxed_answer),
+    "reasoning_gym": _built_in(reasoning_gym, gold=as_boxed_answer),
+    "tool_use": _built_in(tool_use),
 }
-_BY_TASK = "by_task"
 
 
 def get_reward(name: str) -> Reward:
     """Return a built-in reward by its name."""
-    if name == _BY_TASK:
-        return Reward(ByTask(_named_or_file), name=name, source="built in")
+    if name == "by_task":
+        return Reward(ByTask(_named_or_file), name, "built in")
     if name not in BUILT_IN:
         raise ConfigError(
-            f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, _BY_TASK))}. A reward of your own is "
+            f"there is no built-in reward {name!r}; there are {', '.join((*BUILT_IN, 'by_task'))}. A reward of your own is "
             f"given as a file: --reward_fn FILE.py"
         )
-    found = BUILT_IN[name]
-    return Reward(found.function, name=name, source="built in", gold=found.gold, refused=found.refused)
+    return BUILT_IN[name]
+
+
+def named_rewards(rewards: Any) -> Any:
+    """Return the same rewards, with built-in names and Python files made into rewards.
+
+    A folder, or a name with a slash, stays: TRL takes it for a reward model, there or on the hub.
+    Every other name is a built-in's, or an error that lists them.
+    """
+    if isinstance(rewards, Sequence) and not isinstance(rewards, str):
+        return [named_rewards(reward) for reward in rewards]
+    if not isinstance(rewards, str):
+        return rewards
+    is_model = not rewards.endswith(".py") and ("/" in rewards or Path(rewards).is_dir())
+    return rewards if is_model else _named_or_file(rewards)
 
 
 def _named_or_file(name: str) -> Reward:

@@ -3,35 +3,37 @@
 Invariants:
 
 * A call returns exactly one finite float per completion, or raises; None and `DropEpisode` stand
-  for an episode that is not scored (unscored.py). What the function returns is never repaired: a
-  wrong length, NaN or a failure is a `RewardError` that names the file, the function and the row.
+  for an episode that is not scored. What the function returns is never repaired: a wrong length, NaN
+  or a failure is a `RewardError` that names the file, the function and the row.
 * The function gets only the arguments it asks for; one that it needs and nobody has is an error
-  that lists what there is.
+  that lists what there is. It is never asked about an episode that a tool or an environment has
+  dropped; where it raises `DropEpisode` over a batch it is asked again about each episode alone, so
+  that only those it means are dropped. One that compares episodes returns `DropEpisode` in its list.
 * A failure of the world (`WorldError`, say a sandbox that cannot start) passes through as it is and
   is never a score.
 * Whatever the function does but Ctrl-C is an error of this tree: it exits, raises a bare
-  BaseException, or returns objects that raise when they are read or shown. How it is watched while
-  it runs: running.py, and what is kept for others: process_state.py.
+  BaseException, or returns objects that raise when they are read or shown (guard.py watches it).
 
 This package knows no torch, TRL or vLLM.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import numbers
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import ConfigError, PluginError, RewardError, WorldError
-from toolgrpo.rewards.running import Oversight, line_of
-from toolgrpo.rewards.unscored import Score, ask, only_rows
-from toolgrpo.rewards.withdrawal import RewardWithdrawn
+from toolgrpo.plugin_files import import_file
+from toolgrpo.rewards.guard import Guard, guarded_exit, line_of
 from toolgrpo.trajectory import Message
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,13 @@ logger = logging.getLogger(__name__)
 RewardFunction = Callable[..., Any]
 """`reward_func(completions, answer, **kwargs) -> list[float]`, plain or async."""
 
+Score = float | None | DropEpisode
+"""What an episode is worth to one reward; None: it does not score it."""
+
 _GIVEN = ("prompts", "completions", "completion_ids", "trajectories", "trainer_state", "log_extra", "log_metric")
 """What every call has, besides the columns of the data."""
 
+_EXAMPLE = "def reward_func(completions, answer, **kwargs): return [0.0] * len(completions)"
 _LARGEST = 3.4e38  # of the 32-bit floats in which TRL keeps rewards
 _SEARCH_S = 30.0  # for the row that fails
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -87,21 +93,29 @@ class Reward:
 
         `arguments` are what TRL passes: prompts, ids, trajectories, every column.
         """
-        scores: list[Score] = ask(self._ask, {"completions": completions, **arguments}, self._where())
-        return scores
-
-    def _ask(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[Score]:
+        n = len(completions)
         available = {"completions": completions, **arguments}
         if "prompts" in available:
             available.setdefault("prompt", available["prompts"])  # a column of the data, which TRL passes as `prompts`
-        given = self._select(available)
-        oversight = Oversight(self._where(), self.source, self.timeout_s, self.say)
+        trajectories = arguments.get("trajectories") or [None] * n
+        live = [row for row in range(n) if getattr(trajectories[row], "dropped", None) is None]
+        scores: list[Score] = [None] * n
+        for row, score in zip(live, self._ask(only_rows(available, live, n)) if live else (), strict=True):
+            scores[row] = score
+        return scores
+
+    def _ask(self, available: dict[str, Any]) -> list[Score]:
+        n, given = len(available["completions"]), self._select(available)
         try:
-            returned = oversight.run(lambda: self.function(**given))
-        except (WorldError, RewardError, DropEpisode, KeyboardInterrupt, RewardWithdrawn):
+            returned = self._guard().run(lambda: self.function(**given))
+        except DropEpisode as drop:
+            if n == 1:
+                return [drop]
+            return [score for row in range(n) for score in self._ask(only_rows(available, [row], n))]
+        except (WorldError, RewardError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a plugin may raise anything; it must not look like ours
-            raise self._failure(error, oversight, given, available) from error
+            raise self._failure(error, given, available) from error
         try:
             return self._checked(returned, available)
         except (RewardError, KeyboardInterrupt):
@@ -114,7 +128,8 @@ class Reward:
     @property
     def is_async(self) -> bool:
         """Whether the function only waits, so that others can be asked meanwhile."""
-        return inspect.iscoroutinefunction(self.function)
+        inner = _innermost(self.function)
+        return any(map(inspect.iscoroutinefunction, (inner, getattr(type(inner), "__call__", None))))  # noqa: B004
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardError if the function needs an argument that nobody will give.
@@ -124,27 +139,20 @@ class Reward:
         self._check_has({*_GIVEN, *columns})
 
     def _select(self, available: Mapping[str, Any]) -> dict[str, Any]:
-        parameters = self._signature.parameters.values()
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-            given = dict(available)
-        else:
-            given = {
-                parameter.name: available[parameter.name] for parameter in parameters if parameter.name in available
-            }
         self._check_has(available)
-        return given
+        if _takes_all(self._signature):
+            return dict(available)
+        return {name: available[name] for name in self._signature.parameters if name in available}
 
     def _check_has(self, available: Collection[str]) -> None:
         missing = [
-            parameter.name
-            for parameter in self._signature.parameters.values()
-            if parameter.default is inspect.Parameter.empty
-            and parameter.kind not in _VARIADIC
-            and parameter.name not in available
+            name
+            for name, parameter in self._signature.parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in _VARIADIC and name not in available
         ]
         if missing:
             raise RewardError(
-                f"{self._where()} asks for {', '.join(repr(name) for name in missing)}, which the data does not have. "
+                f"{self._where()} asks for {', '.join(map(repr, missing))}, which the data does not have. "
                 f"There is: {', '.join(sorted(available))}. Rename the argument, add the column, or give it a default."
             )
 
@@ -175,28 +183,23 @@ class Reward:
             )
         return number
 
-    def _failure(
-        self, error: BaseException, oversight: Oversight, given: Mapping[str, Any], available: Mapping[str, Any]
-    ) -> RewardError:
-        row = self._failing_row(oversight, given)
-        frames = traceback.extract_tb(error.__traceback__)
-        line = line_of([(frame.filename, frame.lineno) for frame in frames], self.source)
+    def _failure(self, error: BaseException, given: Mapping[str, Any], available: Mapping[str, Any]) -> RewardError:
+        row = self._failing_row(given)
+        line = line_of(traceback.extract_tb(error.__traceback__), self.source)
         which = f" at row {row}{_prompt_end(row, available)}" if row is not None else ""
         return RewardError(f"{self._where()} raised {_described(error)}{line}{which}. Mend the reward or the row.")
 
-    def _failing_row(self, oversight: Oversight, given: Mapping[str, Any]) -> int | None:
+    def _failing_row(self, given: Mapping[str, Any]) -> int | None:
         """Return the first row that fails alone, found by asking again, one row at a time.
 
         None where that takes too long.
         """
-        n = len(given["completions"])
-        deadline = time.monotonic() + _SEARCH_S
+        n, deadline = len(given["completions"]), time.monotonic() + _SEARCH_S
         for row in range(n):
             if time.monotonic() > deadline:
                 return None
-            alone = only_rows(given, [row], n)
             try:
-                oversight.run(lambda alone=alone: self.function(**alone))  # type: ignore[misc]  # mypy cannot infer it
+                self._guard().run(functools.partial(self.function, **only_rows(given, [row], n)))
             except DropEpisode:
                 continue
             except KeyboardInterrupt:
@@ -205,8 +208,72 @@ class Reward:
                 return row
         return None
 
+    def _guard(self) -> Guard:
+        return Guard(self._where(), self.source, self.timeout_s, self.say)
+
     def _where(self) -> str:
-        return f"reward {self.name} ({self.source})"
+        return f"reward {self.name} ({self.source})" if self.source else f"reward {self.name}"
+
+
+def watched(rewards: Any, timeout_s: float | None = None, say: Callable[[str], None] | None = None) -> Any:
+    """Return the same rewards, plain functions checked too, with a deadline for each call.
+
+    `say` tells a person of one that runs long. Reward models, which are not called as functions, stay as
+    they are.
+    """
+    if isinstance(rewards, Sequence) and not isinstance(rewards, str):
+        return [watched(reward, timeout_s, say) for reward in rewards]
+    if not callable(rewards) or hasattr(rewards, "parameters"):
+        return rewards
+    reward = rewards if isinstance(rewards, Reward) else _plain(rewards)
+    return replace(reward, timeout_s=reward.timeout_s or timeout_s, say=say or reward.say)
+
+
+def _plain(function: Callable[..., Any]) -> Reward:
+    inner = _innermost(function)
+    code = getattr(inner, "__code__", None)
+    return Reward(function, getattr(inner, "__name__", type(inner).__name__), code.co_filename if code else "")
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def only_rows(arguments: Mapping[str, Any], rows: Sequence[int], n: int) -> dict[str, Any]:
+    """Return the arguments of a reward for some of n episodes: every column has one value for each."""
+    return {
+        name: [value[row] for row in rows] if isinstance(value, (list, tuple)) and len(value) == n else value
+        for name, value in arguments.items()
+    }
+
+
+def load_reward(path: str | Path, name: str = "reward_func") -> Reward:
+    """Load the function `name` of a Python file, and check it.
+
+    The file may import its neighbours.
+    """
+    file = Path(path)
+    with guarded_exit():
+        module = import_file(file)
+    if not hasattr(module, name):
+        functions = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        there = f"It has {', '.join(functions)}; choose one with --reward_function_name." if functions else ""
+        raise PluginError(f"{file} has no {name}. {there or f'Write one, e.g. `{_EXAMPLE}`.'}")
+    return Reward(getattr(module, name), name=name, source=str(file))
+
+
+def source_text(reward: Any) -> str:
+    """Return where the function of a reward stands, `FILE:LINE`; of a reward model its class."""
+    function = _innermost(reward.function if isinstance(reward, Reward) else reward)
+    if not callable(function) or hasattr(function, "parameters"):
+        return type(function).__name__
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else type(function).__name__
+    built_in = isinstance(reward, Reward) and reward.source == "built in"
+    return f"built in, {place}" if built_in else place
 
 
 def _checked_signature(function: RewardFunction, name: str, source: str) -> inspect.Signature:
@@ -216,15 +283,17 @@ def _checked_signature(function: RewardFunction, name: str, source: str) -> insp
         raise PluginError(
             f"{source}: the arguments of {name} cannot be read ({error}); write it as a plain function"
         ) from error
-    parameters = signature.parameters
-    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    positional_only = [p.name for p in parameters.values() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
-    if positional_only or ("completions" not in parameters and not takes_all):
+    is_positional = any(p.kind is p.POSITIONAL_ONLY for p in signature.parameters.values())
+    if is_positional or not ("completions" in signature.parameters or _takes_all(signature)):
         raise PluginError(
             f"{source}: {name}{signature} cannot be called as a reward: it must take `completions` by name, as in "
             f"`def {name}(completions, answer, **kwargs) -> list[float]`"
         )
     return signature
+
+
+def _takes_all(signature: inspect.Signature) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
 
 def as_float(value: Any) -> float | None:
@@ -237,23 +306,21 @@ def as_float(value: Any) -> float | None:
 
 def _described(error: BaseException) -> str:
     """Describe an error in one line, also one that cannot say what it is."""
-    try:
-        text = str(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as second:
-        text = f"(its text raises {type(second).__name__})"
-    return f"{type(error).__name__}: {text}".rstrip(": ")
+    return f"{type(error).__name__}: {_text(error, str, 'text')}".rstrip(": ")
 
 
 def _short(value: Any) -> str:
+    text = _text(value, repr, "repr")
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _text(value: Any, show: Callable[[Any], str], name: str) -> str:
     try:
-        text = repr(value)
+        return show(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        text = f"(its repr raises {type(error).__name__})"
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+        return f"(its {name} raises {type(error).__name__})"
 
 
 def _prompt_end(row: int, available: Mapping[str, Any]) -> str:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.base import Reward
-from toolgrpo.rewards.unscored import Score, only_rows
+from toolgrpo.rewards.base import Reward, Score, only_rows
 from toolgrpo.trajectory import Message
 
 

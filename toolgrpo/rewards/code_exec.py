@@ -31,10 +31,10 @@ from typing import Any
 
 from toolgrpo.drops import DropEpisode
 from toolgrpo.errors import DataError, RewardError, SandboxError, WorkerLostError
+from toolgrpo.rewards.base import Score
 from toolgrpo.rewards.episode_reading import final_answer
-from toolgrpo.rewards.unscored import Score
 from toolgrpo.sandbox import Sandbox
-from toolgrpo.sandbox.client.shared import SharedSandbox
+from toolgrpo.sandbox.client.pool import SharedSandbox
 from toolgrpo.sandbox.grading import forgeable_because, grade
 from toolgrpo.sandbox.grading.split_plan import Suite, is_program
 from toolgrpo.trajectory import Message
@@ -49,14 +49,6 @@ _CLOSING = re.compile(r"[ \t]*```[ \t]*")
 _MOST_PARSED = 10_000  # characters; Python's own parser takes quadratic time for some texts
 _COLUMNS = ("tests", "test_imports", "test_setup_code", "entry_point", "answer", "allow_forgeable")
 _PYTHON = ("python", "py", "python3", "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a row asks of a program."""
-
-    suite: Suite
-    allow_forgeable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +68,7 @@ class _Score:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """How programs of a row are graded, or why they cannot be."""
+    """How programs of a row are graded, or why they cannot be: as it says, or as `_settled` found."""
 
     suite: Suite
     allow_forgeable: bool
@@ -104,12 +96,12 @@ def code_exec(
         allow_forgeable or nothing,
         strict=True,
     )
-    tasks = [_task(row, *cells) for row, cells in enumerate(columns)]
+    asked = [_read(row, *cells) for row, cells in enumerate(columns)]
     programs = [program_of(final_answer(completion)) for completion in completions]
-    first = {task: row for row, task in reversed(list(enumerate(tasks)))}
+    first = {row: number for number, row in reversed(list(enumerate(asked)))}
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="code-exec") as threads:
-        rows = dict(zip(first, threads.map(_row_or_error, first.values(), first), strict=True))
-        scores = list(threads.map(_score, programs, [rows[task] for task in tasks]))
+        settled = dict(zip(first, threads.map(_settled_or_error, first.values(), first), strict=True))
+        scores = list(threads.map(_score, programs, [settled[row] for row in asked]))
     if log_metric is not None and scores:
         for name in ("forgeable", "worker_lost", "compared", "refused"):
             log_metric(f"code_exec/{name}", sum(getattr(score, name) for score in scores) / len(scores))
@@ -148,7 +140,7 @@ def _last_fenced(text: str) -> str | None:
     return found
 
 
-def _task(
+def _read(
     row: int,
     tests: Any,
     imports: str | None,
@@ -156,7 +148,7 @@ def _task(
     entry_point: str | None,
     answer: Any,
     allow_forgeable: bool | None,
-) -> _Task:
+) -> _Row:
     cells = (tests,) if isinstance(tests, str) else tuple(tests or ())
     if not cells or not all(isinstance(test, str) and test.strip() for test in cells):
         raise RewardError(
@@ -169,7 +161,7 @@ def _task(
         )
     reference = program_of(answer) if isinstance(answer, str) else None
     suite = Suite(cells, imports or "", setup or "", entry_point or None, reference or "")
-    return _Task(suite, bool(allow_forgeable))
+    return _Row(suite, bool(allow_forgeable))
 
 
 def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
@@ -178,8 +170,8 @@ def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     def why(number: int) -> str | None:
         columns = [rows[number].get(name) for name in _COLUMNS]
         try:
-            row = _row(_task(number, *columns))
-            reason = row.refused or _in_sandbox(lambda sandbox: forgeable_because(sandbox, row.suite))
+            row = _settled(_read(number, *columns))
+            reason = row.refused or _SHARED.use(lambda sandbox: forgeable_because(sandbox, row.suite))
         except (DataError, RewardError) as error:
             return str(error)
         if row.refused or reason is None or row.allow_forgeable:
@@ -191,35 +183,28 @@ def rows_refused(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     return {number: reason for number, reason in found.items() if reason is not None}
 
 
-def _row_or_error(number: int, task: _Task) -> _Row:
+def _settled_or_error(number: int, row: _Row) -> _Row:
     try:
-        return _row(task)
+        return _settled(row)
     except DataError as error:
         raise RewardError(f"reward code_exec: row {number}: {error}") from error
 
 
 @lru_cache(maxsize=4096)
-def _row(task: _Task) -> _Row:
+def _settled(row: _Row) -> _Row:
     """Find out how a row is graded: as it stands, or as its own answer passes."""
-    suite, allowed = task.suite, task.allow_forgeable
-    forgeable = _in_sandbox(lambda sandbox: forgeable_because(sandbox, suite))
-    if not is_program(suite.reference) or (forgeable and not allowed):
-        return _Row(suite, allowed)
-    in_place, objects = replace(suite, in_place=True), [replace(suite, forgeable=True)] if allowed else []
-    reasons = []
+    suite = row.suite
+    forgeable = _SHARED.use(lambda sandbox: forgeable_because(sandbox, suite))
+    if not is_program(suite.reference) or (forgeable and not row.allow_forgeable):
+        return row
+    in_place, objects = replace(suite, in_place=True), [replace(suite, forgeable=True)] if row.allow_forgeable else []
+    why = ""
     for tried in (suite, in_place, *objects, suite):  # again: on a busy machine it may have had no time
-        graded = _in_sandbox(partial(grade, program=suite.reference, suite=tried, timeout=_TIMEOUT_S))
+        graded = _SHARED.use(partial(grade, program=suite.reference, suite=tried, timeout=_TIMEOUT_S))
         if graded.all_passed:
-            return _Row(tried, allowed)
-        reasons.append(graded.why)
-    return _Row(suite, allowed, f"its own answer does not pass its tests ({reasons[-1].strip()[-200:]})")
-
-
-def _in_sandbox(use: Callable[[Sandbox], Any]) -> Any:
-    with suppress(SandboxError), _SHARED.lent() as sandbox:
-        return use(sandbox)
-    with _SHARED.lent() as sandbox:
-        return use(sandbox)
+            return replace(row, suite=tried)
+        why = graded.why.strip()[-200:]
+    return replace(row, refused=f"its own answer does not pass its tests ({why})")
 
 
 def _score(program: str | None, row: _Row) -> _Score:

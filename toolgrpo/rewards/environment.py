@@ -9,7 +9,7 @@ from typing import Any
 
 from toolgrpo.drops import EnvironmentLost
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.unscored import Score
+from toolgrpo.rewards.base import Score
 from toolgrpo.trajectory import StopReason, Trajectory
 
 

@@ -24,11 +24,11 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from toolgrpo.calls import READABLE, CallAttempt
 from toolgrpo.errors import RewardError
-from toolgrpo.rewards.assignment import best_total
 from toolgrpo.trajectory import Trajectory
 
 _MOST_CALLS = 200  # of one episode; those after it count as calls of no tool
@@ -133,3 +133,44 @@ def _number(value: float) -> Any:
     if as_float != as_float:
         return "nan"
     return ("number", as_float)  # apart from true and false, which Python takes for 1 and 0
+
+
+def best_total(worth: Sequence[Sequence[float]]) -> float:
+    """Return the largest sum of `worth[i][j]` over pairings of rows with columns; none is below 0.
+
+    Exact, by the Hungarian method with potentials, in a time that grows with the square of the shorter
+    list times the longer. scipy's `linear_sum_assignment` is the oracle of the tests; it is no dependency
+    of a run.
+    """
+    if not worth or not worth[0]:
+        return 0.0
+    if len(worth) > len(worth[0]):
+        worth = list(zip(*worth, strict=True))
+    n, m = len(worth), len(worth[0])
+    row_potential, column_potential = [0.0] * (n + 1), [0.0] * (m + 1)
+    row_of = [0] * (m + 1)  # column -> its row, both from 1; 0: none
+    for row in range(1, n + 1):
+        row_of[0], column = row, 0
+        least, came_from, done = [inf] * (m + 1), [0] * (m + 1), [False] * (m + 1)
+        while row_of[column]:
+            done[column] = True
+            current, step, next_column = row_of[column], inf, 0
+            for j in range(1, m + 1):
+                if done[j]:
+                    continue
+                cost = -worth[current - 1][j - 1] - row_potential[current] - column_potential[j]
+                if cost < least[j]:
+                    least[j], came_from[j] = cost, column
+                if least[j] < step:
+                    step, next_column = least[j], j
+            for j in range(m + 1):
+                if done[j]:
+                    row_potential[row_of[j]] += step
+                    column_potential[j] -= step
+                else:
+                    least[j] -= step
+            column = next_column
+        while column:
+            row_of[column] = row_of[came_from[column]]
+            column = came_from[column]
+    return sum(worth[row_of[j] - 1][j - 1] for j in range(1, m + 1) if row_of[j])

@@ -24,8 +24,7 @@ from typing import Any
 from toolgrpo.errors import RewardError
 from toolgrpo.rewards.episode_reading import final_answer
 from toolgrpo.rewards.numerals import boxed
-from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD
-from toolgrpo.sandbox.client.shared import SharedSandbox
+from toolgrpo.sandbox.client.pool import DEFAULT_PRELOAD, SharedSandbox
 from toolgrpo.trajectory import Message
 
 _TIMEOUT_S = 5.0
@@ -102,7 +101,7 @@ def _score(task: str, answer: str, entry: dict[str, Any]) -> float:
     if task in _READ_FORMULAS and not _is_formula(answer):
         return 0.0
     code = _PROGRAM.format(task=task, answer=answer, entry=pickle.dumps(entry), reads_lists=task in _READ_LISTS)
-    marks = _SHARED.run(code, timeout=_TIMEOUT_S).value
+    marks = _SHARED.use(lambda sandbox: sandbox.run(code, timeout=_TIMEOUT_S)).value
     return float(isinstance(marks, int | float) and marks >= 1.0)
 
 

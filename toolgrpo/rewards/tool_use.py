@@ -17,26 +17,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolgrpo.calls import READABLE, AttemptStatus, Call, ToolErrorKind
 from toolgrpo.rewards.episode_reading import calls
 from toolgrpo.trajectory import Trajectory
 
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """The parts of one episode's score."""
-
-    format: float
-    tool: float
-    arguments: float
-    economy: float
-
-    @property
-    def score(self) -> float:
-        return (self.format + self.tool + self.arguments + self.economy) / 4
+_PARTS = ("format", "tool", "arguments", "economy")
 
 
 def tool_use(
@@ -48,28 +35,23 @@ def tool_use(
 ) -> list[float]:
     expected = expected_tools if expected_tools is not None else [None] * len(trajectories)
     uses = [_parts(trajectory, wanted) for trajectory, wanted in zip(trajectories, expected, strict=True)]
-    if log_metric is not None and uses:
-        for part in asdict(uses[0]):
-            log_metric(f"tool_use/{part}", sum(getattr(use, part) for use in uses) / len(uses))
-    return [use.score for use in uses]
+    for name, values in zip(_PARTS, zip(*uses, strict=True), strict=False):
+        if log_metric is not None:
+            log_metric(f"tool_use/{name}", sum(values) / len(values))
+    return [sum(use) / len(use) for use in uses]
 
 
-def _parts(trajectory: Trajectory, expected: Sequence[str] | None) -> ToolUse:
+def _parts(trajectory: Trajectory, expected: Sequence[str] | None) -> tuple[float, float, float, float]:
     """Return the four parts of one episode's score."""
     made = calls(trajectory)
-    if expected is not None and not expected:
-        return ToolUse(0.0, 0.0, 0.0, 0.0) if made else ToolUse(1.0, 1.0, 1.0, 1.0)
+    if expected is not None and not expected:  # no call is wanted
+        return (float(not made),) * 4
     if not made:
-        return ToolUse(0.0, 0.0, 0.0, 0.0)
+        return (0.0,) * 4
     readable = [call for call in made if call.status in READABLE]
-    return ToolUse(
-        format=len(readable) / len(made),
-        tool=_tool(made, expected),
-        arguments=_share(
-            readable, lambda call: not _has(call, AttemptStatus.BAD_ARGUMENTS, ToolErrorKind.BAD_ARGUMENTS)
-        ),
-        economy=_economy(trajectory, made),
-    )
+    bad = (AttemptStatus.BAD_ARGUMENTS, ToolErrorKind.BAD_ARGUMENTS)
+    fitting = _share(readable, lambda call: not _has(call, *bad))
+    return len(readable) / len(made), _tool(made, expected), fitting, _economy(trajectory, made)
 
 
 def _tool(made: Sequence[Call], expected: Sequence[str] | None) -> float:

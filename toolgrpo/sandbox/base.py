@@ -1,4 +1,4 @@
-"""What a sandboxed run is asked for and what it gives back.
+"""What a sandboxed run is asked for, what it gives back, and how a process of the sandbox is started.
 
 Invariants: a result's `value` is built from exact built-in types only, whatever the run's code did;
 every run has one status. This module imports the standard library alone.
@@ -6,8 +6,11 @@ every run has one status. This module imports the standard library alone.
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 NOBODY = 65534  # the user that runs become where the sandbox is opened by root
@@ -72,3 +75,13 @@ class SandboxResult:
     @property
     def ok(self) -> bool:
         return self.status is RunStatus.OK
+
+
+def python_command(module: str, function: str, settings: Any) -> list[str]:
+    """Return the command of a new interpreter that imports our package from where it lies, forgets that
+    place, and calls a function, which finds `settings` as JSON in its last argument.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    start = f"from toolgrpo.sandbox.{module} import {function}; del sys.path[0]; {function}()"
+    code = f"import sys; sys.path.insert(0, {root!r}); {start}"
+    return [sys.executable, "-I", "-c", code, json.dumps(settings)]

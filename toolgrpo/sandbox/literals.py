@@ -70,7 +70,7 @@ def decode_text(text: str, other: Callable[[str, Any], Any] | None = None) -> An
         form = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise NotPlainError(f"not the form of a plain literal: {error}") from None
-    return _Decoding(None, other).value(form, 0)
+    return decode(form, other=other)
 
 
 _VALUES: dict[str, tuple[Any, Callable[[Any], list[Any]]]] = {
@@ -111,14 +111,14 @@ def python_of_form(tag: str, body: Any) -> Any:
     raise NotPlainError(f"an unknown tag {tag[:20]!r}")
 
 
-def decode(form: Any, *, most_hashed: int | None = None) -> Any:
+def decode(form: Any, *, most_hashed: int | None = None, other: Callable[[str, Any], Any] | None = None) -> Any:
     """Undo `encode`; NotPlainError on anything that `encode` does not write.
 
     `most_hashed` bounds what goes into sets and keys of dicts, but for plain texts as keys, whose
     hashes nobody can foresee: the others can be chosen so that each meets all before it, which
     takes quadratic time.
     """
-    return _Decoding(most_hashed, None).value(form, 0)
+    return _Decoding(most_hashed, other).value(form, 0)
 
 
 class _Decoding:

@@ -30,7 +30,7 @@ from toolgrpo.observe.rollout_lines import RolloutLines, RolloutLog
 from toolgrpo.observe.steps import StepLog
 from toolgrpo.observe.trackers import RolloutTables, guard_trackers
 from toolgrpo.observe.watch import DoctorWatch, stop_if_world_fails
-from toolgrpo.rewards.named import source_text
+from toolgrpo.rewards.base import source_text
 from toolgrpo.rollout import Observer, Rollouts
 from toolgrpo.rollout.demand import Demand, measure_window, suit
 from toolgrpo.rollout.observers import Observers

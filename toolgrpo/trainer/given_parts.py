@@ -25,7 +25,7 @@ from toolgrpo.gateway.agents import PROMPT_ROOM, check_limits, load_agent
 from toolgrpo.hub import settle_hub
 from toolgrpo.models import folder_of, missing_folder
 from toolgrpo.observe.trackers import installed_trackers
-from toolgrpo.rewards.named import named_rewards
+from toolgrpo.rewards import named_rewards
 from toolgrpo.rollout import Player
 from toolgrpo.rollout.user_turns import users_speak
 from toolgrpo.tools import load_tools

@@ -31,7 +31,7 @@ from toolgrpo.learning.correction import cut_by, settled
 from toolgrpo.learning.row_order import RowOrder
 from toolgrpo.observe.console import SteadyConsole
 from toolgrpo.observe.progress import RunProgress, library_bars_off, take_display
-from toolgrpo.rewards.watched import watched
+from toolgrpo.rewards.base import watched
 from toolgrpo.rollout import Observer, Player, RolloutBatch
 from toolgrpo.rollout.batch import Mode
 from toolgrpo.rollout.demand import Demand

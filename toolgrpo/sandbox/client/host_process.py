@@ -9,16 +9,16 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from toolgrpo.errors import SandboxError
 from toolgrpo.processes.wire import hang_up
-from toolgrpo.sandbox.base import Rung
+from toolgrpo.sandbox.base import Rung, python_command
 from toolgrpo.sandbox.host import scratch
-from toolgrpo.sandbox.paths import interpreter_paths, open_to_all, starter
 
 VMSTAT = Path("/proc/vmstat")  # where the kernel counts the processes that it has killed for want of memory
 _START_S = 60.0
@@ -26,20 +26,9 @@ _CLOSE_S = 10.0
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",
     "LANG": "C.UTF-8",
     "PATH": "",
 }
-
-
-class Workers(Protocol):
-    """Where a sandbox gets its workers."""
-
-    def worker(self) -> socket.socket:
-        """Return a channel to a new worker."""
-
-    def close(self) -> None:
-        """End all of them, now that their channels are closed, and remove what they leave."""
 
 
 class Host:
@@ -49,36 +38,30 @@ class Host:
     """
 
     def __init__(self, rung: Rung, *, preload: list[str], limits: dict[str, Any]) -> None:
-        readable = interpreter_paths()
         parent = tempfile.gettempdir()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        owner, proc = os.pidfd_open(os.getpid()), os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        vmstat = _open_vmstat()
-        lent = [fd for fd in (theirs.fileno(), owner, proc, vmstat) if fd is not None]
-        settings: dict[str, Any] = {
-            "rung": rung.value,
-            "preload": preload,
-            "limits": limits,
-            "tmp": parent,
-            "readable": readable,
-            "nobody_can_read": all(open_to_all(path) for path in (*readable, f"{parent}/any")),
-            "control": theirs.fileno(),
-            "owner": owner,
-            "proc": proc,
-            "vmstat": vmstat,
-        }
-        command = [sys.executable, "-I", "-c", starter("host.host", "main"), json.dumps(settings)]
+        lent: dict[str, int | None] = {"control": theirs.detach()}
+        settings = {"opener": os.getpid(), "rung": rung, "limits": limits, "tmp": parent}
+        if rung is not Rung.UNSAFE:
+            lent["owner"] = os.pidfd_open(os.getpid())
+            lent["proc"] = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+            lent["vmstat"] = _open_vmstat()
+            readable = interpreter_paths()
+            all_can_read = all(open_to_all(path) for path in (*readable, f"{parent}/any"))
+            settings |= {"preload": preload, "readable": readable, "nobody_can_read": all_can_read}
+        fds = [fd for fd in lent.values() if fd is not None]
+        module = "host.unconfined" if rung is Rung.UNSAFE else "host.host"
         try:
             self._process = subprocess.Popen(
-                command,
+                python_command(module, "main", {**settings, **lent}),
                 env=_ENVIRONMENT,
-                pass_fds=lent,
+                pass_fds=fds,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is the opener's to handle
             )
         finally:
-            theirs.detach()
-            for fd in lent:
+            for fd in fds:
                 os.close(fd)
         self.scratch: str | None = None
         self._control.settimeout(_START_S)
@@ -131,51 +114,16 @@ def _open_vmstat() -> int | None:
     return None
 
 
-class UnconfinedWorkers:
-    """Workers that need nothing of Linux and confine nothing, each started by itself.
+def interpreter_paths() -> list[str]:
+    """Return what confined code may read: the interpreter's libraries, the loader's, time zones."""
+    paths = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {str(Path(base) / "lib") for base in (sys.base_prefix, sys.prefix)}
+    paths |= {"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache"}
+    paths |= {"/dev/null", "/dev/urandom", "/dev/zero"}
+    return sorted(path for path in paths if Path(path).exists())
 
-    `limits` as the host's.
-    """
 
-    def __init__(self, *, limits: dict[str, Any]) -> None:
-        self._limits = limits
-        self._workers: list[subprocess.Popen[bytes]] = []
-
-    @property
-    def pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers]
-
-    def worker(self) -> socket.socket:
-        """Return a channel to a new worker; one that cannot start is a lost one to who asks it."""
-        self._workers = [worker for worker in self._workers if worker.poll() is None]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        settings = {
-            "channel": theirs.fileno(),
-            "opener": os.getpid(),
-            "tmp": tempfile.gettempdir(),
-            "limits": self._limits,
-        }
-        try:
-            started = subprocess.Popen(
-                [sys.executable, "-I", "-c", starter("host.unconfined_worker", "main"), json.dumps(settings)],
-                env=_ENVIRONMENT,
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            ours.close()
-            raise SandboxError(f"a sandbox worker could not be started: {error}") from None
-        finally:
-            theirs.close()
-        self._workers.append(started)
-        return ours
-
-    def close(self) -> None:
-        """Wait for the workers, whose channels are closed."""
-        for worker in self._workers:
-            try:
-                worker.wait(_CLOSE_S)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+def open_to_all(path: str) -> bool:
+    """Return whether every folder on the way can be entered by any user."""
+    here = Path(path).resolve()
+    return all(folder.stat().st_mode & 0o001 for folder in here.parents)

@@ -10,28 +10,30 @@ Not covered: see docs/background/sandbox.md for what each rung does not promise.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import json
 import logging
 import os
 import socket
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from toolgrpo.errors import ConfigError, SandboxError, WorkerLostError
 from toolgrpo.processes.wire import hang_up, receive, send
 from toolgrpo.sandbox.base import Limits, Rung, RunStatus, SandboxResult
-from toolgrpo.sandbox.client.host_process import Host, UnconfinedWorkers, Workers
+from toolgrpo.sandbox.client.host_process import Host
 from toolgrpo.sandbox.literals import MOST_HASHED, NotPlainError, decode
 from toolgrpo.sandbox.rungs.ladder import choose_rung
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DEFAULT_PRELOAD = (
     "array", "asyncio", "bisect", "cmath", "collections", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal",
@@ -69,11 +71,7 @@ class Sandbox:
         self._closed = False
         self._opener = os.getpid()
         self._lock = threading.Lock()
-        self._host: Workers = (
-            UnconfinedWorkers(limits=asdict(self.limits))
-            if self.rung is Rung.UNSAFE
-            else Host(self.rung, preload=list(preload), limits=asdict(self.limits))
-        )
+        self._host = Host(self.rung, preload=list(preload), limits=asdict(self.limits))
         self._workers = workers
         self._turns = threading.BoundedSemaphore(workers)
         # The worker that rested longest is next: the others still prepare their next process.
@@ -103,23 +101,13 @@ class Sandbox:
         call = functools.partial(self.run, code, stdin=stdin, timeout=timeout, memory_mb=memory_mb)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> AbstractContextManager[Session]:
         """Lend a process of its own that keeps its state between runs."""
-        session = Session(self, self._resting)
-        try:
-            yield session
-        finally:
-            session.close()
+        return closing(Session(self, self._resting))
 
-    @contextmanager
-    def judging(self) -> Iterator[Session]:
+    def judging(self) -> AbstractContextManager[Session]:
         """Lend a session for tests, on a worker that has never run a program and never will."""
-        session = Session(self, self._resting_judges)
-        try:
-            yield session
-        finally:
-            session.close()
+        return closing(Session(self, self._resting_judges))
 
     def close(self) -> None:
         """End every process and remove the scratch folder. Idempotent.
@@ -198,14 +186,6 @@ class Session:
         call = functools.partial(self.run, code, timeout=timeout, memory_mb=memory_mb)
         return await asyncio.get_running_loop().run_in_executor(self._sandbox._threads, call)
 
-    def evaluate(self, expressions: Sequence[str], *, timeout: float | None = None) -> list[tuple[bool, Any]]:
-        """Return for each expression (True, its plain value), or (False, what went wrong)."""
-        answer = self._ask({"expressions": list(expressions)}, timeout, None)
-        answers = _frame(answer).get("answers")
-        if type(answers) is not list or len(answers) != len(expressions):
-            return [(False, f"no result ({_result(answer).status})")] * len(expressions)
-        return [_plain(entry) for entry in answers]
-
     def exchange(self, job: dict[str, Any], *, timeout: float) -> dict[str, Any] | None:
         """Return what the session's process answers to a job of its own kind (inside/cells.py).
 
@@ -238,6 +218,53 @@ class Session:
                 self._link = None
                 raise WorkerLostError("the process of a session was lost, and its state with it")
             return answer
+
+
+class SharedSandbox:
+    """A sandbox that a whole process shares, opened by its first user and anew when it was lost.
+
+    Users at the same time have the same one; one that failed a user is lent to nobody any more, and
+    closed when its last user has given it back; the one that is open is closed when the process ends.
+    """
+
+    def __init__(self, *, workers: int, preload: Sequence[str] = DEFAULT_PRELOAD) -> None:
+        self._workers = workers
+        self._preload = preload
+        self._lock = threading.Lock()
+        self._sandbox: Sandbox | None = None
+        self._users: Counter[Sandbox] = Counter()
+
+    @contextmanager
+    def lent(self) -> Iterator[Sandbox]:
+        """Lend the sandbox; a SandboxError in the block says that this one is lost."""
+        with self._lock:
+            if self._sandbox is None:
+                self._sandbox = Sandbox(workers=self._workers, preload=self._preload)
+                atexit.register(self._sandbox.close)
+            sandbox = self._sandbox
+            self._users[sandbox] += 1
+        try:
+            yield sandbox
+        except SandboxError:
+            with self._lock:
+                self._sandbox = None if self._sandbox is sandbox else self._sandbox
+            raise
+        finally:
+            with self._lock:
+                self._users[sandbox] -= 1
+                is_done = self._sandbox is not sandbox and not self._users[sandbox]
+                if is_done:
+                    del self._users[sandbox]
+            if is_done:
+                sandbox.close()
+                atexit.unregister(sandbox.close)
+
+    def use(self, function: Callable[[Sandbox], T]) -> T:
+        """Return what a function does with the sandbox; it is called again with a new one if this one is lost."""
+        with suppress(SandboxError), self.lent() as sandbox:
+            return function(sandbox)
+        with self.lent() as sandbox:
+            return function(sandbox)
 
 
 class _Link:
@@ -293,16 +320,6 @@ def _frame(answer: dict[str, Any]) -> dict[str, Any]:
     return frame if type(frame) is dict else {}
 
 
-def _plain(entry: Any) -> tuple[bool, Any]:
-    if type(entry) is dict and "value" in entry:
-        try:
-            return True, decode(entry["value"], most_hashed=MOST_HASHED)
-        except (NotPlainError, RecursionError) as error:
-            return False, str(error)
-    said = entry.get("error") if type(entry) is dict else None
-    return False, said if type(said) is str else "no result"
-
-
 def _result(answer: dict[str, Any]) -> SandboxResult:
     frame = _frame(answer)
     code, verdict = answer["code"], answer["verdict"]
@@ -316,15 +333,17 @@ def _result(answer: dict[str, Any]) -> SandboxResult:
     else:
         status = RunStatus.ERROR
         stderr += f"\n[the process ended itself with exit code {code} before it was done]"
-    has_value, value = _plain(frame) if "value" in frame else (False, None)
-    text = frame.get("repr")
+    value, has_value, text = None, False, frame.get("repr")
+    with suppress(NotPlainError, RecursionError):
+        if "value" in frame:
+            value, has_value = decode(frame["value"], most_hashed=MOST_HASHED), True
     return SandboxResult(
         status=status,
         stdout=answer["stdout"],
         stderr=stderr,
         exit_code=code if type(code) is int and code >= 0 else None,
         duration=answer["duration"],
-        value=value if has_value else None,
+        value=value,
         value_repr=text[:4000] if type(text) is str else None,
         value_is_plain=has_value,
         state_lost=answer["state_lost"],

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,9 +31,10 @@ from toolgrpo.sandbox.literals import encode_text
 
 _WIND_UP_S = 1.0  # for the judge to finish once the solution's time is over
 _LEAST_S = 0.01  # a run needs some time, also where none is left
-_MOST_REMEMBERED = 4096  # suites
+_MOST_EXPLORED = 4096  # suites
 _NO_ANSWER = {"lost": "the solution's process has ended, or its time is over"}
 
+_explored: dict[Suite, dict[str, Any]] = {}  # what a judge found out about a suite
 Answered = Callable[[str, str], dict[str, str]]
 """A function's name and the text of its arguments, to `{"answer": text}`, `{"error": text}` for an exception
 of it, or `{"lost": text}` where there is neither."""
@@ -57,20 +57,8 @@ class SuiteGrade:
         return bool(self.passed) and all(self.passed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Deadline:
-    """The end of a solution's time."""
-
-    at: float
-
-    def left_s(self) -> float:
-        return max(self.at - time.monotonic(), _LEAST_S)
-
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.at
-
-    def later(self, by_s: float) -> _Deadline:
-        return _Deadline(self.at + by_s)
+def _left_s(deadline: float) -> float:
+    return max(deadline - time.monotonic(), _LEAST_S)
 
 
 def grade(
@@ -85,10 +73,10 @@ def grade(
     reason = forgeable_because(sandbox, suite)
     if reason is not None and refuse_forgeable:
         return SuiteGrade((False,) * len(todo.tests), why=reason, forgeable=True)
-    deadline = _Deadline(time.monotonic() + most_s)
+    deadline = time.monotonic() + most_s
     with sandbox.session() as session:
         source = f"{suite.imports}\n{program}" if suite.imports else program
-        loaded = session.run(source, timeout=deadline.left_s())
+        loaded = session.run(source, timeout=_left_s(deadline))
         if not loaded.ok or loaded.state_lost:
             why = (loaded.stderr.strip() or str(loaded.status))[-500:]
             return SuiteGrade((False,) * len(todo.tests), why=why, forgeable=reason is not None)
@@ -104,15 +92,15 @@ class _Solution:
     Once it is lost it gives no more answers.
     """
 
-    def __init__(self, session: Session, deadline: _Deadline) -> None:
+    def __init__(self, session: Session, deadline: float) -> None:
         self._session = session
         self._deadline = deadline
         self._lost = False
 
     def answered(self, function: str, arguments: str) -> dict[str, str]:
-        if self._lost or self._deadline.is_over():
+        if self._lost or time.monotonic() >= self._deadline:
             return _NO_ANSWER
-        said = self._session.exchange({"call": [function, arguments]}, timeout=self._deadline.left_s())
+        said = self._session.exchange({"call": [function, arguments]}, timeout=_left_s(self._deadline))
         if said is None:
             self._lost = True
             return _NO_ANSWER
@@ -127,74 +115,37 @@ class _Solution:
 
         What comes after is a word drawn now, so that no exit passes for it.
         """
-        if self._lost or self._deadline.is_over():
+        if self._lost or time.monotonic() >= self._deadline:
             return False
         word = secrets.token_hex(16)
-        ran = self._session.run(f"{statement}\n{word!r}", timeout=self._deadline.left_s())
+        ran = self._session.run(f"{statement}\n{word!r}", timeout=_left_s(self._deadline))
         self._lost = ran.state_lost
         return ran.ok and not ran.state_lost and ran.value == word
 
 
 def _judged(
-    sandbox: Sandbox, todo: Plan, answered: Answered, deadline: _Deadline, *, forgeable: bool = False
+    sandbox: Sandbox, todo: Plan, answered: Answered, deadline: float, *, forgeable: bool = False
 ) -> SuiteGrade:
     """Have the tests run in a judge's process, and put the calls that they make to the solution."""
-    last = deadline.later(_WIND_UP_S)
+    last = deadline + _WIND_UP_S
     with sandbox.judging() as judging:
-        said = judging.exchange(_suite_job(todo, explore=False), timeout=last.left_s())
+        said = judging.exchange(_suite_job(todo, explore=False), timeout=_left_s(last))
         while said is not None and (need := said.get("need")) is not None:
             function, arguments = need
             came = answered(function, arguments)
-            said = None if last.is_over() else judging.exchange({"came": came}, timeout=last.left_s())
+            said = None if time.monotonic() >= last else judging.exchange({"came": came}, timeout=_left_s(last))
     said = _checked(said or {})
-    verdicts = _verdicts(said, todo)
-    failures = [verdict[1] for verdict in verdicts if verdict[0] != "pass"]
-    passed = tuple(verdict[0] == "pass" for verdict in verdicts)
-    return SuiteGrade(
-        passed, why=failures[0] if failures else "", forgeable=forgeable, compared=said.get("compared") is True
-    )
-
-
-def _verdicts(said: dict[str, Any], todo: Plan) -> list[list[str]]:
     verdicts: list[list[str]] = said.get("verdicts", [])
     if len(verdicts) != len(todo.tests):
-        return [["fail", "the tests did not come to an end in their time and memory"]] * len(todo.tests)
-    return verdicts
+        verdicts = [["fail", "the tests did not come to an end in their time and memory"]] * len(todo.tests)
+    passed = tuple(verdict[0] == "pass" for verdict in verdicts)
+    why = next((verdict[1] for verdict in verdicts if verdict[0] != "pass"), "")
+    return SuiteGrade(passed, why=why, forgeable=forgeable, compared=said.get("compared") is True)
 
 
 def _suite_job(todo: Plan, *, explore: bool) -> dict[str, Any]:
     suite = {"prelude": todo.prelude, "tests": list(todo.tests), "names": dict(todo.names), "in_place": todo.in_place}
     return {"suite": {**suite, "explore": explore}}
-
-
-class _Remembered:
-    """What was found out about suites, by suite."""
-
-    def __init__(self) -> None:
-        self._found: dict[Suite, dict[str, Any]] = {}
-        self._unfinished: set[Suite] = set()
-        self._lock = threading.Lock()
-
-    def of(self, suite: Suite, explored: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-        """Return what `explored` says of a suite, asked once.
-
-        It is asked a second time where the first came to no end, as it may on a busy machine.
-        """
-        with self._lock:
-            if suite in self._found:
-                return self._found[suite]
-        said = explored()
-        with self._lock:
-            if said is None and suite not in self._unfinished:
-                self._unfinished.add(suite)
-                return {}
-            if len(self._found) >= _MOST_REMEMBERED:
-                self._found.clear()
-                self._unfinished.clear()
-            return self._found.setdefault(suite, said or {})
-
-
-_remembered = _Remembered()
 
 
 def forgeable_because(sandbox: Sandbox, suite: Suite) -> str | None:
@@ -206,11 +157,15 @@ def forgeable_because(sandbox: Sandbox, suite: Suite) -> str | None:
     if not todo.splittable:
         return "the tests use a function or class of the program otherwise than by calling it"
 
-    def explored() -> dict[str, Any] | None:
-        with sandbox.judging() as judging:
-            return judging.exchange(_suite_job(todo, explore=True), timeout=sandbox.limits.timeout_s)
-
-    reason: str | None = _checked(_remembered.of(suite, explored)).get("unsplittable")
+    found = _explored.get(suite)
+    for _ in range(2):  # it may come to no end on a busy machine
+        if found is None:
+            with sandbox.judging() as judging:
+                found = judging.exchange(_suite_job(todo, explore=True), timeout=sandbox.limits.timeout_s)
+    if len(_explored) >= _MOST_EXPLORED:
+        _explored.clear()
+    _explored[suite] = found or {}
+    reason: str | None = _checked(found or {}).get("unsplittable")
     return reason
 
 
@@ -225,9 +180,7 @@ def _checked(said: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _grade_forgeable(
-    sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: _Deadline
-) -> SuiteGrade:
+def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: Plan, deadline: float) -> SuiteGrade:
     """Have the solution's process evaluate the expressions, and a judge compare what it can.
 
     It can where the other side of a comparison can be had without the solution.

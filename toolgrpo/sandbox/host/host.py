@@ -12,6 +12,7 @@ and ends.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -21,17 +22,23 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from toolgrpo.processes.linux import adopt_orphans, die_with_parent
 from toolgrpo.sandbox.base import Rung
 from toolgrpo.sandbox.host import scratch
-from toolgrpo.sandbox.host.kernel_memory import collapse_heap, mapped_bytes
+from toolgrpo.sandbox.host.run_process import mapped_now
 from toolgrpo.sandbox.rungs.confine import leave_network
 
 _WARM_UPS = (
     50  # the interpreter rewrites code that it runs often: better once here than in a copy of the page each time
 )
+
+
+_HUGE, _MADV_COLLAPSE = 2 << 20, 25
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def main() -> None:
@@ -40,17 +47,16 @@ def main() -> None:
         settings[name] = _renumbered_low(settings[name])
     control, owner = socket.socket(fileno=settings["control"]), settings["owner"]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; our end is its socket's end
     adopt_orphans()
     if settings["rung"] == Rung.NAMESPACES:
         leave_network()
     # Before the preload, so that what runs touch lies together, and the libraries that most never
     # touch stay whole.
-    from toolgrpo.sandbox.host import confined_process, forker, run_worker
+    from toolgrpo.sandbox.host import forker, run_worker
     from toolgrpo.sandbox.inside import cells
 
-    _ = forker, run_worker
-    confined_process.warm(settings["rung"])
+    _ = run_worker
+    forker.warm(settings["rung"])
     missing = _preload(settings["preload"])
     os.environ.clear()  # what is left is what code sees
     os.environ.update(PATH="", LANG="C.UTF-8")
@@ -58,8 +64,8 @@ def main() -> None:
         cells.warm_up()
     gc.collect()
     gc.freeze()
-    collapse_heap(settings["proc"])
-    settings["mapped_bytes"] = mapped_bytes(settings["proc"])
+    _collapse_heap()
+    settings["mapped_bytes"] = mapped_now()
     settings["scratch"], lock = scratch.claim(settings["tmp"])
     os.chmod(settings["scratch"], 0o711)  # each run's folder inside it is its own
     workers: dict[int, int] = {}
@@ -82,6 +88,19 @@ def _renumbered_low(fd: int | None) -> int | None:
     low = os.dup(fd)
     os.close(fd)
     return low
+
+
+def _collapse_heap() -> None:
+    """Merge this process's heap into huge pages, where the kernel is 6.1 or newer.
+
+    With numpy and sympy imported this halves what a fork and its end cost: mostly copying and dropping page tables.
+    """
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        span, rights, *rest = line.split()
+        if rights == "rw-p" and (len(rest) < 4 or rest[3] == "[heap]"):
+            first, last = (int(edge, 16) for edge in span.split("-"))
+            for address in range(-(-first // _HUGE) * _HUGE, last // _HUGE * _HUGE, _HUGE):
+                _libc.madvise(address, _HUGE, _MADV_COLLAPSE)
 
 
 def _preload(names: list[str]) -> list[str]:

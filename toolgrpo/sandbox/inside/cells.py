@@ -16,11 +16,11 @@ import operator
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 from toolgrpo.processes.wire import pack, read_frame
 from toolgrpo.sandbox.inside import judge
@@ -28,14 +28,6 @@ from toolgrpo.sandbox.literals import NotPlainError, decode_text, encode, encode
 
 _REPR_CHARS = 2000
 _NAME = "<cell>"
-
-
-@dataclass(frozen=True, slots=True)
-class Pipes:
-    """Where the process reads requests and writes results."""
-
-    requests: int
-    results: int
 
 
 def fresh_namespace() -> dict[str, Any]:
@@ -67,31 +59,40 @@ def prepare_streams() -> None:
     os.close(theirs)
 
 
-def use_streams() -> None:
-    """Use the prepared streams, in a process whose descriptors 0, 1 and 2 are its own by now."""
+def serve(requests: int, results: int, begin: Callable[[float], None] = lambda timeout_s: None) -> NoReturn:
+    """Answer one request after the other, over these descriptors; `begin` is called before each.
+
+    The prepared streams are used: the descriptors 0, 1 and 2 are the process's own by now.
+    """
     sys.stdin, sys.stdout, sys.stderr = _streams
+    try:
+        namespace = fresh_namespace()
+        warm_up()
+        while (request := read_frame(requests)) is not None:
+            begin(request["timeout_s"])
+            _answer(request, namespace, requests, results)
+    finally:
+        os._exit(125)
 
 
-def answer(request: dict[str, Any], namespace: dict[str, Any], pipes: Pipes) -> None:
+def _answer(request: dict[str, Any], namespace: dict[str, Any], requests: int, results: int) -> None:
     """Do what a request asks for and report it; ends the process unless it is a session's."""
     if "suite" in request:
-        outcome = judge.judge(request["suite"], lambda call: _ask_solution(call, pipes))
+        outcome = judge.judge(request["suite"], lambda call: _ask_solution(call, requests, results))
     elif "call" in request:
         function, arguments = request["call"]
         outcome = answer_call(function, arguments, namespace)
-    elif "expressions" in request:
-        outcome = evaluate_all(request["expressions"], namespace)
     else:
         outcome = run_cell(request["code"], namespace)
-    report(pipes.results, outcome)
+    report(results, outcome)
     if not request["keep"]:
         os._exit(outcome["exit_code"])
 
 
-def _ask_solution(call: list[str], pipes: Pipes) -> dict[str, Any]:
+def _ask_solution(call: list[str], requests: int, results: int) -> dict[str, Any]:
     """Report a judge's question and return the answer, which is its session's next request."""
-    report(pipes.results, {"status": "ok", "exit_code": 0, "need": call})
-    answer = read_frame(pipes.requests)
+    report(results, {"status": "ok", "exit_code": 0, "need": call})
+    answer = read_frame(requests)
     if answer is None:
         os._exit(0)
     return dict(answer["came"])
@@ -195,17 +196,6 @@ def run_cell(code: str, namespace: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:
         _print_error(error)
         return {"status": "error", "exit_code": 1}
-
-
-def evaluate_all(expressions: list[str], namespace: dict[str, Any]) -> dict[str, Any]:
-    """Return each expression's plain value, or what went wrong with it."""
-    answers: list[Any] = []
-    for source in expressions:
-        try:
-            answers.append({"value": encode(eval(source, namespace))})
-        except BaseException as error:
-            answers.append({"error": _error_text(error)})
-    return {"status": "ok", "exit_code": 0, "answers": answers}
 
 
 def warm_up() -> None:

@@ -12,8 +12,7 @@ import sys
 from functools import cache
 
 from toolgrpo.errors import ConfigError, SandboxError
-from toolgrpo.sandbox.base import Rung
-from toolgrpo.sandbox.paths import starter
+from toolgrpo.sandbox.base import Rung, python_command
 
 _PROBE_S = 60.0
 _STRONGEST_FIRST = (Rung.NAMESPACES, Rung.LANDLOCK, Rung.SECCOMP)
@@ -76,6 +75,6 @@ def probe(rung: Rung) -> str | None:
     """Try a rung in a throw-away process; None where this machine holds it, else why not."""
     if sys.platform != "linux":
         return _NO_LINUX
-    command = [sys.executable, "-I", "-c", starter("rungs.probe", "probe_rung"), rung.value]
+    command = python_command("rungs.confine", "probe_rung", rung)
     done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=_PROBE_S)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
