@@ -68,7 +68,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
     wire = Wire()
     for name, replacement in (("open_trainer_endpoint", wire.meet), ("packed_nccl_broadcast_producer", wire.broadcast)):
-        assert hasattr(nccl_engine, name), f"vLLM's trainer for NCCL has no {name} any more; see vllm_transfer.py"
+        assert hasattr(nccl_engine, name), f"vLLM's trainer for NCCL has no {name} any more; see server_transfer.py"
         monkeypatch.setattr(nccl_engine, name, replacement)
     monkeypatch.setattr(server_weights, "_CHUNK_BYTES", 16)
     return wire

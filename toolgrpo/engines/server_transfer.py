@@ -10,15 +10,35 @@ servers, all in one group; with `ipc` they are the same GPUs, each process givin
 
 Invariants: no call is made twice; before an update every server is asked for its version, and one
 that has another was restarted, so that all meet again; one that is restarted in the middle of a
-rollout ends it, since nobody walks the weights then.
+rollout ends it, since nobody walks the weights then. A call ends within its seconds, or as soon as a
+server has refused its part (NCCL itself waits for a peer for ever); the thread that may be left
+behind is a daemon.
 
-**Not run by this project's tests: the bytes, which need GPUs** (`vllm_transfer.py`).
+The one file that touches vLLM's transfer on the trainer's side. Tested with vLLM 0.31.0; what is used
+(`tests/engines/test_vllm_transfer.py` fails with a sentence when one of these changes):
+
+* `NCCLTrainerWeightTransferEngine` and `IPCTrainerWeightTransferEngine`: `trainer_init` meets the
+  servers, `send_weights` sends what `source` walks. One is kept for many sends, each of one chunk of
+  a walk: `source`, and with IPC `packed_buffer_size_bytes`, are set before each;
+* the client they call (`VLLMWeightSyncClient`), four methods. They call `start_weight_update` and
+  `finish_weight_update` around each send, and here an update is made of many: both are said to the
+  servers around all of them instead, with the version at the end;
+* `WeightSource` and `ParamMeta`, the form of a chunk;
+* `PyNcclCommunicator.available`: without NCCL's library a broadcast does nothing, and says nothing.
+
+**NCCL and IPC have not been run by this project's tests: they need GPUs.** What is around them is:
+the meeting, the order and the content of what is said, with vLLM's own classes and a real server on
+the CPU, whose weights come through a store instead.
 """
 
 from __future__ import annotations
 
+import base64
+import pickle
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -40,11 +60,11 @@ from toolgrpo.engines.server_weights import (
     pause,
     resume,
 )
-from toolgrpo.engines.vllm_http import ServerControl
+from toolgrpo.engines.vllm_http import ServerControl, in_thread
 from toolgrpo.engines.vllm_options import vllm_available
-from toolgrpo.engines.vllm_transfer import BACKENDS, Meeting, WeightSender
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 
+BACKENDS = ("nccl", "ipc")
 _PORTS_TRIED = 100
 _log = getLogger(__name__)
 
@@ -74,7 +94,7 @@ class TransferWeights:
         self._run_id = run_id
         self._process_index = process_index
         self._version = 0
-        self._sender: WeightSender | None = None
+        self._sender: _Sender | None = None
 
     def model(self, served: str) -> str:
         return served
@@ -94,7 +114,7 @@ class TransferWeights:
                 pass
             return
         if self._sender is None:
-            self._sender = self._open(_Servers([]), None)
+            self._sender = self._open(_Servers([]), {})
         for chunk in chunks(weights):
             self._sender.send(chunk)
 
@@ -118,7 +138,7 @@ class TransferWeights:
     def _name(self) -> str:
         return f"{self._run_id}-{self._version}"
 
-    def _met(self, servers: Sequence[ServerControl]) -> WeightSender:
+    def _met(self, servers: Sequence[ServerControl]) -> _Sender:
         """Return what sends to these servers, meeting them if it has not, or not all of them still know it."""
         if self._sender is not None:
             lost = [server.url for server in servers if not self.holds(server)]
@@ -127,25 +147,18 @@ class TransferWeights:
             _log.warning("the vLLM server at %s was restarted; the weight transfer is set up anew", ", ".join(lost))
             self.close()
         those = _Servers(servers)
-        meeting = None
+        meeting = {}
         if self._backend == "nccl":
-            meeting = Meeting(
-                _own_address([server.url for server in servers]),
-                first_free_port(self._group_port),
-                1 + those.n_workers,
-            )
+            meeting = {
+                "master_address": _own_address([server.url for server in servers]),
+                "master_port": first_free_port(self._group_port),
+                "world_size": 1 + those.n_workers,  # the trainer counts
+            }
         self._sender = self._open(those, meeting)
         return self._sender
 
-    def _open(self, servers: _Servers, meeting: Meeting | None) -> WeightSender:
-        return WeightSender(
-            self._backend,
-            servers,
-            rank=self._process_index,
-            device=self._device,
-            timeout_s=self._timeout_s,
-            meeting=meeting,
-        )
+    def _open(self, servers: _Servers, meeting: Mapping[str, Any]) -> _Sender:
+        return _Sender(self._backend, servers, self._process_index, self._device, self._timeout_s, meeting)
 
     def _finish(self, server: ServerControl) -> None:
         """Forget every cached prefix, and only then name the version; then let it go on."""
@@ -155,9 +168,10 @@ class TransferWeights:
 
 
 class _Servers:
-    """The servers of one transfer, each with its own place in the group."""
+    """The servers of one transfer, each with its own place in the group; vLLM's `VLLMWeightSyncClient`."""
 
     def __init__(self, servers: Sequence[ServerControl]) -> None:
+        self.refusal: Future[Exception] = Future()  # the first, of any call
         self._servers = servers
         self._first_rank: dict[str, int] = {}
         self.n_workers = 0
@@ -165,17 +179,112 @@ class _Servers:
             self._first_rank[server.url] = 1 + self.n_workers  # the trainer is 0
             self.n_workers += server.get("/get_world_size", server_answers.world_size)
 
-    def meet(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Say where to meet, to all at a time: each waits for the others."""
-        for_each(self._servers, partial(self._meet_one, init_info))
+        self._to_all(partial(self._meet, init_info))
 
-    def _meet_one(self, init_info: dict[str, Any], server: ServerControl) -> None:
+    def _meet(self, init_info: dict[str, Any], server: ServerControl) -> None:
         place = {"rank_offset": self._first_rank[server.url]} if "rank_offset" in init_info else {}
         _phase(server, "/init_weight_transfer_engine", {"init_info": {**init_info, **place}})
 
-    def take(self, update_info: dict[str, Any]) -> None:
-        """Say what comes now, to all at a time."""
-        for_each(self._servers, lambda server: _phase(server, "/update_weights", {"update_info": update_info}))
+    def start_weight_update(self) -> None:
+        """Say nothing: one update is made of many sends, and was started before the first."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Say what comes now, to all at a time; over HTTP vLLM takes handles of GPU memory as text."""
+        told = {name: value for name, value in update_info.items() if value is not None}
+        if "ipc_handles" in told:
+            told["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(told.pop("ipc_handles"))).decode()
+        self._to_all(lambda server: _phase(server, "/update_weights", {"update_info": told}))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Say nothing: it is finished after the last send, with its version."""
+
+    def _to_all(self, say: Callable[[ServerControl], None]) -> None:
+        try:
+            for_each(self._servers, say)
+        except Exception as error:
+            if not self.refusal.done():
+                self.refusal.set_result(error)
+            raise
+
+
+class _Sender:
+    """What sends weights to servers that were met; process 0 of the trainer speaks for all."""
+
+    def __init__(
+        self,
+        backend: str,
+        servers: _Servers,
+        rank: int,
+        device: torch.device,
+        timeout_s: float,
+        meeting: Mapping[str, Any],
+    ) -> None:
+        self._backend = backend
+        self._servers = servers
+        self._rank = rank
+        self._device = device
+        self._timeout_s = timeout_s
+        self._engine = self._watched("meet its servers", lambda: self._met(meeting))
+
+    def send(self, chunk: Mapping[str, torch.Tensor]) -> None:
+        """Send these tensors, which stay as they are until it returns."""
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize(self._device)  # vLLM reads them on streams of its own
+        self._engine.source = _source(chunk)
+        if self._backend == "ipc":  # where a tensor larger than the buffer is refused; NCCL's size was agreed on
+            self._engine.packed_buffer_size_bytes = sum(tensor.nbytes for tensor in chunk.values())
+        self._watched("send weights", self._engine.send_weights)
+
+    def end(self) -> None:
+        """Leave the group."""
+        self._engine.shutdown()
+
+    def _met(self, meeting: Mapping[str, Any]) -> Any:
+        source = _source({})
+        if self._backend == "ipc":
+            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
+
+            asked = IPCTrainerInitInfo(rank=self._rank, packed=True)
+            return IPCTrainerWeightTransferEngine.trainer_init(asked, client=self._servers, source=source)
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+
+        asked_nccl = NCCLTrainerInitInfo(rank=self._rank, **meeting)
+        engine = NCCLTrainerWeightTransferEngine.trainer_init(asked_nccl, client=self._servers, source=source)
+        if not engine.model_update_group.available:
+            raise ConfigError(
+                "vLLM finds no library of NCCL in the trainer's environment; install one, or start the servers "
+                "without --weight-transfer-config, whereupon weights go through a folder"
+            )
+        return engine
+
+    def _watched(self, what: str, work: Callable[[], Any]) -> Any:
+        """Return what `work` does in a thread, which nobody waits for once a server has refused."""
+        number = self._device.index  # a thread begins on the first device
+        there: AbstractContextManager[Any] = nullcontext() if number is None else torch.accelerator.device_index(number)
+
+        def there_done() -> Any:
+            with there:
+                return work()
+
+        outcome = in_thread(there_done)
+        wait([outcome, self._servers.refusal], self._timeout_s, FIRST_COMPLETED)
+        if self._servers.refusal.done():
+            raise self._servers.refusal.result()
+        if not outcome.done():
+            raise FinalEngineError(
+                f"vLLM's {self._backend} weight transfer did not {what} within {self._timeout_s:g} s (--engine_timeout). "
+                f"Look at the servers' logs, start them anew, and resume from the last checkpoint."
+            )
+        error = outcome.exception()
+        if error is None or isinstance(error, EngineError | ConfigError):
+            return outcome.result()
+        raise FinalEngineError(
+            f"vLLM's {self._backend} weight transfer could not {what}: {type(error).__name__}: {error}. Start the "
+            f"servers anew, and resume from the last checkpoint; without --weight-transfer-config weights go through "
+            f"a folder."
+        ) from error
 
 
 def _start(server: ServerControl) -> None:
@@ -216,6 +325,20 @@ def _address_towards(url: str) -> str:
             f"this machine has no IPv4 address towards {url} ({error}), and vLLM's transfer meets at one; give the "
             f"server's IPv4 address, or start it without --weight-transfer-config"
         ) from error
+
+
+def _source(chunk: Mapping[str, torch.Tensor]) -> Any:
+    """Return a chunk as vLLM's `WeightSource`."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class Chunk(WeightSource):  # type: ignore[misc]  # vLLM is Any to the type checker
+        def metadata(self) -> list[Any]:
+            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in chunk.items()]
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            return iter(chunk.items())
+
+    return Chunk()
 
 
 def choose_weight_route(
