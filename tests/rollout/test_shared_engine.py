@@ -20,7 +20,8 @@ LENGTH = 120
 class Paused:
     """Says how far a request is, as it is told, and answers when it may."""
 
-    name, max_model_len, gives_logprobs, same_numbers_as_trainer = "paused", 100, True, False
+    name, max_model_len, gives_logprobs = "paused", 100, True
+    same_numbers_as_trainer, takes_weights_while_open = False, True
 
     def __init__(self) -> None:
         self.n_drawn = 0

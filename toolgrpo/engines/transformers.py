@@ -55,6 +55,7 @@ class TransformersEngine:
     name = "transformers"
     gives_logprobs = True
     same_numbers_as_trainer = True
+    takes_weights_while_open = False
 
     def __init__(
         self, model: Callable[[], Any], *, max_model_len: int | None = None, max_rows: int = 64, seed: int = 0

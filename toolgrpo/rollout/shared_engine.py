@@ -71,6 +71,10 @@ class SharedEngine:
         return self._engine.same_numbers_as_trainer
 
     @property
+    def takes_weights_while_open(self) -> bool:
+        return self._engine.takes_weights_while_open
+
+    @property
     def has_work(self) -> bool:
         """Whether something is being drawn, or was just now: between two turns of an episode is no time to rest."""
         return bool(self._open) or self._clock() - self._idle_since_s < _REST_S

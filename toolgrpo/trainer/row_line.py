@@ -228,7 +228,7 @@ def check_engine(engine: Engine, handover: str) -> None:
             f"max_staleness and carry_over need an engine with weights of their own, but {engine.name} decodes with the "
             f"trainer's, which change while it draws; leave `engine` to the config, or these at 0"
         )
-    if handover == "keep" and not getattr(engine, "takes_weights_while_open", False):
+    if handover == "keep" and not engine.takes_weights_while_open:
         raise ConfigError(
             f"weights_handover keep gives an engine new weights between two of its steps, which {engine.name} does not "
             f"take as it is set up here; set weights_handover drain, and carry_over 0 (vLLM takes whole weights so, no "
