@@ -7,53 +7,35 @@ after (1, 2, 3) and stops at 9; the honest answer is (5, 9).
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.support import server_engine as support
+from tests.support.server_engine import VOCABULARY
 from toolgrpo.engines import vllm_server
-from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.base import Sample
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import FinalEngineError
+from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, Body, StandInVLLM, Wire
 
-VOCABULARY = 320
+engine_of = partial(support.engine_of, retries=1, timeout_s=20.0)
 NAN, INFINITY = float("nan"), float("inf")
 Bad = tuple[str, Any, tuple[str, ...]]
+
+
+def ask(engine: VLLMServerEngine, times: int = 1) -> list[Sample]:
+    return sample_in_turn(engine, *[support.ask()] * times)
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "_FIRST_PAUSE_S", 0.001)
-
-
-@pytest.fixture
-def server() -> Iterator[StandInVLLM]:
-    with StandInVLLM() as running:
-        yield running
-
-
-def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
-    return VLLMServerEngine(
-        [server.url for server in servers], **{"vocabulary": VOCABULARY, "retries": 1, "timeout_s": 20.0, **options}
-    )
-
-
-def ask(engine: VLLMServerEngine, times: int = 1) -> list[Sample]:
-    request = SampleRequest(ids=(1, 2, 3), max_tokens=8, stop_ids=(9,), options=SamplingOptions())
-
-    async def main() -> list[Sample]:
-        await engine.open()
-        try:
-            return [await engine.sample(request) for _ in range(times)]
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
 
 
 def changed(**fields: Any) -> Callable[[Any], Any]:

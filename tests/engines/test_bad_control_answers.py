@@ -5,21 +5,22 @@ One line an answer, as in `test_bad_answers.py`, for each path that starting and
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import server_engine as support
+from tests.support.server_engine import VOCABULARY
 from toolgrpo.engines import vllm_http, vllm_server
-from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_weights import DiskWeights, LoraWeights
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
+from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import DROP, Body, StandInVLLM
 
-VOCABULARY = 320
+engine_of = partial(support.engine_of, timeout_s=20.0)
 Bad = tuple[str, Any, tuple[str, ...]]
 
 
@@ -27,29 +28,6 @@ Bad = tuple[str, Any, tuple[str, ...]]
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(vllm_http, "_FIRST_PAUSE_S", 0.001)
-
-
-@pytest.fixture
-def server() -> Iterator[StandInVLLM]:
-    with StandInVLLM() as running:
-        yield running
-
-
-def engine_of(server: StandInVLLM, **options: Any) -> VLLMServerEngine:
-    return VLLMServerEngine([server.url], **{"vocabulary": VOCABULARY, "timeout_s": 20.0, **options})
-
-
-def ask(engine: VLLMServerEngine) -> Sample:
-    request = SampleRequest(ids=(1, 2, 3), max_tokens=8, stop_ids=(9,), options=SamplingOptions())
-
-    async def main() -> Sample:
-        await engine.open()
-        try:
-            return await engine.sample(request)
-        finally:
-            await engine.close()
-
-    return asyncio.run(main())
 
 
 def text(content: str) -> Body:
@@ -156,7 +134,7 @@ def test_a_server_that_cannot_say_which_weights_it_holds_is_not_drawn_from(
     engine.load_weights(iter(()))
     server.answers["/weight_info"] = bad
     with pytest.raises(FinalEngineError) as failure:
-        ask(engine)
+        sample_in_turn(engine, support.ask())
     said = str(failure.value)
     assert server.url in said and all(word in said for word in words), said
 

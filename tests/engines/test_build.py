@@ -15,6 +15,7 @@ from toolgrpo.engines.policy import Backend, Policy
 from toolgrpo.engines.transformers import ReplicaEngine, TransformersEngine, TransformersOptions
 from toolgrpo.engines.vllm_options import vllm_available, vllm_is_for_cpu
 from toolgrpo.errors import ConfigError
+from toolgrpo.testing import tiny_trainer
 
 
 def test_auto_takes_what_is_there_and_says_why() -> None:
@@ -173,3 +174,20 @@ def test_an_adapter_is_saved_without_asking_a_hub(
         plain.save_pretrained(str(tmp_path))  # what PEFT does by itself
     adapter_saver(policy(plain))(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"vllm_tensor_parallel_size": 2}, r"one copy per process.*vllm serve --tensor-parallel-size 2"),
+        pytest.param(
+            {"vllm_enable_sleep_mode": True},
+            "training is on the CPU; leave it out",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can sleep"),
+        ),
+    ],
+)
+def test_what_colocated_vllm_cannot_do_here(tmp_path: Path, asked: dict[str, Any], sentence: str) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    with pytest.raises(ConfigError, match=sentence):
+        tiny_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), None, engine="vllm_colocate", **asked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -35,9 +34,14 @@ def server() -> Iterator[StandInVLLM]:
 
 @pytest.fixture
 def train(train_tiny: ModuleType, tiny_model: Path, tmp_path: Path, server: StandInVLLM) -> Callable[..., Any]:
-    def run(*, servers: list[StandInVLLM] | None = None, **config: Any) -> dict[str, Any]:
-        urls = [one.url for one in servers or [server]]
-        options = {"use_cpu": True, "vllm_server_urls": urls, "engine_timeout": 20.0, "max_steps": STEPS, **config}
+    def run(**config: Any) -> dict[str, Any]:
+        options = {
+            "use_cpu": True,
+            "vllm_server_urls": [server.url],
+            "engine_timeout": 20.0,
+            "max_steps": STEPS,
+            **config,
+        }
         job = train_tiny.Job(
             out=str(tmp_path / "out"), model=str(tiny_model), engine="vllm_server", made_up=True, config=options
         )
@@ -81,58 +85,25 @@ def test_a_few_bad_answers_among_good_ones_cost_nothing(
     assert all(logprob is None or -200 <= logprob <= 0 for episode in recorded for logprob in episode["logprobs"])
 
 
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        (changed(token_ids=[5, 100_000]), "token_ids[1] is 100000; expected an id from 0 to 319"),
-        (Body(b"<html>Sign in</html>"), "its body is '<html>Sign in</html>'; expected JSON"),
-    ],
-    ids=["ids beyond the vocabulary", "HTML"],
-)
 def test_bad_answers_that_go_on_end_the_run_in_a_sentence_that_a_checkpoint_outlives(
-    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path, bad: Any, words: str
+    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path
 ) -> None:
     honest = server.honest
 
     def until_the_second_push(method: str, target: str, body: Any, request_id: str) -> tuple[int, Any]:
         if target == "/update_weight_version" and body["new_version"].endswith("-2"):
-            server.answers[COMPLETIONS] = bad
+            server.answers[COMPLETIONS] = changed(token_ids=[5, 100_000])
         return honest(method, target, body, request_id)
 
     server.honest = until_the_second_push  # type: ignore[method-assign]
     with pytest.raises(EngineError) as failure:
         train(save_strategy="steps", save_steps=1)
     said = str(failure.value)
-    assert "4 of 4 episodes could not be completed" in said and server.url in said and words in said, said
+    assert "4 of 4 episodes could not be completed" in said and server.url in said, said
+    assert "token_ids[1] is 100000; expected an id from 0 to 319" in said
     assert "Nothing was trained on this batch" in said and "resume from the last checkpoint" in said
     assert len(episodes(tmp_path)) == EPISODES_OF_A_STEP
     server.honest = honest  # type: ignore[method-assign]
     del server.answers[COMPLETIONS]
     result = train(save_strategy="steps", save_steps=1, resume_from_checkpoint="auto")
     assert result["steps"] == STEPS
-
-
-def test_a_server_that_dies_ends_the_run_when_its_time_is_over(
-    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path
-) -> None:
-    honest = server.honest
-
-    def die_after_ten(method: str, target: str, body: Any, request_id: str) -> tuple[int, Any]:
-        if len(server.asked) == 10:
-            threading.Thread(target=server.stop).start()
-        return honest(method, target, body, request_id)
-
-    server.honest = die_after_ten  # type: ignore[method-assign]
-    with pytest.raises(
-        EngineError, match=rf"({server.url} gave no answer within 2 s|is ready at {server.url} after 2 s)"
-    ):
-        train(engine_timeout=2.0)
-
-
-def test_another_server_takes_over_for_one_that_lies(
-    train: Callable[..., Any], server: StandInVLLM, tmp_path: Path
-) -> None:
-    server.answers[COMPLETIONS] = changed(logprobs={"token_logprobs": [-9999.0]})
-    with StandInVLLM(draw=drawn, max_model_len=512) as sound:
-        result = train(servers=[server, sound])
-    assert result["steps"] == STEPS and len(sound.asked) >= STEPS * EPISODES_OF_A_STEP

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.server_engine import ask, engine_of
 from toolgrpo.engines import vllm_server
-from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
+from toolgrpo.engines.base import Sample, SampleRequest
 from toolgrpo.engines.server_link import Silence
 from toolgrpo.engines.server_weights import DiskWeights
 from toolgrpo.engines.vllm_http import ServerControl
@@ -22,20 +22,6 @@ from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.observe.console import show_engine_lines
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, HANG, Body, StandInVLLM
 from toolgrpo.trainer.config import ToolGRPOConfig
-
-
-@pytest.fixture
-def server() -> Iterator[StandInVLLM]:
-    with StandInVLLM() as running:
-        yield running
-
-
-def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
-    return VLLMServerEngine([server.url for server in servers], vocabulary=320, **options)
-
-
-def request(*ids: int) -> SampleRequest:
-    return SampleRequest(ids=ids or (1, 2, 3), max_tokens=8, stop_ids=(9,), options=SamplingOptions())
 
 
 def sample_together(engine: VLLMServerEngine, *requests: SampleRequest) -> list[Sample | BaseException]:
@@ -62,7 +48,7 @@ def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(
 ) -> None:
     server.answers[COMPLETIONS] = HANG
     started = time.monotonic()
-    failures = sample_together(engine_of(server, timeout_s=1.0, say_every_s=0.2), *(request(n) for n in range(8)))
+    failures = sample_together(engine_of(server, timeout_s=1.0, say_every_s=0.2), *(ask(n) for n in range(8)))
     assert {type(failure) for failure in failures} == {FinalEngineError}
     assert "gave no answer within 1 s (--engine_timeout): silent for 1 s" in str(failures[0])
     assert time.monotonic() - started < 20
@@ -75,7 +61,7 @@ def test_a_server_that_hangs_is_said_to_now_and_then_and_ends_the_run_once(
 def test_another_server_is_asked_when_one_hangs(server: StandInVLLM) -> None:
     with StandInVLLM() as sound:
         server.answers[COMPLETIONS] = HANG
-        samples = sample_together(engine_of(server, sound, timeout_s=2.0), *(request(n) for n in range(4)))
+        samples = sample_together(engine_of(server, sound, timeout_s=2.0), *(ask(n) for n in range(4)))
     assert [ids_of(sample) for sample in samples] == [(5, 9)] * 4
 
 
@@ -83,7 +69,7 @@ def test_servers_that_all_hang_end_the_run_after_two_of_them(server: StandInVLLM
     with StandInVLLM() as second, StandInVLLM() as third:
         for one in (server, second, third):
             one.answers[COMPLETIONS] = HANG
-        (failure,) = sample_together(engine_of(server, second, third, timeout_s=1.0), request())
+        (failure,) = sample_together(engine_of(server, second, third, timeout_s=1.0), ask())
         assert "gave no answer within 2 s" in str(failure)
         assert sum(len(one.asked) for one in (server, second, third)) == 2
 
@@ -95,13 +81,13 @@ def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(ser
     async def main() -> list[Sample | BaseException]:
         await engine.open()
         ended: list[Sample | BaseException] = []
-        hanging = asyncio.create_task(engine.sample(request(1)))
+        hanging = asyncio.create_task(engine.sample(ask(1)))
         while not server.asked:
             await asyncio.sleep(0.01)
         server.next_answers[COMPLETIONS] = [Body(b"<html>", 200)]
         async with asyncio.timeout(30):
-            ended += await asyncio.gather(engine.sample(request(2)), hanging, return_exceptions=True)
-            ended += await asyncio.gather(engine.sample(request(3)), return_exceptions=True)
+            ended += await asyncio.gather(engine.sample(ask(2)), hanging, return_exceptions=True)
+            ended += await asyncio.gather(engine.sample(ask(3)), return_exceptions=True)
         await engine.close()
         return ended
 
@@ -115,8 +101,8 @@ def test_a_request_that_is_given_up_takes_the_others_along_and_those_to_come(ser
 def test_the_next_rollout_begins_anew(server: StandInVLLM) -> None:
     engine = engine_of(server, timeout_s=5.0, retries=0)
     server.next_answers[COMPLETIONS] = [Body(b"<html>", 200)]
-    assert isinstance(sample_together(engine, request())[0], FinalEngineError)
-    assert ids_of(sample_together(engine, request())[0]) == (5, 9)
+    assert isinstance(sample_together(engine, ask())[0], FinalEngineError)
+    assert ids_of(sample_together(engine, ask())[0]) == (5, 9)
 
 
 def test_a_control_call_that_hangs_is_said_and_ends(
@@ -141,7 +127,7 @@ def test_a_hanging_question_for_the_weights_keeps_neither_the_request_nor_the_pr
         await engine.open()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await engine.sample(request())
+                await engine.sample(ask())
         await engine.close()
 
     started = time.monotonic()
@@ -157,7 +143,7 @@ def test_a_question_for_the_weights_that_failed_is_put_again_on_the_same_connect
     engine.load_weights(iter(()))
     pushed, server.weight_version = server.weight_version, "default"  # it was restarted
     server.next_answers["/weight_info"] = [Body(b"no", 400)]  # which is not asked again by the call itself
-    (sample,) = sample_together(engine, request())
+    (sample,) = sample_together(engine, ask())
     assert ids_of(sample) == (5, 9)
     assert server.weight_version == pushed  # it was found out, and the weights given back
     assert len(server.asked) == 3  # neither the first nor the second answer counted

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from tests.support.server_engine import VOCABULARY, ask, engine_of
 from toolgrpo.engines import server_link
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights, choose_weight_route
@@ -26,8 +27,6 @@ from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import ConfigError, EngineError, FinalEngineError
 from toolgrpo.testing.engine import sample_in_turn
 from toolgrpo.testing.vllm_stand_in import COMPLETIONS, DROP, HANG, Body, StandInVLLM
-
-VOCABULARY = 320
 
 
 @pytest.fixture
@@ -39,14 +38,6 @@ def start() -> Iterator[Callable[[], StandInVLLM]]:
 @pytest.fixture
 def server(start: Callable[[], StandInVLLM]) -> StandInVLLM:
     return start()
-
-
-def engine_of(*servers: StandInVLLM, **options: Any) -> VLLMServerEngine:
-    return VLLMServerEngine([server.url for server in servers], vocabulary=VOCABULARY, **options)
-
-
-def ask(ids: tuple[int, ...] = (1, 2, 3)) -> SampleRequest:
-    return SampleRequest(ids=ids, max_tokens=8, stop_ids=(9,), options=SamplingOptions())
 
 
 def test_nothing_is_left_to_the_servers_defaults(server: StandInVLLM) -> None:
@@ -112,7 +103,7 @@ def test_another_server_takes_over_from_one_that_fails(
     broken, sound = start(), start()
     broken.answers[COMPLETIONS] = Body(b"broken", 500)
     engine = engine_of(broken, sound)
-    samples = sample_in_turn(engine, *(ask(ids=(n,)) for n in range(6)))
+    samples = sample_in_turn(engine, *(ask(n) for n in range(6)))
     assert len(samples) == 6
     assert len(sound.asked) == 6
     assert len(broken.asked) == 1  # avoided for a while after its first failure
@@ -124,7 +115,7 @@ def test_a_request_goes_to_the_server_with_the_fewest_open_ones(start: Callable[
     async def main() -> None:
         engine = engine_of(*servers)
         await engine.open()
-        await asyncio.gather(*(engine.sample(ask(ids=(n,))) for n in range(6)))
+        await asyncio.gather(*(engine.sample(ask(n)) for n in range(6)))
         await engine.close()
 
     for server in servers:
@@ -267,7 +258,7 @@ def test_requests_in_flight_wait_out_new_weights_and_those_of_a_restarted_server
 
     async def main(restarts: bool) -> tuple[Sample, Sample]:
         await engine.open()
-        tasks = [asyncio.create_task(engine.sample(ask(ids=(n,)))) for n in range(2)]
+        tasks = [asyncio.create_task(engine.sample(ask(n))) for n in range(2)]
         while len(server.asked) < 2:
             await asyncio.sleep(0.01)
         if restarts:
