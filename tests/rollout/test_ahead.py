@@ -6,9 +6,6 @@ import asyncio
 import threading
 from typing import Any
 
-import pytest
-import torch
-
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.learning.admission import Admission
 from toolgrpo.rollout import EpisodeLimits, Rollouts
@@ -71,7 +68,7 @@ class World:
             engine_retries=0,
             **more,
         )
-        self.ahead = RolloutsAhead(self.rollouts, trained=torch.nn.Linear(1, 1))
+        self.ahead = RolloutsAhead(self.rollouts)
 
     def script(self, request: SampleRequest, number: int) -> list[int] | ScriptedReply:
         text = ByteChat.text(request.ids)
@@ -149,38 +146,3 @@ def test_all_rollouts_together_keep_to_the_most_episodes_at_a_time() -> None:
     assert [len(ended(one)) for one in begun] == [4, 4, 4]
     assert world.engine.most_open_requests <= 2
     world.ahead.stop()
-
-
-def told_of_cores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What whoever divides the cores is told from here on."""
-    told: list[str] = []
-
-    class Cores:
-        def __init__(self, loop: asyncio.AbstractEventLoop, has_work: Any, trained: Any) -> None:
-            assert has_work() is False
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda: told.append(name)
-
-    monkeypatch.setattr("toolgrpo.engines.shared_cores.SharedCores", Cores)
-    return told
-
-
-def test_an_engine_on_the_same_cores_has_a_part_of_them_while_the_caller_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told = told_of_cores(monkeypatch)
-    world = World()
-    world.engine.shares_cores = True  # type: ignore[attr-defined]
-    world.gate.set()
-    line: GroupLine[Any] = GroupLine(world.rollouts, ahead=world.ahead)
-    world.ahead.hand_over(iter(()), 0)
-    take(world, line, 0, ["one", "two"], beyond=1)
-    assert told[-2:] == ["engine_alone", "both"]
-    take(world, line, 1, [], beyond=0)
-    assert told[-2:] == ["engine_alone", "training_alone"]
-    world.begin("three")
-    line.settle()
-    assert told[-2:] == ["engine_alone", "training_alone"]
-    line.stop()
-    assert told[-1:] == ["give_back"]

@@ -7,8 +7,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.learning.admission import Admission
 from toolgrpo.rollout import EpisodeLimits, Rollouts
@@ -54,7 +52,7 @@ class World:
             tools=ScriptedTools({"wait": lambda: "waited"}),
             engine_retries=0,
         )
-        self.ahead = RolloutsAhead(self.rollouts, trained=torch.nn.Linear(1, 1))
+        self.ahead = RolloutsAhead(self.rollouts)
         self.line: GroupLine[Any] = GroupLine(self.rollouts, ahead=self.ahead)
         self.rule = Admission.of(2, max_groups_drawn=3.0 if dead else 1.0).ahead(carried=carried, beyond=beyond)
         self.begun = 0

@@ -75,25 +75,6 @@ def test_of_weights_that_drew_nothing_nothing_is_said() -> None:
     assert (twice.weights, twice.taken_over) == ((3, 5), ((6, 5),)), "at its end it had all of its tokens"
 
 
-def test_an_engine_has_work_until_nothing_was_asked_of_it_for_a_moment() -> None:
-    now_s, engine = [0.0], Paused()
-
-    async def main() -> list[bool]:
-        shared = SharedEngine(engine, clock=lambda: now_s[0])
-        seen = [shared.has_work]
-        task = asyncio.create_task(shared.sample(SampleRequest((1,), 10, (), SamplingOptions())))
-        await asyncio.sleep(0)
-        now_s[0] = 10.0
-        seen.append(shared.has_work)
-        engine.may_go.set()
-        await task
-        seen.append(shared.has_work)
-        now_s[0] = 10.1
-        return [*seen, shared.has_work]
-
-    assert asyncio.run(main()) == [False, True, True, False]
-
-
 def _replica(model: Any) -> Iterator[Engine]:
     from toolgrpo.engines.transformers import ReplicaEngine
 

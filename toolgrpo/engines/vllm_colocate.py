@@ -82,11 +82,6 @@ class VLLMColocateEngine:
         return self._vllm.max_model_len
 
     @property
-    def shares_cores(self) -> bool:
-        """Whether it computes on the cores that a training on the CPU computes on."""
-        return self._vllm.on_cpu
-
-    @property
     def takes_weights_while_open(self) -> bool:
         """Whether requests in flight may go on with new weights: not with adapters, whose folder goes with the next."""
         return self._save_adapter is None

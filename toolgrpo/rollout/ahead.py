@@ -1,6 +1,6 @@
 """Rollouts that run on a thread of their own, several at a time, while the caller does something else.
 
-    ahead = RolloutsAhead(rollouts, trained=model)
+    ahead = RolloutsAhead(rollouts)
     ahead.begin(rows, options, step=0)      # returns at once
     ahead.begin(more, options, step=1)      # joins the first in the engine
     batch = ahead.take()                    # the oldest, when all its episodes have ended
@@ -13,8 +13,7 @@ Whoever takes them in another order (`group_line.py`) watches what `begin` retur
 Invariants: `take` gives batches in the order in which they began; observers hear of a batch in the
 caller's thread, when it is taken; a rollout that fails raises its own error there; after `stop` there
 is no thread, episode, request or tool call. Nothing collective happens on the thread but what the
-caller hands over, and it waits for that. An engine that computes on the caller's cores gets a part of
-them while the caller goes on, and all while it waits (`engines/shared_cores.py`).
+caller hands over, and it waits for that.
 
 Not covered: what observers would hear while episodes run; they hear it afterwards, in one go.
 """
@@ -39,8 +38,6 @@ from toolgrpo.trajectory import Trajectory
 if TYPE_CHECKING:
     import torch
 
-    from toolgrpo.engines.shared_cores import SharedCores
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
@@ -52,20 +49,16 @@ class Begun:
 
 
 class RolloutsAhead:
-    """Runs rollouts of `rollouts` on a thread, from the first `begin` until `stop`, beside the passes
-    of `trained`.
-    """
+    """Runs rollouts of `rollouts` on a thread, from the first `begin` until `stop`."""
 
-    def __init__(self, rollouts: Rollouts, *, trained: torch.nn.Module) -> None:
+    def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
-        self._trained = trained
         self._begun: list[Begun] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._engine: SharedEngine | None = None
         self._quiet: Rollouts | None = None  # the same, without observers, over the shared engine
         self._gate: asyncio.Semaphore | None = None
-        self._cores: SharedCores | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
@@ -97,7 +90,6 @@ class RolloutsAhead:
     def hand_over(self, weights: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
         """Go on with these weights, of a step; what is being drawn goes on with them, too."""
         loop, _ = self._started()
-        self.caller_waits()
         engine = self._engine
         assert engine is not None
 
@@ -108,31 +100,12 @@ class RolloutsAhead:
 
     def settle(self) -> None:
         """Wait until every rollout that was begun has ended, so that the engine is free."""
-        self.caller_waits()
         wait([one.result for one in self._begun])
-        if self._cores is not None:
-            self._cores.training_alone()
-
-    def caller_waits(self) -> None:
-        """Say that the caller computes nothing from here on."""
-        if self._cores is not None:
-            self._cores.engine_alone()
-
-    def caller_goes_on(self) -> None:
-        """Say that the caller computes from here on."""
-        if self._cores is None:
-            return
-        if self._begun:
-            self._cores.both()
-        else:
-            self._cores.training_alone()
 
     def stop(self) -> None:
         """Cancel what runs, see it end, and end the thread. Safe to call twice."""
         loop, thread = self._loop, self._thread
-        if self._cores is not None:
-            self._cores.give_back()
-        self._loop = self._thread = self._engine = self._quiet = self._gate = self._cores = None
+        self._loop = self._thread = self._engine = self._quiet = self._gate = None
         if loop is None or thread is None:
             self._begun.clear()
             return
@@ -149,10 +122,6 @@ class RolloutsAhead:
             self._quiet = replace(self._rollouts, engine=engine, observers=Observers())
             most = self._rollouts.max_concurrent
             self._gate = None if most is None else asyncio.Semaphore(most)
-            if getattr(self._rollouts.engine, "shares_cores", False):
-                from toolgrpo.engines.shared_cores import SharedCores
-
-                self._cores = SharedCores(self._loop, lambda: engine.has_work, self._trained)
             self._thread = threading.Thread(target=_run(self._loop), name="toolgrpo-rollouts-ahead", daemon=True)
             self._thread.start()
         return self._loop, self._quiet

@@ -167,18 +167,13 @@ class GroupLine(Generic[V]):
         judge: Judge[V],
     ) -> LineDraw[V]:
         """Return what this step takes; `pieces` are those to be begun next."""
-        ahead = self.ahead
-        if ahead is not None:
-            ahead.caller_waits()
         with self._rollouts.telling(began):
             drawn = run_blocking(
                 lambda: self._draw(rule, options, began, iter(pieces), judge), loop_factory=HoldingLoop
             )
-            if ahead is not None:  # while they ran nobody could say of which step they would be
+            if self.ahead is not None:  # while they ran nobody could say of which step they would be
                 rows = [row for one in drawn.drawn for row in one.piece.rows]
                 tell(self._rollouts.observers, began, rows, [t for one in drawn.drawn for t in one.trajectories])
-        if ahead is not None:
-            ahead.caller_goes_on()
         return drawn
 
     def renumber(self, used: Collection[int]) -> None:

@@ -8,9 +8,7 @@ weights change between two steps of the engine.
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,9 +16,6 @@ from toolgrpo.engines.base import CountsTokens, Engine, Sample, SampleRequest
 
 if TYPE_CHECKING:
     import torch
-
-
-_REST_S = 0.05  # without a request, after which an engine has nothing to do
 
 
 @dataclass(eq=False, slots=True)
@@ -45,14 +40,12 @@ class _Open:
 class SharedEngine:
     """An engine of an engine, for rollouts that each open and close it."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._clock = clock
         self._users = 0
         self._opening = asyncio.Lock()
         self._step = 0  # of the weights
         self._open: list[_Open] = []
-        self._idle_since_s = -math.inf
 
     @property
     def name(self) -> str:
@@ -74,11 +67,6 @@ class SharedEngine:
     def takes_weights_while_open(self) -> bool:
         return self._engine.takes_weights_while_open
 
-    @property
-    def has_work(self) -> bool:
-        """Whether something is being drawn, or was just now: between two turns of an episode is no time to rest."""
-        return bool(self._open) or self._clock() - self._idle_since_s < _REST_S
-
     async def open(self) -> None:
         async with self._opening:
             if self._users == 0:
@@ -92,7 +80,6 @@ class SharedEngine:
             sample = await self._engine.sample(request)
         finally:
             self._open.remove(one)
-            self._idle_since_s = self._clock()
         return one.with_weights(sample)
 
     async def close(self) -> None:

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-import torch
 from accelerate.utils import gather_object
 
 from toolgrpo.engines.base import Engine, SamplingOptions
@@ -85,7 +84,6 @@ class LineOptions:
 class Training:
     """What a line needs to know of the training that it draws for."""
 
-    model: torch.nn.Module
     step: Callable[[], int]
     left: Callable[[], int]  # batches to come, this one included
     weights: Callable[[], Iterable[tuple[str, Any]]]
@@ -111,7 +109,7 @@ class RowLine:
         self._row_of = row_of
         self._training = training
         self._processes = processes
-        ahead = RolloutsAhead(rollouts, trained=training.model) if options.runs_ahead else None
+        ahead = RolloutsAhead(rollouts) if options.runs_ahead else None
         self._line: GroupLine[Any] = GroupLine(rollouts, ahead=ahead)
         self._in_line: list[int] = []  # places of all processes' rows in line among those that are planned next
         self._planned: list[int] = []

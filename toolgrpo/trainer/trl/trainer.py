@@ -165,7 +165,6 @@ def batches_left(trainer: Any) -> int:
 def training_of(trainer: Any, load_weights: Callable[[], int]) -> Training:
     """Return what a line of rows needs to know of this training."""
     return Training(
-        model=trainer.model,
         step=lambda: int(trainer.state.global_step),
         left=partial(batches_left, trainer),
         weights=trainer.policy.weights,
