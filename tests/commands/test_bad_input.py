@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig
 
-from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
-from toolgrpo.commands.evaluate import EvaluationArguments, parse_evaluation_arguments
-from toolgrpo.commands.given_words import ALIASES
+from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, parse_arguments
+from toolgrpo.commands.evaluate import parse_evaluation_arguments
+from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.commands.train import TrainingRun
 from toolgrpo.errors import ToolGRPOError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from trl import ModelConfig
 
-from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.given import parse_args
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig
 

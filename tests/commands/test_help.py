@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from toolgrpo.commands.flag_table import FLAGS_FILE, read_names, table
-from toolgrpo.commands.given_words import unknown_flags
+from toolgrpo.commands.arguments import flags_of
+from toolgrpo.commands.early_values import early_errors
+from toolgrpo.commands.flags import flags_of_classes, is_known
+from toolgrpo.commands.given import read_given
 from toolgrpo.commands.help_page import PAGES, help_text
 from toolgrpo.commands.main import COMMANDS, main
 from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
@@ -22,11 +24,37 @@ def flags_in(text: str) -> set[str]:
     return set(re.findall(r"^  --(\w+)", text, flags=re.MULTILINE))
 
 
+def classes_of(command: str) -> list[type[Any]]:
+    """The dataclasses that the command fills."""
+    from trl import ModelConfig
+
+    from toolgrpo.commands import arguments
+    from toolgrpo.commands.evaluate import EvaluationConfig
+    from toolgrpo.commands.sft import ToolSFTConfig
+    from toolgrpo.trainer.config import ToolGRPOConfig
+
+    own: dict[str, list[type[Any]]] = {
+        "train": [],
+        "check": [arguments.CheckArguments],
+        "replay": [arguments.ReplayArguments],
+    }
+    own = {name: [*kinds, arguments.ScriptArguments, ToolGRPOConfig, ModelConfig] for name, kinds in own.items()}
+    own["evaluate"] = [arguments.EvaluationArguments, arguments.ScriptArguments, EvaluationConfig, ModelConfig]
+    own["gateway"] = [arguments.GatewayArguments, EvaluationConfig, ModelConfig]
+    return {**own, "sft": [arguments.SFTArguments, ToolSFTConfig, ModelConfig]}[command]
+
+
 @pytest.mark.lock
-def test_the_kept_flags_are_those_of_the_dataclasses() -> None:
-    assert json.loads(FLAGS_FILE.read_text()) == table(), (
-        "a flag, its help or its default changed: run `python -m toolgrpo.commands.flag_table`, which writes flags.json"
-    )
+@pytest.mark.parametrize("command", PAGES)
+def test_the_flags_read_from_the_source_are_those_of_the_dataclasses(command: str) -> None:
+    early, late = flags_of(command), flags_of_classes(classes_of(command))
+    assert early.keys() == late.keys()
+    for name, flag in early.items():
+        if is_known(flag.type):
+            assert flag.type == late[name].type, name
+        if flag.default is not None:
+            assert flag.default == late[name].default, name
+    assert sum(not is_known(flag.type) for flag in early.values()) < 12
 
 
 @pytest.mark.parametrize("command", PAGES)
@@ -68,16 +96,24 @@ def test_a_cheap_mistake_is_told_before_anything_heavy_is_imported(words: str, s
 
 
 @pytest.mark.parametrize("command", PAGES)
-def test_the_names_that_are_kept_refuse_nothing_that_the_command_takes(command: str) -> None:
-    known = read_names(command)
-    assert known is not None, "flags.json is of other versions: run `python -m toolgrpo.commands.flag_table`"
+def test_every_spelling_of_a_flag_is_known(command: str) -> None:
     words = ["--learning-rate", "-1", "--model=x", "--no_gradient_checkpointing", "--run_name", "--a b"]
-    assert unknown_flags([*words, "--", "--anything"], known) == []
+    said = [one for one in read_given(flags_of(command), [*words, "--", "--anything"]).complaints if "unknown" in one]
+    assert said == []
 
 
-def test_the_names_of_other_versions_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "999")
-    assert read_names("train") is None
+@pytest.mark.parametrize(("command", "allowed"), [("evaluate", "--samples 2"), ("gateway", "--port 1")])
+def test_what_trains_nothing_refuses_the_flags_of_a_training_and_takes_its_file(
+    command: str, allowed: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("learning_rate: 1e-5\ncredit: episode\nmax_staleness: 1\n" + "temperature: 0.5\n")
+    words = ["--config", str(file), "--model", "nano", *allowed.split(), "--vllm_max_model_length", "512"]
+    if command == "evaluate":
+        assert early_errors(command, words) == []
+    for flag in ("credit=turns", "max_staleness=1", "learning_rate=1e-5", "num_generations=4", "prefix_sharing=off"):
+        (said,) = [str(one) for one in early_errors(command, ["--model", "nano", f"--{flag}"])]
+        assert said.startswith(f"--{flag.partition('=')[0]} is read by a training alone; leave it out here")
 
 
 def test_every_flag_of_ours_stands_on_the_short_page_once() -> None:
@@ -104,10 +140,6 @@ def test_one_theme_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tools_script" in flags_in(shown) and "learning_rate" not in flags_in(shown)
     assert main(["train", "--help", "tolls"]) == 2
     assert "the nearest is tools" in capsys.readouterr().err
-
-
-def test_sft_says_what_must_be_given() -> None:
-    assert "(must be given)" in help_text("sft", width=100)
 
 
 def test_every_command_with_flags_of_a_dataclass_has_a_page() -> None:

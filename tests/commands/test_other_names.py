@@ -9,7 +9,7 @@ import pytest
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments, parse_arguments
-from toolgrpo.commands.config_files import given_values
+from toolgrpo.commands.given import given_values
 from toolgrpo.commands.other_names import ANSWERS, MEANS, REMOVED, UNDER_HEADING
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer.config import ToolGRPOConfig

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from toolgrpo.calls import ToolErrorKind, ToolResult
 from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.config_files import given_values, parse_args
+from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.replay import ReplayRun, parse_replay_arguments
 from toolgrpo.commands.run_config import config_of_run, keep_run_config
 from toolgrpo.commands.show import run_show

@@ -20,13 +20,16 @@ from trl import ModelConfig
 
 from tests.support.page_blocks import PAGES, SHELL, Block, commands_of, page_blocks
 from tests.support.page_rooms import PythonRoom, run_command
-from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.check import CheckArguments
-from toolgrpo.commands.evaluate import EvaluationArguments
-from toolgrpo.commands.given_words import ALIASES
+from toolgrpo.commands.arguments import (
+    CheckArguments,
+    EvaluationArguments,
+    ReplayArguments,
+    ScriptArguments,
+    SFTArguments,
+)
+from toolgrpo.commands.given import ALIASES
 from toolgrpo.commands.main import COMMANDS
-from toolgrpo.commands.replay import ReplayArguments
-from toolgrpo.commands.sft import SFTArguments, ToolSFTConfig
+from toolgrpo.commands.sft import ToolSFTConfig
 from toolgrpo.trainer.config import ToolGRPOConfig
 
 ROOT = Path(__file__).parents[2]

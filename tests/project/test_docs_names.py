@@ -13,9 +13,8 @@ from trl import GRPOConfig, ModelConfig
 
 from toolgrpo.calls import AttemptStatus as Status
 from toolgrpo.calls import CallAttempt, ToolErrorKind, ToolResult
-from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.evaluate import EvaluationArguments
-from toolgrpo.commands.given_words import ALIASES
+from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments
+from toolgrpo.commands.given import ALIASES
 from toolgrpo.learning.correction import weight_metrics, weights_of_rows
 from toolgrpo.ledger import Ledger
 from toolgrpo.observe.metrics import Known, batch_metrics

@@ -264,7 +264,7 @@ def parse_flags(words: list[str]) -> dict[str, Any]:
     from trl import ModelConfig
 
     from toolgrpo.commands.arguments import ScriptArguments
-    from toolgrpo.commands.config_files import given_values
+    from toolgrpo.commands.given import given_values
     from toolgrpo.trainer.config import ToolGRPOConfig
 
     return given_values((ScriptArguments, ToolGRPOConfig, ModelConfig), words)

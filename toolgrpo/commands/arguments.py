@@ -1,88 +1,104 @@
-"""What a run is about, as flags and YAML keys: tools, rewards, data.
+"""What each command is given, as flags and YAML keys: dataclasses that import nothing heavy.
 
-Shared by the training and the evaluation command.
+`flags_of(command)` says all that a command takes. What a training has and nothing else reads is refused as a
+flag of `evaluate` and `gateway`; a YAML file of a training may hold it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trl import ModelConfig
-
-from toolgrpo.commands.config_files import given_names, parse_args
-from toolgrpo.commands.given_words import is_missing
+from toolgrpo.commands.flags import Flag, flags_of_classes, flags_of_source
+from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.other_names import question_iterations
 from toolgrpo.errors import ConfigError
-from toolgrpo.tools.base import TOOL_WORKERS
-from toolgrpo.trainer.config import ToolGRPOConfig
+from toolgrpo.options import (
+    THEMES,
+    DrawingOptions,
+    LearningOptions,
+    Options,
+    OverlapOptions,
+    PassOptions,
+    option,
+)
+
+if TYPE_CHECKING:
+    from trl import ModelConfig
+
+    from toolgrpo.trainer.config import ToolGRPOConfig
+
+# What `evaluate` and `gateway` read of the fields of TRL and Transformers.
+READ_WITHOUT_TRAINING = frozenset(
+    (
+        *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "reward_weights"),
+        *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
+        *("vllm_tensor_parallel_size", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
+        *("vllm_server_timeout", "vllm_group_port", "trust_remote_code", "model_init_kwargs"),
+        *("generation_kwargs", "chat_template_kwargs"),
+        *("output_dir", "seed", "bf16", "fp16", "use_cpu", "report_to", "run_name", "disable_tqdm", "full_determinism"),
+        *("ddp_backend", "ddp_timeout", "local_rank", "log_level", "log_level_replica"),
+    )
+)
+
+_AT_LEAST_1: dict[str, Any] = {
+    "allowed": lambda number: number is None or number >= 1,
+    "wrong": "{name} must be at least 1, got {value}",
+}
+_SOME_TEXT: dict[str, Any] = {
+    "allowed": lambda text: text is None or text.strip(),
+    "wrong": "--{name} is given without a value; give one, or leave the flag out",
+}
 
 
 @dataclass
-class ScriptArguments:
+class ScriptArguments(Options):
     """Tools, rewards and data."""
 
-    tools_script: str | None = field(
-        default=None, metadata={"help": "Path of a Python file that exports TOOL_FUNCTIONS."}
+    tools_script: str | None = option(None, "Path of a Python file that exports TOOL_FUNCTIONS.")
+    tool_functions_module: str | None = option(None, "Importable module that exports TOOL_FUNCTIONS.")
+    environment: str | None = option(None, "A class with state, one instance an episode: PATH.py:Class.")
+    agent: str | None = option(
+        None, "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/how-to/agents.md)."
     )
-    tool_functions_module: str | None = field(
-        default=None, metadata={"help": "Importable module that exports TOOL_FUNCTIONS."}
+    mcp_config: str | None = option(None, "Path of an mcp.json that names MCP servers.")
+    cache_tools: bool = option(False, "Answer a repeated call of a stateless tool from memory.")
+    tool_workers: int = option(4, "Processes that run tools.", **_AT_LEAST_1)
+    reward_fn: list[str] | None = option(
+        None, "Path of a Python file that exports a reward function; several may be given."
     )
-    environment: str | None = field(
-        default=None, metadata={"help": "A class with state, one instance an episode: PATH.py:Class."}
+    reward_function_name: str | None = option(
+        None, "Name of the function in the reward files (reward_func); without a file, of a built-in."
     )
-    agent: str | None = field(
-        default=None,
-        metadata={
-            "help": "What plays an episode: FILE.py with `run(client, row)`, or a command line (docs/how-to/agents.md)."
-        },
+    reward: list[str] | None = option(None, "Built-in rewards by name, e.g. accuracy.")
+    dataset_id_or_path: str | None = option(
+        None, "A file, a hub id, or a named task set such as `arithmetic` or `gsm8k`."
     )
-    mcp_config: str | None = field(default=None, metadata={"help": "Path of an mcp.json that names MCP servers."})
-    cache_tools: bool = field(
-        default=False, metadata={"help": "Answer a repeated call of a stateless tool from memory."}
+    dataset_split: str = option("train", "Split to train on.")
+    max_rows: int | None = option(None, "Use at most this many rows.", **_AT_LEAST_1)
+    system_prompt: str | None = option(None, "Text of a system message for rows that have none.")
+    eval_dataset_id_or_path: str | None = option(None, "Other rows to measure success on; default: the task set's own.")
+    eval_split: str | None = option(None, "Their split; default: heldout, test, eval or validation, or a whole file.")
+    eval_share: float = option(
+        0.0,
+        "Hold this share of the rows out to measure success on, drawn by the seed; 0: none.",
+        allowed=lambda share: 0 <= share < 1,
+        wrong="{name} must be a share of the rows, at least 0 and below 1; got {value}",
     )
-    tool_workers: int = field(default=TOOL_WORKERS, metadata={"help": "Processes that run tools."})
-    reward_fn: list[str] | None = field(
-        default=None, metadata={"help": "Path of a Python file that exports a reward function; several may be given."}
+    eval_questions: int = option(
+        0,
+        "Held-out rows to measure success on; 0: none.",
+        allowed=lambda number: number >= 0,
+        wrong="{name} must be at least 0, got {value}",
     )
-    reward_function_name: str | None = field(
-        default=None,
-        metadata={"help": "Name of the function in the reward files (reward_func); without a file, of a built-in."},
-    )
-    reward: list[str] | None = field(default=None, metadata={"help": "Built-in rewards by name, e.g. accuracy."})
-    dataset_id_or_path: str | None = field(
-        default=None, metadata={"help": "A file, a hub id, or a named task set such as `arithmetic` or `gsm8k`."}
-    )
-    dataset_split: str = field(default="train", metadata={"help": "Split to train on."})
-    max_rows: int | None = field(default=None, metadata={"help": "Use at most this many rows."})
-    system_prompt: str | None = field(
-        default=None, metadata={"help": "Text of a system message for rows that have none."}
-    )
-    eval_dataset_id_or_path: str | None = field(
-        default=None, metadata={"help": "Other rows to measure success on; default: the task set's own."}
-    )
-    eval_split: str | None = field(
-        default=None, metadata={"help": "Their split; default: heldout, test, eval or validation, or a whole file."}
-    )
-    eval_share: float = field(
-        default=0.0,
-        metadata={"help": "Hold this share of the rows out to measure success on, drawn by the seed; 0: none."},
-    )
-    eval_questions: int = field(default=0, metadata={"help": "Held-out rows to measure success on; 0: none."})
-    skip_bad_rows: bool = field(
-        default=False, metadata={"help": "Leave bad rows out and say how many, instead of stopping at the first."}
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Load and check everything, then stop."})
+    skip_bad_rows: bool = option(False, "Leave bad rows out and say how many, instead of stopping at the first.")
+    dry_run: bool = option(False, "Load and check everything, then stop.")
 
     def __post_init__(self) -> None:
-        for name, least in (("tool_workers", 1), ("max_rows", 1), ("eval_questions", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
-        if not 0 <= self.eval_share < 1:
-            raise ConfigError(f"eval_share must be a share of the rows, at least 0 and below 1; got {self.eval_share}")
+        super().__post_init__()
         if self.eval_share and (self.eval_dataset_id_or_path or self.eval_split):
             raise ConfigError(
                 "eval_share takes held-out rows from the training data, and eval_dataset_id_or_path or eval_split from "
@@ -109,19 +125,146 @@ class ScriptArguments:
             self.reward_is_default = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckArguments(Options):
+    """How much is drawn."""
+
+    questions: int = option(8, "Questions that the untrained model is asked.", **_AT_LEAST_1)
+    samples: int = option(
+        4,
+        "Episodes for each of them.",
+        allowed=lambda number: number >= 2,
+        wrong="{name} must be at least 2, got {value}",
+    )
+    step: bool = option(True, "Also do one training step (nothing of it is kept).")
+    json: bool = option(False, "Print the result as JSON instead of lines.")
+
+
+@dataclass
+class EvaluationArguments(Options):
+    """What is measured."""
+
+    baseline: str | None = option(
+        None, "A second model, measured on the same questions: the one before training.", **_SOME_TEXT
+    )
+    samples: int = option(8, "Episodes for each question.", **_AT_LEAST_1)
+    ks: list[int] | None = option(None, "The k of pass@k and maj@k; default: 1 and the number of samples.")
+    report: str | None = option(None, "The JSON file; default: OUTPUT_DIR/evaluation.json.", **_SOME_TEXT)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.ks = sorted(set(self.ks or (1, self.samples)))
+        wrong = [k for k in self.ks if not 1 <= k <= self.samples]
+        if wrong:
+            raise ConfigError(f"ks must lie between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
+        if self.report is not None:
+            _check_report(Path(self.report))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayArguments(Options):
+    """What is replayed."""
+
+    folder: str = option("", "The run's output folder.")
+    episode: int = option(-1, "The number of the episode.")
+    with_model: str | None = option(None, "Draw the whole episode again with this model: a folder, hub id or name.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayArguments(Options):
+    """Where it is served."""
+
+    port: int = option(
+        8000,
+        "Port to listen on; 0: a free one.",
+        allowed=lambda port: 0 <= port < 65536,
+        wrong="--{name} must lie between 0 and 65535, got {value}",
+    )
+    host: str = option("127.0.0.1", "Interface to listen on; another than this lets others in.")
+    api_key: str | None = option(None, "Key that clients must give; default: any will do.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTArguments(Options):
+    """What is taught."""
+
+    dataset_id_or_path: str | None = option(None, "A .jsonl file of conversations; it must be given.")
+    tools_script: str | None = option(None, "Tools that rows without a column `tools` are rendered with.")
+    batch_size: int | None = option(
+        None,
+        "Conversations per optimizer step, of all processes; sets gradient_accumulation_steps.",
+        **_AT_LEAST_1,
+    )
+    micro_batch_size: int | None = option(None, "Another name for per_device_train_batch_size.", **_AT_LEAST_1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTOptions(Options):
+    """The fields that `ToolSFTConfig` has instead of TRL's."""
+
+    max_length: int | None = option(None, "Longer conversations are an error; default: the model's context window.")
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate; default: by the model's size, 3e-3 for nano to 2e-5 from 1B on.",
+        allowed=lambda rate: rate is None or rate > 0,
+        wrong="{name} must be positive, got {value}",
+    )
+    logging_steps: float = option(1, "Steps between two entries of the log.")
+
+
+_TRAINING = (
+    ("transformers", "training_args.py", "TrainingArguments"),
+    ("trl", "trainer/base_config.py", "_BaseConfig"),
+)
+_GRPO = (*_TRAINING, ("trl", "trainer/grpo_config.py", "GRPOConfig"))
+_SFT = (*_TRAINING, ("trl", "trainer/sft_config.py", "SFTConfig"))
+_MODEL = ("trl", "trainer/model_config.py", "ModelConfig")
+
+_OWN: Mapping[str, tuple[type[Any], ...]] = {
+    "train": (ScriptArguments, *THEMES),
+    "check": (CheckArguments, ScriptArguments, *THEMES),
+    "replay": (ReplayArguments, ScriptArguments, *THEMES),
+    "evaluate": (EvaluationArguments, ScriptArguments, *THEMES),
+    "gateway": (GatewayArguments, *THEMES),
+    "sft": (SFTArguments, SFTOptions),
+}
+_OF_TRAINING = (LearningOptions, DrawingOptions, OverlapOptions, PassOptions)
+
+
+def flags_of(command: str) -> dict[str, Flag]:
+    """Return every flag that a command takes; later dataclasses stand over earlier ones."""
+    found = {flag.name: flag for source in (_SFT if command == "sft" else _GRPO) for flag in flags_of_source(*source)}
+    if command in ("evaluate", "gateway"):
+        found = {name: replace(flag, of_training=name not in READ_WITHOUT_TRAINING) for name, flag in found.items()}
+    found |= {flag.name: flag for flag in flags_of_source(*_MODEL)} | flags_of_classes(_OWN[command])
+    if command in ("evaluate", "gateway"):
+        taught = {one.name for theme in _OF_TRAINING for one in fields(theme)}
+        found |= {name: replace(found[name], of_training=True) for name in taught}
+    return found
+
+
 def parse_arguments(argv: Sequence[str]) -> tuple[ScriptArguments, ToolGRPOConfig, ModelConfig]:
-    """Read the command line over the YAML file over the defaults."""
+    """Read the command line of a training over the YAML file over the defaults."""
+    from trl import ModelConfig
+
+    from toolgrpo.trainer.config import ToolGRPOConfig
+
     kinds = (ScriptArguments, ToolGRPOConfig, ModelConfig)
-    script, config, model = parse_args(kinds, list(argv))
-    check_arguments(script, config, model, given_names(kinds, argv))
+    script, config, model = parse_args(kinds, argv)
+    check_arguments(script, config, model, given_values(kinds, argv))
     return script, config, model
+
+
+def is_missing(name: str) -> str:
+    """Return what is said where a flag that is needed is not given."""
+    return f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml"
 
 
 def check_arguments(
     script: ScriptArguments,
     config: ToolGRPOConfig,
     model: ModelConfig,
-    given: Collection[str] = frozenset(),
+    given: Mapping[str, Any],
     *,
     trains: bool = True,
 ) -> None:
@@ -183,3 +326,13 @@ def _check_paths(script: ScriptArguments) -> None:
             path = value.partition(":")[0]
             if name != "tool_functions_module" and Path(path).is_dir():
                 raise ConfigError(f"--{name} {path} is a folder; give the file in it")
+
+
+def _check_report(path: Path) -> None:
+    """Check that the report can be written before hours of episodes, not after them."""
+    if path.is_dir():
+        raise ConfigError(f"--report {path} is a folder; give the file to write, e.g. {path / 'evaluation.json'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--report {path} cannot be written: {error.strerror}; choose another file") from error

@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -31,7 +30,7 @@ import torch
 from datasets import Dataset
 from trl import ModelConfig
 
-from toolgrpo.commands.arguments import ScriptArguments, check_arguments
+from toolgrpo.commands.arguments import CheckArguments, ScriptArguments, check_arguments
 from toolgrpo.commands.check_lines import (
     CheckReport,
     add_agreement,
@@ -41,7 +40,7 @@ from toolgrpo.commands.check_lines import (
     add_step,
     add_success,
 )
-from toolgrpo.commands.config_files import given_names, parse_args
+from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
 from toolgrpo.errors import ConfigError, SandboxError, ToolGRPOError
@@ -60,27 +59,11 @@ _ROWS_LOOKED_AT = 200  # of gold answers and prompts
 _GIB = 2**30
 
 
-@dataclass
-class CheckArguments:
-    """The extent of the check."""
-
-    questions: int = field(default=8, metadata={"help": "Questions that the untrained model is asked."})
-    samples: int = field(default=4, metadata={"help": "Episodes for each of them."})
-    step: bool = field(default=True, metadata={"help": "Also do one training step (nothing of it is kept)."})
-    json: bool = field(default=False, metadata={"help": "Print the result as JSON instead of lines."})
-
-    def __post_init__(self) -> None:
-        for name, least in (("questions", 1), ("samples", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
-
-
 def parse_check_arguments(argv: Sequence[str]) -> tuple[CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
     """Read the command line over the YAML file of the training over the defaults."""
-    flags = ["--json=true" if flag == "--json" else flag for flag in argv]
     kinds = (CheckArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
-    check, script, config, model = parse_args(kinds, flags)
-    check_arguments(script, config, model, given_names(kinds, flags))
+    check, script, config, model = parse_args(kinds, argv)
+    check_arguments(script, config, model, given_values(kinds, argv))
     return check, script, config, model
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datasets import Dataset
@@ -20,8 +20,8 @@ from trl import ModelConfig
 
 from toolgrpo.chat import check_vocabulary, prove_rows, resolve_format, with_template_arguments
 from toolgrpo.chat.format import TemplateFormat
-from toolgrpo.commands.arguments import ScriptArguments, check_arguments
-from toolgrpo.commands.config_files import given_names, parse_args
+from toolgrpo.commands.arguments import EvaluationArguments, ScriptArguments, check_arguments
+from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import LoadedModel, load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
@@ -47,34 +47,6 @@ from toolgrpo.trainer.prompt_lengths import PromptRoom, rows_that_fit
 
 _DEFAULT_QUESTIONS = 100
 _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand.py)
-
-
-@dataclass
-class EvaluationArguments:
-    """What is measured."""
-
-    baseline: str | None = field(
-        default=None, metadata={"help": "A second model, measured on the same questions: the one before training."}
-    )
-    samples: int = field(default=8, metadata={"help": "Episodes for each question."})
-    ks: list[int] | None = field(
-        default=None, metadata={"help": "The k of pass@k and maj@k; default: 1 and the number of samples."}
-    )
-    report: str | None = field(default=None, metadata={"help": "The JSON file; default: OUTPUT_DIR/evaluation.json."})
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ConfigError(f"samples must be at least 1, got {self.samples}")
-        self.ks = sorted(set(self.ks or (1, self.samples)))
-        wrong = [k for k in self.ks if not 1 <= k <= self.samples]
-        if wrong:
-            raise ConfigError(f"ks must lie between 1 and samples ({self.samples}), got {wrong[0]}; raise --samples")
-        for name in ("baseline", "report"):
-            value = getattr(self, name)
-            if value is not None and not value.strip():
-                raise ConfigError(f"--{name} is given without a value; give one, or leave the flag out")
-        if self.report is not None:
-            _check_report(Path(self.report))
 
 
 class EvaluationConfig(ToolGRPOConfig):
@@ -265,15 +237,5 @@ def parse_evaluation_arguments(
     """
     kinds = (EvaluationArguments, ScriptArguments, EvaluationConfig, ModelConfig)
     evaluation, script, config, model = parse_args(kinds, list(argv))
-    check_arguments(script, config, model, given_names(kinds, argv), trains=False)
+    check_arguments(script, config, model, given_values(kinds, argv), trains=False)
     return evaluation, script, config, model
-
-
-def _check_report(path: Path) -> None:
-    """Check that the report can be written before hours of episodes, not after them."""
-    if path.is_dir():
-        raise ConfigError(f"--report {path} is a folder; give the file to write, e.g. {path / 'evaluation.json'}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--report {path} cannot be written: {error.strerror}; choose another file") from error

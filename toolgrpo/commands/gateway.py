@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trl import ModelConfig
 
 from toolgrpo.chat import check_vocabulary, resolve_format, with_template_arguments
-from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.arguments import GatewayArguments, ScriptArguments
 from toolgrpo.commands.evaluate import EvaluationConfig
+from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.terminal import Terminal
@@ -31,21 +31,6 @@ from toolgrpo.gateway.openai_forms import ChatRequest, Said, TextRequest
 from toolgrpo.gateway.server import Endpoint
 from toolgrpo.gateway.session import Session
 from toolgrpo.rollout import Episode, EpisodeLimits, EpisodeRunner
-
-
-@dataclass
-class GatewayArguments:
-    """Where it is served."""
-
-    port: int = field(default=8000, metadata={"help": "Port to listen on; 0: a free one."})
-    host: str = field(
-        default="127.0.0.1", metadata={"help": "Interface to listen on; another than this lets others in."}
-    )
-    api_key: str | None = field(default=None, metadata={"help": "Key that clients must give; default: any will do."})
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"--port must lie between 0 and 65535, got {self.port}")
 
 
 def parse_gateway_arguments(argv: Sequence[str]) -> tuple[GatewayArguments, EvaluationConfig, ModelConfig]:

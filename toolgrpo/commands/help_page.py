@@ -1,20 +1,24 @@
 """`toolgrpo COMMAND --help`: the flags that people use, by theme, at once.
 
 `--help THEME` shows one theme, `--help all` also every flag of TRL and Transformers that is read.
-The short page imports nothing heavy: what it shows is in `flags.json` (see `flag_table.py`). A flag
-of ours that no theme names stands under "more", so none is missing.
+Nothing heavy is imported for it (`flags.py`). A flag of ours that no theme names stands under "more", so
+none is missing.
 """
 
 from __future__ import annotations
 
 import shutil
 import textwrap
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from toolgrpo.commands.flag_table import Flag, flags_of_command, read_flags
+from toolgrpo.commands.arguments import flags_of
+from toolgrpo.commands.flags import Flag
 from toolgrpo.errors import ConfigError
 from toolgrpo.nearest import nearest
+from toolgrpo.trainer.trl.fields import WITHOUT_EFFECT
 
 _COLUMN = 34
 
@@ -121,6 +125,7 @@ PAGES: dict[str, Page] = {
             "saving": _SAVING,
             "watching": _WATCHING,
         },
+        {"output_dir": "trainer_output"},
     ),
     "check": Page(
         "Look at everything that a training needs: load it, draw some episodes, do one step. Nothing is kept.",
@@ -147,7 +152,7 @@ PAGES: dict[str, Page] = {
             "engine": _ENGINE,
             "saving": ("output_dir", "record_episodes", "dry_run", "seed"),
         },
-        {"eval_questions": "100"},
+        {"eval_questions": "100", "output_dir": "trainer_output"},
     ),
     "replay": Page(
         "toolgrpo replay DIR EPISODE: do the tool calls and rewards of a recorded episode again, or all of it. What "
@@ -195,7 +200,11 @@ def asked_for(arguments: Sequence[str]) -> str | None:
 def help_text(command: str, theme: str = "", *, width: int | None = None) -> str:
     """Return the page of a command, or one theme of it, or every flag ("all")."""
     page = PAGES[command]
-    flags = flags_of_command(command) if theme == "all" else read_flags(command)
+    flags = {
+        name: flag
+        for name, flag in flags_of(command).items()
+        if not flag.of_training and (flag.ours or name not in WITHOUT_EFFECT)
+    }
     themes = _filled(page, flags, everything=theme == "all")
     if theme not in ("", "all"):
         if theme not in themes:
@@ -220,7 +229,7 @@ def _filled(page: Page, flags: Mapping[str, Flag], *, everything: bool) -> dict[
     """Return the themes with the flags that there are; what no theme names comes last."""
     themes = {name: [flag for flag in names if flag in flags] for name, names in page.themes.items()}
     named = {flag for names in themes.values() for flag in names}
-    of_training = read_flags("train") if page is not PAGES["train"] else {}
+    of_training = flags_of("train") if page is not PAGES["train"] else {}
     more = [flag.name for flag in flags.values() if flag.ours and flag.name not in named | of_training.keys()]
     themes["more"] = more
     if everything:
@@ -229,17 +238,36 @@ def _filled(page: Page, flags: Mapping[str, Flag], *, everything: bool) -> dict[
 
 
 def _entry(flag: Flag, page: Page, width: int, *, in_short: bool) -> str:
-    default = page.defaults.get(flag.name, flag.default)
+    default = page.defaults.get(flag.name, _shown(flag.default))
     text = _IN_SHORT.get(flag.name, flag.help) if in_short and not flag.ours else flag.help
-    value = "" if flag.value == "true|false" and default == "false" else flag.value
+    value = "" if flag.default is False else _value(flag)
     written = f"  --{flag.name} {value}".rstrip()
     shows_default = default is not None and default != "false" and "default:" not in text.lower()
-    shown = "" if not shows_default else f" {default}" if str(default).startswith("(") else f" [{default}]"
+    shown = f" [{default}]" if shows_default else ""
     filled = textwrap.wrap(text + shown, width - _COLUMN) or [""]
     first = f"{written:<{_COLUMN}}{filled[0]}"
     if len(written) >= _COLUMN - 1:
         first = f"{written}\n{' ' * _COLUMN}{filled[0]}"
     return "\n".join([first, *(" " * _COLUMN + line for line in filled[1:])])
+
+
+def _shown(default: Any) -> str | None:
+    """Return a default as it is written behind a flag."""
+    if default is None or default == "":
+        return None
+    if isinstance(default, bool):
+        return str(default).lower()
+    return " ".join(map(str, default)) or "none" if isinstance(default, list | tuple) else str(default)
+
+
+def _value(flag: Flag) -> str:
+    """Return what stands behind a flag."""
+    if flag.choices:
+        return "|".join(map(str, flag.choices))
+    if any(typing.get_origin(member) is list for member in flag.members):
+        return "A B ..."
+    kinds = {str: "TEXT", float: "X", int: "N", bool: "true|false"}
+    return next((name for kind, name in kinds.items() if kind in flag.members), "TEXT")
 
 
 def _paragraph(text: str, width: int) -> str:

@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from toolgrpo.commands.early_values import early_errors
-from toolgrpo.commands.flag_table import read_kinds, read_names
 from toolgrpo.commands.help_page import PAGES, asked_for, help_text
 from toolgrpo.commands.terminal import LOADING, Terminal
 from toolgrpo.errors import ConfigError
@@ -92,8 +91,7 @@ def _show_help(command: str, theme: str) -> int:
 
 def _can_be_right(command: str, arguments: list[str]) -> bool:
     """Return whether flags, keys and values can be what the command takes; say what is wrong, before the imports."""
-    known = read_names(command)
-    errors = [] if known is None else early_errors(command, arguments, known, read_kinds(command))
+    errors = early_errors(command, arguments)
     for error in errors:
         print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
     return not errors

@@ -77,7 +77,7 @@ _MOST_ITERATIONS = 8
 
 # Flags and YAML keys of earlier versions: one sentence each, saying what to use instead.
 #
-# `given_words.py` answers with it where a flag or key is not known.
+# `given.py` answers with it where a flag or key is not known.
 
 _NO_ECHO = "no loss is taken on tool results; teach their form with `toolgrpo sft` on worked conversations"
 _FILTER = "no row is drawn by how hard it is; ask `toolgrpo evaluate --report` and train on a filtered file"

@@ -11,7 +11,7 @@ on a network, a tool or reward that was changed since, or an environment that dr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from trl import ModelConfig
 
 from toolgrpo.calls import ToolResult
 from toolgrpo.chat import resolve_format, with_template_arguments
-from toolgrpo.commands.arguments import ScriptArguments, check_arguments
-from toolgrpo.commands.config_files import given_names, parse_args
+from toolgrpo.commands.arguments import ReplayArguments, ScriptArguments, check_arguments
+from toolgrpo.commands.given import given_values, parse_args
 from toolgrpo.commands.loaded_model import load_model
 from toolgrpo.commands.parts import RunParts
 from toolgrpo.commands.run_config import config_of_run
@@ -43,17 +43,6 @@ from toolgrpo.trajectory import Trajectory
 _SHOWN = 200  # characters of a result
 
 
-@dataclass
-class ReplayArguments:
-    """The episode to replay."""
-
-    folder: str = field(default="", metadata={"help": "The run's output folder."})
-    episode: int = field(default=-1, metadata={"help": "The number of the episode."})
-    with_model: str | None = field(
-        default=None, metadata={"help": "Draw the whole episode again with this model: a folder, hub id or name."}
-    )
-
-
 def parse_replay_arguments(
     argv: Sequence[str],
 ) -> tuple[ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig]:
@@ -65,7 +54,7 @@ def parse_replay_arguments(
         flags = ["--config", str(config_of_run(recording_in(Path(folder)))), *flags]
     kinds = (ReplayArguments, ScriptArguments, ToolGRPOConfig, ModelConfig)
     replay, script, config, model = parse_args(kinds, [*flags, "--folder", folder, "--episode", number])
-    check_arguments(script, config, model, given_names(kinds, flags))
+    check_arguments(script, config, model, given_values(kinds, flags))
     return replay, script, config, model
 
 

@@ -14,7 +14,7 @@ import yaml
 from trl import ModelConfig
 
 from toolgrpo.commands.arguments import ScriptArguments
-from toolgrpo.commands.config_files import given_values
+from toolgrpo.commands.given import given_values
 from toolgrpo.errors import ConfigError
 from toolgrpo.plain_text import without_secrets
 from toolgrpo.storage import storage_errors, write_whole

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -30,13 +30,15 @@ from transformers import (
 )
 from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
 
-from toolgrpo.commands.config_files import parse_args
+from toolgrpo.commands.arguments import SFTArguments, SFTOptions
+from toolgrpo.commands.given import parse_args
 from toolgrpo.commands.parts import LORA_TARGETS
 from toolgrpo.engines.policy import compute_dtype
 from toolgrpo.errors import ConfigError, DataError, ModelError, ToolGRPOError
 from toolgrpo.folder_claim import claim_folder
 from toolgrpo.models import folder_of
 from toolgrpo.observe.progress import library_bars_off
+from toolgrpo.options import options_of, with_fields_of
 from toolgrpo.plugin_files import python_file
 from toolgrpo.sft.carded_trainer import CardedSFTTrainer, StepProgress
 from toolgrpo.sft.encoder import ConversationEncoder, Example, read_conversations
@@ -47,41 +49,9 @@ from toolgrpo.trainer.model_card import ModelCard
 from toolgrpo.trainer.trl.trainer import tune_fused_head
 
 
-@dataclass
-class SFTArguments:
-    """What is taught."""
-
-    dataset_id_or_path: str = field(metadata={"help": "A .jsonl file of conversations."})
-    tools_script: str | None = field(
-        default=None, metadata={"help": "Tools that rows without a column `tools` are rendered with."}
-    )
-    batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Conversations per optimizer step, of all processes; sets gradient_accumulation_steps."},
-    )
-    micro_batch_size: int | None = field(
-        default=None, metadata={"help": "Another name for per_device_train_batch_size."}
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "micro_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-
-
-@dataclass
+@with_fields_of(SFTOptions)
 class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
     """TRL's `SFTConfig`, with nothing cut off in silence and what a CPU wants."""
-
-    max_length: int | None = field(
-        default=None, metadata={"help": "Longer conversations are an error; default: the model's context window."}
-    )
-    learning_rate: float | None = field(
-        default=None,
-        metadata={"help": "Peak learning rate; default: by the model's size, 3e-3 for nano to 2e-5 from 1B on."},
-    )
-    logging_steps: float = field(default=1, metadata={"help": "Steps between two entries of the log."})
 
     def __post_init__(self) -> None:
         if trains_on_cpu(self.use_cpu):
@@ -97,8 +67,7 @@ class ToolSFTConfig(SFTConfig):  # type: ignore[misc]  # TRL ships no types
                 )
         if self.max_steps == 0:
             self.max_steps: int = -1  # one pass over the conversations, or num_train_epochs
-        if self.learning_rate is not None and self.learning_rate <= 0:
-            raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
+        options_of(self, SFTOptions)
         super().__post_init__()
 
     def changed(self, **changes: Any) -> Self:
@@ -329,7 +298,7 @@ def _examples(
 ) -> list[Example]:
     encode = ConversationEncoder(tokenizer)
     examples = []
-    for index, row in enumerate(read_conversations(sft.dataset_id_or_path)):
+    for index, row in enumerate(read_conversations(str(sft.dataset_id_or_path))):
         example = encode(row["messages"], row["tools"] or schemas or None)
         if len(example.ids) > max_length:
             raise DataError(

@@ -1,23 +1,34 @@
-"""The words of a command line and of its YAML file, read without PyTorch: which of them nobody knows.
+"""The command line over a YAML file over the defaults, for the dataclasses of a command.
 
-`early_values.py` looks at them before the seconds of imports; `config_files.py` reads them later, with
-the same functions and so the same sentences. What a command knows stands in `flags.json`
-(`flag_table.py`).
+    script, config, model = parse_args((ScriptArguments, ToolGRPOConfig, ModelConfig), argv)
+
+Every field is a flag and a YAML key.
+
+* YAML keys may stand under headings (`model:`, `data:`, ...), which are for the reader only;
+* a value is checked against the type of its field; YAML's traps are taken out of the way (a bare `no` stays
+  the text "no" where text is wanted, `1e-5` is a number, a key that stands twice is an error);
+* keys of other recipes (`lr`, `group_size`) are taken where they can mean one thing only (`other_names.py`);
+* an unknown key or flag is an error that names the nearest known one; abbreviated flags are not guessed;
+* whatever is wrong is a `ConfigError`, a line for each mistake, also where a dataclass itself refuses its values.
+
+Not covered: what the values mean; the dataclasses check that.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from argparse import ArgumentParser
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from argparse import SUPPRESS, ArgumentError, ArgumentParser
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from toolgrpo.commands.flags import Flag, flags_of_classes
 from toolgrpo.commands.other_names import REMOVED, answer_to, meant_by
-from toolgrpo.errors import ConfigError
+from toolgrpo.errors import ConfigError, ToolGRPOError
 from toolgrpo.missing_files import seen_from_here
 from toolgrpo.nearest import nearest
 from toolgrpo.plain_text import check_nesting
@@ -27,16 +38,16 @@ HEADINGS = ("model", "data", "generation", "training", "tools", "reward", "loggi
 ALIASES = {"max_grpo_completion_length": "max_completion_length", "model": "model_name_or_path"}
 
 _MEAN_LORA = ("lora_r", "lora_alpha")  # where they describe the model, as other recipes have it
-
+_NOTHING = object()  # behind a flag
 _MAX_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What a command knows: keys of a file, and names of flags (`no_...` and aliases among them)."""
+class Given:
+    """What a file and the flags over it say, without any default, and all that is wrong with them."""
 
-    keys: frozenset[str]
-    flags: frozenset[str]
+    values: dict[str, Any]
+    complaints: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,41 +59,91 @@ class GivenKey:
     value: Any
 
 
-def unknown_flags(words: Sequence[str], known: Names) -> list[str]:
-    """Return what is said of each flag that nobody knows."""
-    found = []
-    for word in words:
-        name = word.partition("=")[0]
-        if word == "--":
-            break
-        if name.startswith("--") and " " not in word and name[2:].replace("-", "_") not in known.flags:
-            found.append(unknown_flag(name, known))
-    return found
+def parse_args(classes: Iterable[type[Any]], argv: Sequence[str]) -> tuple[Any, ...]:
+    """Return one instance per dataclass, from `--config FILE.yaml` and the flags after it."""
+    classes = tuple(classes)
+    values = given_values(classes, argv)
+    made = []
+    for kind in classes:
+        names = [one.name for one in dataclasses.fields(kind) if one.init and one.name in values]
+        try:
+            made.append(kind(**{name: values[name] for name in names}))
+        except ToolGRPOError:
+            raise
+        except (ValueError, TypeError) as error:  # a dataclass refused its values
+            raise ConfigError(str(error)) from error
+    return tuple(made)
 
 
-def unknown_flag(flag: str, known: Names) -> str:
-    """Return what is said of a flag that nobody knows."""
+def given_values(classes: Iterable[type[Any]], argv: Sequence[str]) -> dict[str, Any]:
+    """Return what a config file and the flags say, without any default."""
+    given = read_given(flags_of_classes(classes), argv)
+    if given.complaints:
+        raise ConfigError("\n".join(given.complaints))
+    return given.values
+
+
+def read_given(flags: Mapping[str, Flag], argv: Sequence[str]) -> Given:
+    """Read a file and the flags over it; raise ConfigError for a file that cannot be read."""
+    path, words = split_config(argv)
+    values, complaints = ({}, []) if path is None else _file_values(path, flags)
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
+    for flag in flags.values():
+        behind = {"nargs": "*"} if flag.takes_several else {"nargs": "?", "const": _NOTHING}
+        parser.add_argument(*_spelled(flag.name), dest=flag.name, **behind)
+        if bool in flag.members and flag.default is True:
+            parser.add_argument(*_spelled(f"no_{flag.name}"), dest=flag.name, action="store_const", const="false")
+    try:
+        found, rest = parser.parse_known_args(words)
+    except ArgumentError as error:
+        return Given(values, [*complaints, str(error)])
+    known = {option[2:].replace("-", "_") for action in parser._actions for option in action.option_strings}
+    complaints += _unknown_words(rest, {*known, *ALIASES, "config"})
+    for name, behind_it in vars(found).items():
+        try:
+            if flags[name].of_training:
+                raise ValueError("is read by a training alone; leave it out here (a training's YAML file may have it)")
+            values[name] = _value(flags[name], behind_it)
+        except ValueError as error:
+            complaints.append(f"--{name} {error}")
+    return Given(values, complaints)
+
+
+def _spelled(name: str) -> list[str]:
+    return list(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")))
+
+
+def _value(flag: Flag, behind_it: Any) -> Any:
+    """Return the value of a flag, from what stands behind it; raise ValueError."""
+    if behind_it is _NOTHING and bool in flag.members:
+        return True
+    if behind_it is _NOTHING or behind_it == []:
+        raise ValueError("needs a value after it")
+    return [flag.from_text(one) for one in behind_it] if flag.takes_several else flag.from_text(behind_it)
+
+
+def _unknown_words(rest: Sequence[str], known: Iterable[str]) -> list[str]:
+    """Return what is said of the words that are no known flag and stand behind none."""
+    rest = rest[: rest.index("--")] if "--" in rest else rest
+    found = [word.partition("=")[0] for word in rest if word.startswith("--") and " " not in word]
+    if rest and not found:
+        return [f"{rest[0]!r} belongs to no flag; flags are written --name value (--help lists them)"]
+    return [_unknown_flag(flag, known) for flag in found]
+
+
+def _unknown_flag(flag: str, known: Iterable[str]) -> str:
     name = flag.removeprefix("--").replace("-", "_")
     if name in REMOVED:
         return f"{flag} was removed: {REMOVED[name]}"
     instead = answer_to(name)
     if instead is not None:
         return f"unknown flag {flag}; {instead}"
-    near = nearest(flag, [f"--{name}" for name in known.flags])[0]
+    near = nearest(flag, [f"--{name}" for name in known])[0]
     return f"unknown flag {flag}; the nearest known flag is {near} (--help lists them all)"
 
 
-def is_missing(name: str) -> str:
-    """Return what is said where a flag that is needed is not given."""
-    return f"--{name} is missing; for a first look: --config recipes/configs/nano.yaml"
-
-
-def file_values(
-    path: str | Path, known: Collection[str], check: Callable[[str, Any], Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a YAML file by known key, as `check(key, value)` gives them, and all that
-    is wrong with the file, a line for each. `check` raises ValueError.
-    """
+def _file_values(path: str | Path, known: Mapping[str, Flag]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of a YAML file by known key, and all that is wrong with it, a line for each."""
     content = _keys_in(path, known)
     complaints = _unknown_keys(content, path, known)
     values: dict[str, Any] = {}
@@ -95,7 +156,7 @@ def file_values(
             continue
         values[name] = given.value
         try:
-            values[name] = check(name, given.value)
+            values[name] = known[name].from_yaml(given.value)
         except ValueError as error:
             complaints.append(f"{path}: {given.name} {error}")
     if "use_peft" in known and any(given.heading == "model" and given.name in _MEAN_LORA for given in content):
@@ -103,7 +164,7 @@ def file_values(
     return values, complaints
 
 
-def _unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Collection[str]) -> list[str]:
+def _unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Mapping[str, Flag]) -> list[str]:
     """Return what is said of the keys and headings that nobody knows."""
     complaints = []
     for given in content:
@@ -125,7 +186,7 @@ def _unknown_keys(content: Iterable[GivenKey], path: str | Path, known: Collecti
     return complaints
 
 
-def _key_for(given: GivenKey, known: Collection[str]) -> str:
+def _key_for(given: GivenKey, known: Mapping[str, Flag]) -> str:
     """Return the known key that is meant, or the one that stands there."""
     return meant_by(ALIASES.get(given.name, given.name), given.heading, known)
 
@@ -143,7 +204,7 @@ def split_config(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return (paths[0] if paths else None), rest
 
 
-def _keys_in(path: str | Path, known: Collection[str]) -> list[GivenKey]:
+def _keys_in(path: str | Path, known: Mapping[str, Flag]) -> list[GivenKey]:
     """Return the keys of a YAML file, without its headings."""
     found = []
     for name, value in _load_yaml(Path(path)).items():
