@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.test_bad_input import arguments, load, wrong_files  # noqa: F401  # a fixture
-from toolgrpo.commands.early_values import early_errors
+from toolgrpo.commands.main import early_errors
 from toolgrpo.errors import ToolGRPOError
 
 

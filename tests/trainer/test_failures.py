@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from toolgrpo.errors import ConfigError, PeerError
-from toolgrpo.trainer.first_failure import report_first_failure
+from toolgrpo.trainer.stopping import report_first_failure
 
 
 def process(index: int, of: int = 2) -> SimpleNamespace:

@@ -14,17 +14,25 @@ s: docs/how-to/scaling.md).
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from toolgrpo.errors import PeerError, ToolGRPOError
+from toolgrpo.storage import write_whole
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -107,3 +115,112 @@ class GracefulStop(TrainerCallback):  # type: ignore[misc]  # transformers ships
         self._say(
             f"{self._received.name}: the current step is finished and saved first; a second signal ends the run at once"
         )
+
+
+# When one process of a run fails, the others say so, instead of showing what it did to them.
+#
+# The process that fails first leaves a note in the output folder. The others then fail inside a
+# collective call, because it is gone; each looks for the note and raises `PeerError`, which names the
+# process and its error. The launcher ends whoever is left. Nobody waits for a time-out.
+#
+# Not covered: machines that do not share the output folder; there the others show the error of the
+# collective call.
+
+_NOTE_S = 5.0  # a note is written before its process goes, so it is there almost at once
+
+
+@contextmanager
+def report_first_failure(output_dir: Path, accelerator: Any) -> Iterator[None]:
+    """Run the collective part of a run; if it fails, say which process failed first."""
+    if accelerator.num_processes == 1:
+        yield
+        return
+    note = output_dir / "failure.json"
+    if accelerator.is_main_process:
+        note.unlink(missing_ok=True)
+    accelerator.wait_for_everyone()
+    try:
+        yield
+    except Exception as error:
+        if not _lost_a_peer(error):
+            _leave(note, accelerator.process_index, error)
+            raise
+        first = _wait_for(note)
+        if first is None or first["process"] == accelerator.process_index:
+            raise
+        raise PeerError(
+            f"process {first['process']} failed first, so this one cannot go on: {first['error']}"
+        ) from error
+
+
+def _lost_a_peer(error: BaseException) -> bool:
+    """Return whether a collective call failed, as it does in every process but the one to blame."""
+    if isinstance(error, ToolGRPOError):
+        return False
+    distributed = isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection closed"))
+    )
+    return distributed or (error.__cause__ is not None and _lost_a_peer(error.__cause__))
+
+
+def _leave(note: Path, process: int, error: Exception) -> None:
+    written = note.with_suffix(f".{process}.tmp")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(written, json.dumps({"process": process, "error": f"{type(error).__name__}: {error}"}))
+        if not note.exists():
+            written.replace(note)
+    except OSError:
+        return  # the error itself matters more than the note
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _wait_for(note: Path) -> dict[str, Any] | None:
+    deadline = time.monotonic() + _NOTE_S
+    while time.monotonic() < deadline:
+        if note.exists():
+            content: dict[str, Any] = json.loads(note.read_text())
+            return content
+        time.sleep(0.1)
+    return None
+
+
+# A trainer gives its engine and tool workers back by itself: where its construction fails, and
+# when nobody has it any more.
+#
+# In a notebook a cell is run again: the new trainer is made while the old one still has its name, and
+# the old one goes when the name is bound anew. A trainer and its callbacks know each other, so it is
+# Python's garbage collection that finds it, in whichever thread that runs; closing waits for tool
+# workers, so it is done in the main thread or in one of its own.
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def closed_if_it_fails(init: Init) -> Init:
+    """Let a constructor close what it has made, before it raises."""
+
+    @functools.wraps(init)
+    def construct(trainer: Closable, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(trainer, *args, **kwargs)
+        except BaseException:
+            trainer.close()
+            raise
+
+    return cast(Init, construct)
+
+
+def close_when_nobody_has_it(trainer: Closable) -> None:
+    """Close it now; called from `__del__`."""
+    if sys.is_finalizing():
+        return
+    if threading.current_thread() is threading.main_thread():
+        trainer.close()
+    else:
+        threading.Thread(target=trainer.close, name="toolgrpo-closing", daemon=True).start()

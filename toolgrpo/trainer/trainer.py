@@ -57,14 +57,17 @@ from toolgrpo.trainer.batches import Batches, Worth
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
-from toolgrpo.trainer.first_failure import report_first_failure
 from toolgrpo.trainer.given_parts import Tools, take_parts
-from toolgrpo.trainer.giving_back import close_when_nobody_has_it, closed_if_it_fails
 from toolgrpo.trainer.hardware import bf16_line
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy
 from toolgrpo.trainer.row_line import Processes, check_engine, open_line
-from toolgrpo.trainer.stopping import GracefulStop
+from toolgrpo.trainer.stopping import (
+    GracefulStop,
+    close_when_nobody_has_it,
+    closed_if_it_fails,
+    report_first_failure,
+)
 from toolgrpo.trainer.token_tap import TokenTap
 from toolgrpo.trainer.trl import batch as trl_batch
 from toolgrpo.trainer.trl import rewards as trl_rewards
