@@ -353,7 +353,10 @@ def test_closing_fails_what_is_open_and_leaves_nothing(subject: Subject) -> None
         async with asyncio.timeout(200):
             return await asyncio.gather(*still_open, return_exceptions=True)
 
-    assert {type(outcome) for outcome in asyncio.run(main())} == {EngineError}
+    outcomes = asyncio.run(main())
+    ended = [outcome for outcome in outcomes if isinstance(outcome, Sample)]  # whose answers were on their way
+    assert all(len(sample.ids) == 500 for sample in ended) and len(ended) < MANY
+    assert {type(outcome) for outcome in outcomes} <= {EngineError, Sample}
     if subject.open_requests is not None:
         assert subject.open_requests() == 0
     assert len(sample_all(subject.engine, ask())[0].ids) == 12
