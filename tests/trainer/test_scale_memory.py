@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(not sys.platform.startswith("l
 
 
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("steps", [60, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_run_is_flat_from_its_second_fifth_to_its_last(tiny_qwen3: Any, tmp_path: Path, steps: int) -> None:
     """With real tool workers, the transformers engine, recording, and a checkpoint in every tenth step.
 
