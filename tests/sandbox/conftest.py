@@ -21,6 +21,13 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def strongest() -> Iterator[Sandbox]:
+    """A sandbox on the strongest rung that this machine holds."""
+    with Sandbox(workers=1) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session")
 def like_macos(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter that has nothing that only Linux has; see like_macos.py."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,20 +45,14 @@ EXITS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(workers=1) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("suite", STATEMENTS.values(), ids=STATEMENTS)
-def test_no_exit_passes_for_a_statement(sandbox: Sandbox, suite: Suite) -> None:
-    honest = grade(sandbox, RIGHT, suite)
+def test_no_exit_passes_for_a_statement(strongest: Sandbox, suite: Suite) -> None:
+    honest = grade(strongest, RIGHT, suite)
     assert honest.all_passed and honest.forgeable, honest
     for name, program in EXITS.items():
         if name == "frames ahead of time" and any("in (2,)" in test for test in suite.tests):
             continue  # a bare expression believes what the solution's process says: this is what forgeable means
-        result = grade(sandbox, program, suite, timeout=2.0)
+        result = grade(strongest, program, suite, timeout=2.0)
         assert not result.all_passed and result.forgeable, (name, result)
 
 
@@ -93,17 +86,17 @@ CHOOSING = {  # answers that an earlier judge turned away
 
 
 @pytest.mark.parametrize("name", CHOOSING)
-def test_no_answer_makes_tests_forgeable(sandbox: Sandbox, name: str) -> None:
+def test_no_answer_makes_tests_forgeable(strongest: Sandbox, name: str) -> None:
     program, suite = CHOOSING[name]
-    result = grade(sandbox, program, suite, timeout=1.0)
+    result = grade(strongest, program, suite, timeout=1.0)
     assert not result.all_passed and not result.forgeable, result
 
 
-def test_a_loop_may_make_as_many_calls_as_its_time_allows(sandbox: Sandbox) -> None:
+def test_a_loop_may_make_as_many_calls_as_its_time_allows(strongest: Sandbox) -> None:
     loop = Suite(("for i in range(700):\n    assert f(i) == i * i",))
-    result = grade(sandbox, "def f(x): return x * x", loop, timeout=60.0)
+    result = grade(strongest, "def f(x): return x * x", loop, timeout=60.0)
     assert result.all_passed and not result.forgeable, result
-    assert not grade(sandbox, "def f(x): return x * x if x < 650 else 0", loop, timeout=60.0).all_passed
+    assert not grade(strongest, "def f(x): return x * x if x < 650 else 0", loop, timeout=60.0).all_passed
 
 
 @pytest.mark.parametrize(
@@ -119,18 +112,18 @@ def test_a_loop_may_make_as_many_calls_as_its_time_allows(sandbox: Sandbox) -> N
         (("assert f(1) == 1\nfor g in (len, abs):\n    assert f(g) is g",), True),
     ],
 )
-def test_the_tests_alone_decide_it(sandbox: Sandbox, tests: tuple[str, ...], is_forgeable: bool) -> None:
+def test_the_tests_alone_decide_it(strongest: Sandbox, tests: tuple[str, ...], is_forgeable: bool) -> None:
     for program in ("def f(x): return x", "def f(x): raise SystemExit(0)", DEEP + "def f(x): return nest(99, 1)"):
-        assert grade(sandbox, program, Suite(tests)).forgeable is is_forgeable, program
-    assert grade(sandbox, "def f(x): return x", Suite(tests)).all_passed
-    refused = grade(sandbox, "def f(x): return x", Suite(tests), refuse_forgeable=True)
+        assert grade(strongest, program, Suite(tests)).forgeable is is_forgeable, program
+    assert grade(strongest, "def f(x): return x", Suite(tests)).all_passed
+    refused = grade(strongest, "def f(x): return x", Suite(tests), refuse_forgeable=True)
     assert refused.all_passed is not is_forgeable
 
 
-def test_what_a_comparison_needs_of_the_set_up_is_there(sandbox: Sandbox) -> None:
+def test_what_a_comparison_needs_of_the_set_up_is_there(strongest: Sandbox) -> None:
     suite = Suite(("assert depth(root) == EXPECTED",), setup="root = Node()\nEXPECTED = 1")
-    assert grade(sandbox, "class Node: pass\ndef depth(node): return 1", suite).all_passed
-    assert not grade(sandbox, "class Node: pass\ndef depth(node): return 2", suite).all_passed
+    assert grade(strongest, "class Node: pass\ndef depth(node): return 1", suite).all_passed
+    assert not grade(strongest, "class Node: pass\ndef depth(node): return 2", suite).all_passed
 
 
 def score(allow: list[Any] | None, **columns: Any) -> tuple[list[Score], dict[str, float]]:

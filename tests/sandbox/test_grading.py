@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,12 +43,6 @@ def depth(node):
 """
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(workers=1) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(
     ("program", "suite"),
     [
@@ -64,29 +57,29 @@ def sandbox() -> Iterator[Sandbox]:
         ("def enc(s):\n    return s[::-1]\ndef dec(s):\n    return s[::-1]", Suite(("assert dec(enc('abc')) == 'abc'",))),
     ],
 )  # fmt: skip
-def test_an_honest_solution_passes(sandbox: Sandbox, program: str, suite: Suite) -> None:
-    result = grade(sandbox, program, suite)
+def test_an_honest_solution_passes(strongest: Sandbox, program: str, suite: Suite) -> None:
+    result = grade(strongest, program, suite)
     assert result.all_passed, result
 
 
-def test_what_forgeable_means(sandbox: Sandbox) -> None:
+def test_what_forgeable_means(strongest: Sandbox) -> None:
     """Stated so that the docs stay true: a compared value is safe there too, a bare expression is not."""
     liar = "class L(int):\n    def __eq__(self, o): return True\ndef apply(f, x): return L(7)"
-    compared = grade(sandbox, liar, Suite(("assert apply(lambda x: x, 3) == 3",)))
+    compared = grade(strongest, liar, Suite(("assert apply(lambda x: x, 3) == 3",)))
     assert compared.forgeable and not compared.all_passed
-    bare = grade(sandbox, liar, Suite(("assert apply(lambda x: x, 3) in (3,)",)))
+    bare = grade(strongest, liar, Suite(("assert apply(lambda x: x, 3) in (3,)",)))
     assert bare.forgeable and bare.all_passed
     for test in ("assert depth(root) == 2", "assert depth(root) in (2,)"):
         liar_of_nodes = f"class Node:\n    def __init__(self, v): pass\n{liar}\ndef depth(n): return L(7)"
-        graded = grade(sandbox, liar_of_nodes, Suite((test,), setup=NODES.setup))
+        graded = grade(strongest, liar_of_nodes, Suite((test,), setup=NODES.setup))
         assert not graded.forgeable and not graded.all_passed
 
 
-def test_bad_tests_are_an_error_of_the_data(sandbox: Sandbox) -> None:
+def test_bad_tests_are_an_error_of_the_data(strongest: Sandbox) -> None:
     with pytest.raises(DataError, match="no Python"):
-        grade(sandbox, "x = 1", Suite(("assert (",)))
+        grade(strongest, "x = 1", Suite(("assert (",)))
     with pytest.raises(DataError, match="no_such_library"):
-        grade(sandbox, "x = int", Suite(("assert x() == 0",), setup="import no_such_library"))
+        grade(strongest, "x = int", Suite(("assert x() == 0",), setup="import no_such_library"))
     with pytest.raises(DataError, match="at least one test"):
         Suite(())
 

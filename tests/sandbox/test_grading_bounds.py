@@ -27,12 +27,6 @@ from toolgrpo.sandbox.literals import NotPlainError, decode, encode
 MODULUS = 2**61 - 1  # integers that differ by a multiple of it have one hash
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(workers=1) as opened:
-        yield opened
-
-
 def cpu_s(call: Any) -> float:
     """What a call costs this thread, however busy the machine is."""
     started = time.thread_time()
@@ -50,24 +44,24 @@ SLOW = {  # with a timeout of one second
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_one_deadline_holds_for_a_whole_grade(sandbox: Sandbox, name: str) -> None:
+def test_one_deadline_holds_for_a_whole_grade(strongest: Sandbox, name: str) -> None:
     loop = Suite(("for i in range(500):\n    assert f(i) == i", "for i in range(500):\n    assert f(i) == i"))
     started = time.monotonic()
-    assert not grade(sandbox, SLOW[name], loop, timeout=1.0).all_passed
+    assert not grade(strongest, SLOW[name], loop, timeout=1.0).all_passed
     assert time.monotonic() - started < 20.0, "500 calls of a third of a second take 150"
 
 
-def test_a_deadline_holds_for_statements_in_the_solutions_process_too(sandbox: Sandbox) -> None:
+def test_a_deadline_holds_for_statements_in_the_solutions_process_too(strongest: Sandbox) -> None:
     tests = tuple(f"g = lambda y: y + {n}\nassert f(g) is g" for n in range(60))
     started = time.monotonic()
-    graded = grade(sandbox, "import time\ndef f(g):\n    time.sleep(0.5)\n    return g", Suite(tests), timeout=1.0)
+    graded = grade(strongest, "import time\ndef f(g):\n    time.sleep(0.5)\n    return g", Suite(tests), timeout=1.0)
     assert graded.forgeable and not graded.all_passed
     assert time.monotonic() - started < 15.0, "sixty statements take 30"
 
 
-def test_what_passed_before_the_deadline_has_passed(sandbox: Sandbox) -> None:
+def test_what_passed_before_the_deadline_has_passed(strongest: Sandbox) -> None:
     suite = Suite(("assert f(0) == 0", "assert f(60) == 60", "assert f(0) == 0"))
-    graded = grade(sandbox, "import time\ndef f(x):\n    time.sleep(x)\n    return x", suite, timeout=3.0)
+    graded = grade(strongest, "import time\ndef f(x):\n    time.sleep(x)\n    return x", suite, timeout=3.0)
     assert graded.passed == (True, False, False)
 
 
@@ -114,21 +108,21 @@ def test_the_bound_on_what_is_hashed_leaves_honest_values() -> None:
         assert decode(encode(value), most_hashed=5000) == value
 
 
-def test_a_run_gives_no_value_that_collides_and_grading_takes_large_ones(sandbox: Sandbox) -> None:
+def test_a_run_gives_no_value_that_collides_and_grading_takes_large_ones(strongest: Sandbox) -> None:
     hostile = f"[n * {MODULUS} for n in range(20_000)]"
     made = "class S(set):\n    def __init__(self, items): self.items = items\n    def __iter__(self): return iter(self.items)\n"
     answers: list[Any] = []
-    assert cpu_s(lambda: answers.append(sandbox.run(f"{made}S({hostile})"))) < 2.0
+    assert cpu_s(lambda: answers.append(strongest.run(f"{made}S({hostile})"))) < 2.0
     assert answers[0].ok and not answers[0].value_is_plain and answers[0].value_repr
     large = Suite(("assert f(20000) == set(range(20000))", "assert len(f(g(f(9)))) == 9"))
-    graded = grade(sandbox, "def f(n): return set(range(n))\ndef g(s): return len(s)", large, timeout=60.0)
+    graded = grade(strongest, "def f(n): return set(range(n))\ndef g(s): return len(s)", large, timeout=60.0)
     assert graded.all_passed, graded
     program = f"{made}def f(n): return S({hostile})\ndef g(s): return 9"
-    assert cpu_s(lambda: answers.append(grade(sandbox, program, large, timeout=1.0))) < 2.0
+    assert cpu_s(lambda: answers.append(grade(strongest, program, large, timeout=1.0))) < 2.0
     assert not answers[1].all_passed
 
 
-def test_hostile_frames_are_answers_like_any_other(sandbox: Sandbox) -> None:
+def test_hostile_frames_are_answers_like_any_other(strongest: Sandbox) -> None:
     """What the solution's process says about a call, written by the program itself."""
     said = {
         "no object": "[]",
@@ -147,7 +141,7 @@ def test_hostile_frames_are_answers_like_any_other(sandbox: Sandbox) -> None:
             f"import os, struct\nBODY = {body!r}.encode()\ndef f(x):\n"
             "    os.write(4, struct.pack('!I', len(BODY)) + BODY)\n    return 5"
         )
-        graded = grade(sandbox, program, Suite(("assert f(1) == 6",)), timeout=5.0)
+        graded = grade(strongest, program, Suite(("assert f(1) == 6",)), timeout=5.0)
         assert not graded.all_passed and not graded.forgeable, (name, graded)
 
 
@@ -163,12 +157,12 @@ ODD = (
 )  # fmt: skip
 
 
-def test_no_program_is_more_than_a_fail(sandbox: Sandbox) -> None:
+def test_no_program_is_more_than_a_fail(strongest: Sandbox) -> None:
     """Half characters, depth, digits, width: nothing raises here, and the next program is run."""
     for program in ODD:
-        assert not grade(sandbox, program, Suite(("assert f(1) == 2",)), timeout=5.0).all_passed, program[:80]
-        sandbox.run(program, timeout=5.0)
-    assert sandbox.run("6 * 7").value == 42
+        assert not grade(strongest, program, Suite(("assert f(1) == 2",)), timeout=5.0).all_passed, program[:80]
+        strongest.run(program, timeout=5.0)
+    assert strongest.run("6 * 7").value == 42
 
 
 OLD_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
