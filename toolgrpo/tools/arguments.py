@@ -264,17 +264,13 @@ class ArgumentChecker:
 
     def check(self, arguments: Mapping[str, Any]) -> Checked:
         """Coerce what loses nothing, then complain about the rest."""
-        properties = self._schema.get("properties", {})
         try:
-            beyond = beyond_bounds(arguments)
-            known = (
-                {}
-                if beyond
-                else dict(arguments)
-                if self._unchecked
-                else {key: self._coercer.coerced(value, properties.get(key)) for key, value in arguments.items()}
-            )
-            if (beyond := beyond or beyond_bounds(known)) is not None:  # text that was read may nest deeper than it did
+            known: dict[str, Any] = {}
+            if (beyond := beyond_bounds(arguments)) is None:
+                known = dict(arguments)
+                known = known if self._unchecked else self._coercer.coerced(known, self._schema)
+                beyond = beyond_bounds(known)  # text that was read may nest deeper than it did
+            if beyond is not None:
                 return self._refused(f"the arguments cannot be used: {beyond}")
             if self._unchecked:
                 return Checked(known)

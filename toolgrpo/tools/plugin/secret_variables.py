@@ -39,12 +39,10 @@ def asked_for(source: PluginSource) -> tuple[str, ...]:
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()  # importing it says so better
     for node in [] if tree is None else tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == _VARIABLE for target in targets):
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            return _literal_names(node.value, source.label)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == _VARIABLE for target in targets):
+                return _literal_names(node.value, source.label)
     return ()
 
 
