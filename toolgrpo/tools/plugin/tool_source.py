@@ -71,13 +71,8 @@ def environment_source(spec: str | Path | Callable[..., Any]) -> PluginSource:
 
 def callables_source(functions: Sequence[Callable[..., Any]]) -> PluginSource:
     """Pack functions or classes as a blob for the workers."""
-    try:
-        cloudpickle: Any = importlib.import_module("cloudpickle")
-    except ImportError as error:
-        raise PluginError(
-            "tools given as functions need the package cloudpickle to reach the tool workers: install it, "
-            "or put the functions into a file and give its path"
-        ) from error
+    import cloudpickle  # type: ignore[import-untyped]  # it ships no types; only tools given as callables need it
+
     with suppress(Exception), _by_value(functions, cloudpickle, heavy=True):
         blob = cloudpickle.dumps(list(functions))
         if len(blob) <= _MAX_BY_VALUE:  # not with all the data that a script holds
