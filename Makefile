@@ -3,7 +3,7 @@
 #   make test        set up, then pass the tests
 #   make setup       only set up (.venv); LOCK=requirements-cuda.lock overrides the choice of lock
 # and for those who work on toolgrpo:
-#   make check       formatting, lint, types          make test-slow   the long tests
+#   make check       formatting, lint, types, English make test-slow   the long tests
 #   make bench       the benchmarks                   make lock        resolve the lock files again
 #   make docs        the pages as a site, in build/site
 #   make gpu-proof   on a machine with an NVIDIA GPU: what only a GPU can show, as one table
@@ -59,6 +59,7 @@ check: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python .ci/english
 
 # FAST=1: the quick forms of the quickest, in under five minutes. `make bench ARGS=--list` says what there is.
 bench: setup

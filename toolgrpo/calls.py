@@ -14,7 +14,7 @@ from typing import Any
 
 
 class AttemptStatus(StrEnum):
-    """What became of one tool call that the model tried to write."""
+    """Outcome of one tool call that the model tried to write."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class DropCause(StrEnum):
-    """Who could not say what an episode is worth."""
+    """Part of a run that could not score an episode."""
 
     NO_REWARD = "no_reward"  # every reward function gave None
     REWARD = "reward"  # a reward function dropped it

@@ -1,4 +1,4 @@
-"""Which requests a server on the loopback interface answers: those of this machine, not of web pages.
+"""Requests that a server on the loopback interface answers: those of this machine, not of web pages.
 
 A browser sends requests for any page it shows, also to 127.0.0.1. Two headers give such a page away:
 `Host`, where it reaches this machine under a name of its own (DNS rebinding), and `Origin`, where it

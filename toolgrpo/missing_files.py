@@ -1,4 +1,4 @@
-"""What is said of a file that is not there: where it was looked for, and which file beside it may be meant.
+"""Messages about a missing file: where it was looked for, and which file beside it may be meant.
 
 Said early, before PyTorch is imported, and late, by what reads the file, in the same words.
 """

@@ -94,7 +94,7 @@ class RecordedShare(float):
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeOptions(Options):
-    """How an episode is run and where it ends."""
+    """Options of an episode and its limits."""
 
     max_completion_length: int | None = option(
         1024, "Most tokens of an episode after its prompt: sampled tokens and tool results together."
@@ -140,7 +140,7 @@ class EpisodeOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(Options):
-    """What generates."""
+    """Options of the engine."""
 
     engine: str = option(
         "auto",
@@ -171,7 +171,7 @@ class GenerationOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingOptions(Options):
-    """Which prompts a step draws. By default those of TRL's sampler, each trained on."""
+    """Options of the choice of rows for a step. By default those of TRL's sampler, each trained on."""
 
     dynamic_sampling: str = option(
         "off",
@@ -189,7 +189,7 @@ class DrawingOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapOptions(Options):
-    """How training and rollouts overlap."""
+    """Options of the overlap of training and rollouts."""
 
     max_staleness: int = option(
         0,
@@ -216,7 +216,7 @@ class OverlapOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LearningOptions(Options):
-    """What an episode teaches: from rewards to what the loss sees."""
+    """Options of learning: from rewards to what the loss sees."""
 
     advantage: str = option(
         "grpo",
@@ -279,7 +279,7 @@ class LearningOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PassOptions(Options):
-    """What the training pass reads."""
+    """Options of the training pass."""
 
     prefix_sharing: str = option(
         "auto",
@@ -308,7 +308,7 @@ class PassOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions(Options):
-    """What people see of a run, and what is recorded."""
+    """Options of display and recording."""
 
     success_threshold: float = option(1.0, "An episode counts as a success if its reward is at least this.")
     quiet: bool = option(False, "Show nothing but errors: no lines, no bar, no warnings.")
@@ -320,7 +320,7 @@ class WatchOptions(Options):
     )
     max_world_failures: float | None = option(
         0.5,
-        "Share of a rollout's episodes that the world may fail (engine lost, tool timed out or died) before the run stops.",
+        "Share of a rollout's episodes that infrastructure may fail (engine lost, tool timed out or died) before the run stops.",
         allowed=lambda share: share is None or 0 < share <= 1,
         wrong="{name} must be a share above 0 and at most 1, or none; got {value}",
     )

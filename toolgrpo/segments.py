@@ -48,7 +48,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStart:
-    """Where a later segment begins in the row of its episode."""
+    """Start of a later segment in the row of its episode."""
 
     start: int  # index into Trajectory.ids of the first token of its prompt
     n_prompt: int  # tokens of its prompt
@@ -56,7 +56,7 @@ class SegmentStart:
 
 
 class Row(NamedTuple):
-    """What the segments of an episode are when they lie one after the other."""
+    """Segments of an episode, one after the other."""
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]

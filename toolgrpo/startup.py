@@ -1,4 +1,4 @@
-"""What has to happen in a process before PyTorch is imported.
+"""Prepare a process before PyTorch is imported.
 
 `prepare()` is called on the first lines of a recipe. It imports nothing heavy, and does nothing
 that a user has set otherwise in the environment.

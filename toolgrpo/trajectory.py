@@ -180,7 +180,7 @@ class Trajectory:
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether every sampled token came with its log-probability."""
+        """Return whether every sampled token came with its log-probability."""
         return all(lp is not None for lp, m in zip(self.logprobs, self.mask, strict=True) if m)
 
     def completion(self) -> list[Message]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,17 +27,13 @@ from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trajectory import StopReason, Trajectory, Turn
 
 ROOT = Path(__file__).parents[2]
-GUIDES = (
-    "how-to/troubleshooting.md",
-    "how-to/multi_turn.md",
-    "how-to/migration.md",
-    "reference/flags.md",
-    "how-to/rewards.md",
-    "how-to/data.md",
-    "how-to/evaluation.md",
+HOW_TO = ("troubleshooting", "multi_turn", "migration", "rewards", "data", "evaluation")
+GUIDES = [
+    *(f"how-to/{name}.md" for name in HOW_TO),
     "background/off_policy.md",
     "background/overlap.md",
-)
+    "reference/flags.md",
+]
 TRL_SOURCE = Path(trl.trainer.grpo_trainer.__file__).read_text()
 KEYS = ("prompts", "completions", "completion_ids", "trajectories")
 NOT_OURS = {"--dtype", "--help", "--no"}  # of `vllm serve` (it is ours too), of argparse, of pip (`--no-deps`)
@@ -123,6 +121,11 @@ def test_the_readme_leads_to_every_page() -> None:
             links = re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", page.read_text())
             to_read += [(page.parent / link).resolve() for link in links]
     assert set((ROOT / "docs").rglob("*.md")) - seen == set()
+
+
+def test_the_english_of_the_pages_is_linted() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / ".ci" / "english")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_table_of_flags_is_the_codes_own() -> None:

@@ -1,4 +1,4 @@
-"""What it takes to read a sampled turn: segments, the reader's seam, and attempts with their statuses.
+"""Parts for reading a sampled turn: segments, the reader's seam, and attempts with their statuses.
 
 A turn arrives as segments: text, and markers of the family. A marker that is one token of the tokenizer is only ever
 found by its id, so text that merely looks like it stays text; where it is ordinary text, it is found as text.
@@ -54,7 +54,7 @@ class Reader(Protocol):
 
     @property
     def thinking(self) -> tuple[str, ...]:
-        """How a prompt may end that has already opened the model's thinking."""
+        """Return the ends of a prompt that has already opened the model's thinking."""
         ...
 
     def read(self, segments: Iterable[Segment], *, closed: bool, thinking: bool) -> ParsedTurn:

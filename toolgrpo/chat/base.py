@@ -1,4 +1,4 @@
-"""What a chat format is: the seam between messages and token ids.
+"""Chat format: the seam between messages and token ids.
 
 Invariants every format keeps (contract tests run the same cases over all of them):
 

@@ -165,7 +165,7 @@ _TYPE_FIRST = re.compile(r'\{\s*"type"\s*:\s*"function"')
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Where objects at the end of a text begin, and what they are."""
+    """Objects at the end of a text, and where they begin."""
 
     start: int
     values: tuple[Any, ...]

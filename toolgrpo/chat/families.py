@@ -37,7 +37,7 @@ _GEMMA4_ENDS = ("<|tool_response>", "<turn|>", "<eos>")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What has to be known of a family besides its template."""
+    """Facts about a family that its template does not show."""
 
     name: str
     signs: tuple[str, ...]  # texts that all stand in the template

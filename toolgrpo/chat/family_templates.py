@@ -1,4 +1,4 @@
-r"""How the turns of each family are read: response templates, in transformers' format.
+r"""Response templates for the turns of each family, in transformers' format.
 
 Where TRL's own template loses something that models write, the one here is corrected, and what was corrected stands
 beside it; docs/background/chat_formats.md shows each loss, and a test pins it. Patterns are linear: possessive where they repeat,

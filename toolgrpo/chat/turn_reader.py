@@ -142,7 +142,7 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """Where one region ends and another begins."""
+    """Boundary between two regions."""
 
     place: int
     following: _Region

@@ -149,7 +149,7 @@ def _calls(problem: Problem) -> str:
 
 
 def success(messages: Sequence[Mapping[str, Any]], answer: str) -> bool:
-    """Whether an episode did the task: the last tool response is the answer, and the final message says the same number."""
+    """Return whether an episode did the task: the last tool response is the answer, and the final message says the same number."""
     if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
         return False
     responses = [message for message in messages if message.get("role") == "tool"]

@@ -1,4 +1,4 @@
-"""Which rows are held out where nobody gave a file or a split of them."""
+"""Choose held-out rows where no file or split of them was given."""
 
 from __future__ import annotations
 

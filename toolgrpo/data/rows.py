@@ -1,4 +1,4 @@
-"""What a row is, and what makes it a bad one.
+"""Rows, and the checks that find bad ones.
 
 Invariants of a checked row:
 
@@ -56,7 +56,7 @@ class NoPromptColumn(DataError):
 
 
 class RowProblem(ValueError):
-    """What is wrong with a row, without where it stands."""
+    """Fault of a row, without its place."""
 
 
 @dataclass(frozen=True, slots=True)

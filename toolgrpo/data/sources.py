@@ -1,4 +1,4 @@
-"""Where rows come from: each source yields `RawRow`s, and can be gone through again.
+"""Sources of rows: each source yields `RawRow`s, and can be gone through again.
 
 At the end stand known data sets in their original formats: GSM8K, MBPP and AIME, and where the hub
 keeps them. A format turns one original row into `prompt`, `answer` and the columns that its reward
@@ -56,7 +56,7 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """Where a split lies on the hub."""
+    """Place of a split on the hub."""
 
     repository: str
     config: str | None
@@ -152,7 +152,7 @@ class GymTasks:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How rows of one data set become rows of ours."""
+    """Translation of a dataset's rows to ours."""
 
     convert: Convert
     splits: Mapping[str, HubPlace]  # "heldout" is the split to measure on

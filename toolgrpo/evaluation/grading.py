@@ -57,7 +57,7 @@ def success_at(threshold: float) -> Success:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the rewards said of some episodes: per episode a value of each function (NaN: it does not
+    """Rewards of some episodes: per episode a value of each function (NaN: it does not
     score it), which of them they dropped, and what they logged.
     """
 
@@ -69,7 +69,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Grading:
-    """How the episodes of a run are graded. `ask_model` asks a reward that is a model of torch."""
+    """Rule by which the episodes of a run are graded. `ask_model` asks a reward that is a model of torch."""
 
     rewards: Sequence[Grader]
     weights: Sequence[float]

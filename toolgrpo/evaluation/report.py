@@ -1,4 +1,4 @@
-"""What an evaluation found, as JSON and as a table: one model,
+"""Results of an evaluation, as JSON and as a table: one model,
 or two side by side on the same questions.
 
 Episodes that could not be scored (`dropped`) are counted beside: they are neither successes nor

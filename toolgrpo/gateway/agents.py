@@ -54,7 +54,7 @@ _MEMORY_MB = 16_384  # of address space for a Python agent; commands have no lim
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How an agent's process came to its end."""
+    """Reason why an agent's process ended."""
 
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a turn ended."""
+    """Place where a turn ended."""
 
     line: Line
     n_ids: int  # of the line, prompt included
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a request is sampled from: a line, and the tokens between its end and the next turn."""
+    """Start of the sampling for a request: a line, and the tokens between its end and the next turn."""
 
     line: Line
     context: tuple[int, ...] = ()

@@ -59,7 +59,7 @@ class Said:
 
 
 class Asked(Protocol):
-    """What a client asks for on either path, and how it wants its answer."""
+    """A client's request on either path, and the form of its answer."""
 
     @property
     def stream(self) -> bool: ...

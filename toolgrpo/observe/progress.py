@@ -138,12 +138,12 @@ class RunProgress(Observer, TrainerCallback):  # type: ignore[misc]  # transform
 
     @property
     def brings_own_log(self) -> bool:
-        """Whether the output of libraries goes to a log file."""
+        """Return whether the output of libraries goes to a log file."""
         return self._say is not None
 
     @property
     def lines_only(self) -> bool:
-        """Whether the output is a pipe or a file, in which no bar can be shown."""
+        """Return whether the output is a pipe or a file, in which no bar can be shown."""
         return not self._console.is_terminal and not self._console.quiet
 
     def start_steps(self, total: int, done: int = 0) -> None:

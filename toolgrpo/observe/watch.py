@@ -40,7 +40,7 @@ class DoctorWatch(TrainerCallback):  # type: ignore[misc]  # transformers ships 
 
     @property
     def learned_nothing(self) -> bool:
-        """Whether no group of the whole training differed in reward."""
+        """Return whether no group of the whole training differed in reward."""
         return self._n_logs > 0 and self._n_logs == self._n_without_spread
 
     def at_end(self) -> list[Finding]:

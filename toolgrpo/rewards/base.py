@@ -85,7 +85,7 @@ class Reward:
 
     @property
     def __name__(self) -> str:
-        """What TRL logs the reward as."""
+        """Return the name under which TRL logs the reward."""
         return self.name
 
     def __call__(self, *, completions: Sequence[list[Message]], **arguments: Any) -> list[Score]:
@@ -127,7 +127,7 @@ class Reward:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function only waits, so that others can be asked meanwhile."""
+        """Return whether the function only waits, so that others can be asked meanwhile."""
         inner = _innermost(self.function)
         return any(map(inspect.iscoroutinefunction, (inner, getattr(type(inner), "__call__", None))))  # noqa: B004
 

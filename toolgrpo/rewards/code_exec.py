@@ -53,7 +53,7 @@ _PYTHON = ("python", "py", "python3", "")
 
 @dataclass(frozen=True, slots=True)
 class _Score:
-    """What a program earned.
+    """Result of a graded program.
 
     `forgeable`: its tests are; `worker_lost`: it took its worker down, twice; `compared`: a test would
     compare an object of it; `refused`: its row is.

@@ -17,7 +17,7 @@ NOBODY = 65534  # the user that runs become where the sandbox is opened by root
 
 
 class RunStatus(StrEnum):
-    """How a run ended."""
+    """End of a run."""
 
     OK = "ok"
     ERROR = "error"  # an uncaught exception, or an exit with another code than 0
@@ -39,7 +39,7 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use. `memory_mb` counts from what the preloaded libraries already occupy."""
+    """Limits of one run. `memory_mb` counts from what the preloaded libraries already occupy."""
 
     timeout_s: float = 10.0
     memory_mb: int = 1024
@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What one run did.
+    """Result of one run.
 
     `value` is the last expression's where it is a plain literal; `value_repr` is its text.
     """

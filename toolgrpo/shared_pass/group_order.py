@@ -1,4 +1,4 @@
-"""Which samples of a generation batch go into one micro-batch:
+"""Choose the samples of a generation batch for one micro-batch:
 those of one group, where the sizes allow.
 
 TRL shuffles the samples of a generation batch and cuts it into micro-batches,

@@ -34,7 +34,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """What the model must read of one row of a batch:
+    """Tokens the model must read for one row of a batch:
     `tokens[i]` predicts `labels[i]`, -100 where nobody asks.
 
     `columns[i]` is where that prediction belongs in row `index` of the padded result.
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def shareable(self) -> int:
-        """How many leading tokens may be shared:
+        """Return how many leading tokens may be shared:
         those that are scored for nobody, and never the whole row.
         """
         is_scored = self.labels != -100
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def order(self) -> bytes:
-        """What rows are sorted by: bytes in the order that their tokens have."""
+        """Return the key by which rows are sorted: bytes in the order that their tokens have."""
         return self.tokens.astype(">u8").tobytes()
 
 

@@ -52,7 +52,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where a real selector would block until the next timer, moves the clock there instead."""
+    """Selector that moves the clock to the next timer instead of waiting for it."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock

@@ -206,7 +206,7 @@ def _grade_forgeable(sandbox: Sandbox, solution: _Solution, suite: Suite, todo: 
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """What the solution's process evaluates, None for a statement; what it is to equal."""
+    """Expression for the solution's process (None for a statement), and the value that is expected."""
 
     solutions: str | None
     judges: str

@@ -46,7 +46,7 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a suite is run: `tests` one by one after `prelude`.
+    """Plan for running a suite: `tests` one by one after `prelude`.
 
     `names` come from the solution: what the tests call each, and what the solution does.
     """

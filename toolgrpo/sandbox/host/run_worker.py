@@ -170,7 +170,7 @@ class Run:
 
     @property
     def gone(self) -> bool:
-        """Whether the process has ended or has to."""
+        """Return whether the process has ended or has to."""
         return self._exited or self._verdict is not None
 
     def watch(self, client: socket.socket) -> None:

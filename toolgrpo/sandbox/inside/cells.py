@@ -1,4 +1,4 @@
-"""What happens inside the confined process: run the code as a notebook cell, hand back plain
+"""Inside the confined process: run the code as a notebook cell, hand back plain
 literals.
 
 The same process can be a judge's, and then runs a task's tests instead (judge.py).

@@ -1,4 +1,4 @@
-"""Which rung this machine can hold, found out by doing.
+"""Find the rung that this machine can hold, by trying.
 
 The ladder never steps down silently: what was chosen is one log line that says what it does not
 promise, and with nothing to hold code the sandbox refuses to start unless `allow_unsafe=True`.
