@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 
 from toolgrpo.chat.base import ChatFormat
 from toolgrpo.engines.base import Engine, SamplingOptions, Sleeper
+from toolgrpo.engines.build import BuiltEngine
 from toolgrpo.errors import TooManyDroppedError
 from toolgrpo.evaluation.grading import Grading, success_at
 from toolgrpo.folder_claim import FolderClaim, claim_folder
@@ -57,7 +58,7 @@ from toolgrpo.trainer.batches import Batches, Worth
 from toolgrpo.trainer.checkpointing import Checkpoints, RunIsComplete
 from toolgrpo.trainer.config import ToolGRPOConfig
 from toolgrpo.trainer.engine_proof import EngineProof
-from toolgrpo.trainer.given_parts import Tools, take_parts
+from toolgrpo.trainer.given_parts import GivenParts, Tools, take_parts
 from toolgrpo.trainer.hardware import bf16_line
 from toolgrpo.trainer.model_card import write_beside_model
 from toolgrpo.trainer.off_policy import OffPolicy
@@ -139,6 +140,23 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
                 processing_class=given.tokenizer,
                 **kwargs,
             )
+        self._know_model(given)
+        self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not self._is_main))
+        built = self._open_engine(given, engine, heldout)
+        self._fit(given, built)
+        self._open_watchers(given)
+        vocabulary = self.policy.base_model.config.get_text_config().vocab_size
+        self.rollouts = open_rollouts(given, built.engine, self._watchers.observers(observers), vocabulary)
+        self._open_road(built.engine)
+        named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
+        loaded = loaded_parts(given, built, self.policy, self.train_dataset, named, self.demand.line)
+        if not self.progress.brings_own_log:
+            take_display(self.remove_callback, kwargs.get("callbacks") or ())
+            for line in (*loaded, f"off-policy correction: {self.correction.line}"):
+                self.progress.say(line)
+
+    def _know_model(self, given: GivenParts) -> None:
+        """Check the model that TRL has loaded, and how it is spread."""
         self.tools = trl_jobs.ToolsElsewhere()
         trl_trainer.check_router_loss(self)
         trl_trainer.tune_fused_head(self.accelerator.device)
@@ -147,6 +165,13 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self.policy = trl_trainer.policy_of(self, self.backend)
         rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
         self.card = model_card(given, self.policy, rewards)
+        self.log_completions = False  # TRL's own table has no tools in it
+
+    def _open_engine(
+        self, given: GivenParts, engine: Engine | None, heldout: Sequence[Mapping[str, Any]]
+    ) -> BuiltEngine:
+        """Start what draws, and settle how its tokens are corrected."""
+        args = given.args
         self.demand = (
             demand_of(given, self.policy, self.train_dataset, self.eval_dataset, heldout)
             if engine is None
@@ -159,39 +184,45 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
             args, gives_logprobs=built.engine.gives_logprobs, same_numbers=built.engine.same_numbers_as_trainer
         )
         trl_batch.correct_by(self, self.correction)
-        is_main = self.is_world_process_zero()
-        self.progress = progress or RunProgress(SteadyConsole(stderr=True, quiet=args.quiet or not is_main))
-        if is_main and (line := bf16_line(self.policy.dtype, self.policy.device)) is not None:
-            self.progress.say(line)
-        self.untrained_markers = markers_line(given, self.policy)
-        if is_main and self.untrained_markers is not None:
-            self.progress.say(self.untrained_markers)
-        self.fitting = fitting_of(given, built.engine, self.progress.say)
-        self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
-        self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
-        say_of_pass = self.progress.say if is_main else lambda line: None
-        self._shared_pass = open_pass(given, self.policy, self.train_dataset, say_of_pass)
-        self.turn_rewards = open_turn_rewards(args, self.train_dataset)
         trl_rewards.check_models(self)
         if args.runs_ahead:
             check_engine(built.engine, args.weights_handover)
+        return built
+
+    def _fit(self, given: GivenParts, built: BuiltEngine) -> None:
+        """Leave the rows whose prompts fit, and open the training pass for them."""
+        say = self.progress.say if self._is_main else lambda line: None
+        self.untrained_markers = markers_line(given, self.policy)
+        if self._is_main:
+            for line in (bf16_line(self.policy.dtype, self.policy.device), self.untrained_markers):
+                if line is not None:
+                    say(line)
+        self.fitting = fitting_of(given, built.engine, self.progress.say)
+        self.train_dataset = self.fitting(self.train_dataset, name="the training rows")
+        self.eval_dataset = self.fitting(self.eval_dataset, name="the evaluation rows")
+        self._shared_pass = open_pass(given, self.policy, self.train_dataset, say)
+        self.turn_rewards = open_turn_rewards(given.args, self.train_dataset)
+
+    def _open_watchers(self, given: GivenParts) -> None:
+        """Open what watches, and the callbacks that stop and save."""
         self._stop = GracefulStop(self.accelerator, self.progress.say)
         self._checkpoints = Checkpoints(self)
-        self.log_completions = False  # TRL's own table has no tools in it
-        watchers = open_watchers(
+        self._watchers = watchers = open_watchers(
             given,
             progress=self.progress,
             callbacks=self.callback_handler.callbacks,
             log=partial(trl_trainer.log_metrics, self),
             model_name=str(self.model.config._name_or_path),
             process=self.accelerator.process_index,
-            is_main=is_main,
+            is_main=self._is_main,
         )
         self.recorder, self.step_log, self.doctor = watchers.recorder, watchers.step_log, watchers.doctor
         for callback in watchers.callbacks(self._stop, self._checkpoints):
             self.add_callback(callback)
-        vocabulary = self.policy.base_model.config.get_text_config().vocab_size
-        self.rollouts = open_rollouts(given, built.engine, watchers.observers(observers), vocabulary)
+
+    def _open_road(self, engine: Engine) -> None:
+        """Open the road of a training batch: rows in line, grading, the batch between TRL's calls."""
+        args = self.args
         processes = Processes(self.accelerator.num_processes, self.accelerator.process_index)
         rows_in_line = open_line(
             *(args, self.rollouts, trl_trainer.training_of(self, self._load_weights), processes),
@@ -210,7 +241,7 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         worth = Worth(grading, args.shaping(), args.credits(), self.turn_rewards)
         self._batches = Batches(lambda rows, mode: self.rollout(rows, mode=mode), worth, processes, rows_in_line)
         self._proof = EngineProof(
-            built.engine,
+            engine,
             self.policy,
             self.accelerator,
             args.sampling_options(),
@@ -228,12 +259,10 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
         self._batch = BatchInTraining(
             self, args, self._batches, self.rollouts.observers, off_policy, self._proof, self._token_tap
         )
-        named = dict(zip(self.reward_func_names, self.reward_funcs, strict=True))
-        loaded = loaded_parts(given, built, self.policy, self.train_dataset, named, self.demand.line)
-        if not self.progress.brings_own_log:
-            take_display(self.remove_callback, kwargs.get("callbacks") or ())
-            for line in (*loaded, f"off-policy correction: {self.correction.line}"):
-                self.progress.say(line)
+
+    @property
+    def _is_main(self) -> bool:
+        return bool(self.is_world_process_zero())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Run TRL's loop.

@@ -35,6 +35,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from trl import GRPOTrainer
 
 from toolgrpo.learning.correction import Correction, EpisodeWeights, clipped, log_ratios, weights_of_rows
 from toolgrpo.learning.shaping import loss_mask
@@ -72,7 +73,7 @@ def engine_logps(trajectories: Sequence[Trajectory]) -> list[list[float]]:
     return [[0.0 if lp is None else lp for lp in one.logprobs] or [0.0] for one in trajectories]
 
 
-def learning_rule(trainer: Any) -> LearningRule:
+def learning_rule(trainer: GRPOTrainer) -> LearningRule:
     """Return how this trainer learns from its batches."""
     args = trainer.args
     return LearningRule(
@@ -111,7 +112,7 @@ def with_train_batch(output: Batch, before: TrainBatch, after: TrainBatch) -> Ba
     return changed
 
 
-def correct_by(trainer: Any, correction: Correction) -> None:
+def correct_by(trainer: GRPOTrainer, correction: Correction) -> None:
     """Let TRL do its part of a correction, or none."""
     trainer.use_vllm = correction.method in ("trl", "geo_tis")
     if correction.method == "geo_tis":
@@ -121,18 +122,18 @@ def correct_by(trainer: Any, correction: Correction) -> None:
         trainer.vllm_importance_sampling_clip_min = None
 
 
-def skips_rows(trainer: Any) -> bool:
+def skips_rows(trainer: GRPOTrainer) -> bool:
     """Return whether rows without an advantage stay out of the training pass."""
     return why_every_row(trainer.args) is None and not trainer.aux_loss_enabled
 
 
-def steps_differ(trainer: Any) -> bool:
+def steps_differ(trainer: GRPOTrainer) -> bool:
     """Return whether weights change between the micro-batches of a batch, so that TRL reads the old policy."""
     args = trainer.args
     return bool(args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations))
 
 
-def reads_old_policy(trainer: Any) -> bool:
+def reads_old_policy(trainer: GRPOTrainer) -> bool:
     """Return whether TRL reads this training batch with the old policy, and only rows that have an
     advantage matter there.
     """
@@ -144,7 +145,7 @@ def reads_old_policy(trainer: Any) -> bool:
     return steps_differ(trainer) or bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
-def choose_rows_of_old_policy(trainer: Any, dead: torch.Tensor) -> RowChoice:
+def choose_rows_of_old_policy(trainer: GRPOTrainer, dead: torch.Tensor) -> RowChoice:
     """Return which rows the old policy reads: equally many in every process, as TRL takes several
     rows at a time there, and at least one, so that the engine's numbers stay compared with the
     trainer's.
@@ -156,7 +157,7 @@ def choose_rows_of_old_policy(trainer: Any, dead: torch.Tensor) -> RowChoice:
     return RowChoice(read, math.nan)
 
 
-def choose_rows(trainer: Any, micro_batch: Batch) -> RowChoice | None:
+def choose_rows(trainer: GRPOTrainer, micro_batch: Batch) -> RowChoice | None:
     """Return which rows of a micro-batch the training pass reads; None stands for all of them."""
     if not trainer.model.training or not skips_rows(trainer):
         return None
@@ -164,7 +165,7 @@ def choose_rows(trainer: Any, micro_batch: Batch) -> RowChoice | None:
 
 
 @contextmanager
-def mean_entropy_of_live(trainer: Any, micro_batch: Batch, choice: RowChoice | None) -> Iterator[None]:
+def mean_entropy_of_live(trainer: GRPOTrainer, micro_batch: Batch, choice: RowChoice | None) -> Iterator[None]:
     """Let the metric `entropy` be the mean over the rows that were read, in all processes.
 
     In every process alike, for the counts are gathered. A micro-batch without any such row has no
@@ -180,14 +181,14 @@ def mean_entropy_of_live(trainer: Any, micro_batch: Batch, choice: RowChoice | N
     logged[-1] = logged[-1] * tokens / live_tokens if live_tokens else math.nan
 
 
-def summed(trainer: Any, counts: torch.Tensor) -> torch.Tensor:
+def summed(trainer: GRPOTrainer, counts: torch.Tensor) -> torch.Tensor:
     """Return the sum of each of these numbers over all processes."""
     total: torch.Tensor = trainer.accelerator.gather(counts).view(-1, len(counts)).sum(dim=0)
     return total
 
 
 def weights_in_loss(
-    trainer: Any, inputs: Batch, logps: torch.Tensor, live: torch.Tensor | None
+    trainer: GRPOTrainer, inputs: Batch, logps: torch.Tensor, live: torch.Tensor | None
 ) -> list[EpisodeWeights]:
     """Return how the loss weights the episodes of a micro-batch whose old policy is the engine."""
     mask = _loss_mask(inputs)
@@ -224,7 +225,7 @@ def numbers_of(inputs: Mapping[str, Any]) -> list[int]:
     return [] if numbers is None else [int(number) for number in numbers.tolist()]
 
 
-def segments_of(trainer: Any, trajectories: Sequence[Trajectory]) -> SegmentedRows | None:
+def segments_of(trainer: GRPOTrainer, trajectories: Sequence[Trajectory]) -> SegmentedRows | None:
     """Return where segments begin in these episodes, or None if no process has one of several."""
     accelerator = trainer.accelerator
     several = torch.tensor(any(one.segment_starts for one in trajectories), device=accelerator.device)
@@ -238,13 +239,13 @@ def with_segments(output: Batch, segments: SegmentedRows | None) -> Batch:
     return output if segments is None else {**output, "segment_prompts": segments.n_prompts}
 
 
-def segments_in(trainer: Any, inputs: Mapping[str, Any]) -> SegmentedRows | None:
+def segments_in(trainer: GRPOTrainer, inputs: Mapping[str, Any]) -> SegmentedRows | None:
     """Return where segments begin in a piece of a batch."""
     n_prompts = inputs.get("segment_prompts")
     return None if n_prompts is None else SegmentedRows(n_prompts, _most(trainer))
 
 
-def _most(trainer: Any) -> Callable[[int], int]:
+def _most(trainer: GRPOTrainer) -> Callable[[int], int]:
     accelerator = trainer.accelerator
     return lambda n: int(accelerator.gather(torch.tensor(n, device=accelerator.device)).max())
 
@@ -269,7 +270,7 @@ def tokens_of_row(
     }
 
 
-def live_flags(trainer: Any) -> Any:
+def live_flags(trainer: GRPOTrainer) -> Any:
     """Return what says of each row of a micro-batch whether it is live, or None where the rows must
     stay where TRL's shuffle put them: all are read, or the loss depends on which stand together.
     """

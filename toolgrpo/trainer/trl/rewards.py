@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer
-from trl import apply_chat_template
+from trl import GRPOTrainer, apply_chat_template
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.trainer import trl_jobs
@@ -29,7 +29,7 @@ from toolgrpo.trainer.batches import TakenBatch
 from toolgrpo.trainer.trl.trainer import log_metrics, mode_of
 
 
-def check_models(trainer: Any) -> None:
+def check_models(trainer: GRPOTrainer) -> None:
     """Raise if a reward model would have to be asked by one process alone, and cannot be."""
     has_model = any(isinstance(one, torch.nn.Module) for one in trainer.reward_funcs)
     if trainer.args.draws_groups and has_model and trainer.backend.splits_parameters:
@@ -39,7 +39,7 @@ def check_models(trainer: Any) -> None:
         )
 
 
-def ask_model(trainer: Any, number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+def ask_model(trainer: GRPOTrainer, number: int, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
     """Return what a reward model says of these conversations."""
     model, tokenizer = trainer.reward_funcs[number], trainer.reward_processing_classes[number]
     whole = [{"messages": [*p, *c]} for p, c in zip(trl_jobs.as_conversations(prompts), completions, strict=True)]
@@ -50,7 +50,7 @@ def ask_model(trainer: Any, number: int, prompts: Sequence[Any], completions: Se
     return scores
 
 
-def rewards_of_all(trainer: Any, taken: TakenBatch) -> torch.Tensor:
+def rewards_of_all(trainer: GRPOTrainer, taken: TakenBatch) -> torch.Tensor:
     """Return the rewards of the batches of all processes; what the rewards have logged goes to TRL with it."""
     for name, values in taken.answers.columns.items():
         trainer._pending_extra_logs[name].extend(values)
@@ -65,7 +65,7 @@ def rewards_of_all(trainer: Any, taken: TakenBatch) -> torch.Tensor:
     return everything
 
 
-def log_drawn(trainer: Any, taken: TakenBatch) -> None:
+def log_drawn(trainer: GRPOTrainer, taken: TakenBatch) -> None:
     """Let `reward` be the mean of everything that was drawn; TRL's, of what is trained on, stands beside it."""
     if taken.drawn is None:
         return

@@ -46,6 +46,7 @@ import torch
 import trl
 from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from trl import GRPOTrainer
 
 from toolgrpo.engines.adapters import merged_parameters, merges_exactly, persistent_buffers
 from toolgrpo.engines.policy import Backend, Policy, compute_dtype
@@ -115,7 +116,7 @@ def _leaves_out_unlabelled(device: torch.device) -> bool:
     return True
 
 
-def check_router_loss(trainer: Any) -> None:
+def check_router_loss(trainer: GRPOTrainer) -> None:
     """Refuse a load-balancing loss that TRL's head cannot compute: it would raise in the first training pass."""
     config = trainer.model.config.get_text_config()
     n_experts = getattr(config, "num_experts", None)
@@ -127,7 +128,7 @@ def check_router_loss(trainer: Any) -> None:
         )
 
 
-def policy_of(trainer: Any, backend: Backend) -> Policy:
+def policy_of(trainer: GRPOTrainer, backend: Backend) -> Policy:
     """Return the trainer's model as engines need to know it."""
     accelerator = trainer.accelerator
     return Policy(
@@ -141,28 +142,28 @@ def policy_of(trainer: Any, backend: Backend) -> Policy:
     )
 
 
-def pad_id(trainer: Any) -> int:
+def pad_id(trainer: GRPOTrainer) -> int:
     """Return the token that TRL fills up with."""
     return int(trainer.processing_class.pad_token_id)
 
 
-def mode_of(trainer: Any) -> Mode:
+def mode_of(trainer: GRPOTrainer) -> Mode:
     return "train" if trainer.model.training else "eval"
 
 
-def group_size(trainer: Any, mode: Mode) -> int:
+def group_size(trainer: GRPOTrainer, mode: Mode) -> int:
     """Return how many episodes of a question there are."""
     return int(trainer.args.num_generations if mode == "train" else trainer.num_generations_eval)
 
 
-def batches_left(trainer: Any) -> int:
+def batches_left(trainer: GRPOTrainer) -> int:
     """Return how many generation batches are to come, with the one that TRL asks for now."""
     args = trainer.args
     micro_batches = trainer.state.max_steps * args.gradient_accumulation_steps - trainer._step
     return math.ceil(float(micro_batches / (args.steps_per_generation * trainer.num_iterations)))
 
 
-def training_of(trainer: Any, load_weights: Callable[[], int]) -> Training:
+def training_of(trainer: GRPOTrainer, load_weights: Callable[[], int]) -> Training:
     """Return what a line of rows needs to know of this training."""
     return Training(
         step=lambda: int(trainer.state.global_step),
@@ -174,7 +175,7 @@ def training_of(trainer: Any, load_weights: Callable[[], int]) -> Training:
     )
 
 
-def epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
+def epoch_order(trainer: GRPOTrainer, n_rows: int, epoch: int) -> list[int]:
     """Return the order in which TRL's sampler draws the rows of an epoch."""
     if not trainer.shuffle_dataset:
         return list(range(n_rows))
@@ -184,14 +185,14 @@ def epoch_order(trainer: Any, n_rows: int, epoch: int) -> list[int]:
     return torch.randperm(n_rows, generator=generator).tolist()
 
 
-def log_metrics(trainer: Any, metrics: Mapping[str, float]) -> None:
+def log_metrics(trainer: GRPOTrainer, metrics: Mapping[str, float]) -> None:
     """Add one value per metric; TRL averages them until its next log."""
     collected = trainer._metrics[mode_of(trainer)]
     for name, value in metrics.items():
         collected[name].append(value)
 
 
-def count_tokens(trainer: Any, n_tokens: int) -> None:
+def count_tokens(trainer: GRPOTrainer, n_tokens: int) -> None:
     """Add to TRL's running count of tokens, over all processes."""
     total = trainer.accelerator.gather(torch.tensor(n_tokens, device=trainer.accelerator.device)).sum().item()
     if mode_of(trainer) == "train":
@@ -199,7 +200,7 @@ def count_tokens(trainer: Any, n_tokens: int) -> None:
     trainer._metrics[mode_of(trainer)]["num_tokens"] = [trainer.state.num_input_tokens_seen]
 
 
-def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def iter_named_params(trainer: GRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
     """Walk the weights under their checkpoint names.
 
     Every process must walk them to the end: gathering is collective.
@@ -221,28 +222,28 @@ def iter_named_params(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     yield from persistent_buffers(trainer.model)
 
 
-def _is_wrapped(trainer: Any) -> bool:
+def _is_wrapped(trainer: GRPOTrainer) -> bool:
     """Return whether FSDP, if used, has split the model yet: it does when training begins."""
     if not trainer._dist.is_fsdp:
         return True
     return trainer.model_wrapped is trainer.model and isinstance(trainer.model, FSDPModule | FullyShardedDataParallel)
 
 
-def place_in_batch(trainer: Any) -> dict[str, Any]:
+def place_in_batch(trainer: GRPOTrainer) -> dict[str, Any]:
     """Return where this process is in its generation batch, with what is left of it."""
     per_batch = trainer.args.steps_per_generation * trainer.num_iterations
     left_over = trainer._buffered_inputs if trainer._step % per_batch else None
     return {"step": trainer._step, "buffered_inputs": left_over}
 
 
-def restore_place_in_batch(trainer: Any, place: Mapping[str, Any]) -> None:
+def restore_place_in_batch(trainer: GRPOTrainer, place: Mapping[str, Any]) -> None:
     """Go on in the generation batch of a checkpoint."""
     trainer._step = place["step"]
     buffered = place["buffered_inputs"]
     trainer._buffered_inputs = None if buffered is None else send_to_device(buffered, trainer.accelerator.device)
 
 
-def skip_epochs(trainer: Any, n_epochs: int) -> None:
+def skip_epochs(trainer: GRPOTrainer, n_epochs: int) -> None:
     """Draw the orders of the epochs before a resumed one:
     TRL's sampler has one generator for all of them.
     """
@@ -252,7 +253,7 @@ def skip_epochs(trainer: Any, n_epochs: int) -> None:
             torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
-def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
+def prepare_inputs(trainer: GRPOTrainer, generation_batch: Any, prepare: Callable[[Any], Any]) -> Any:
     """Return TRL's current micro-batch, its groups together where prompts may be shared, and what is
     trained in the first micro-batches where the rest is skipped.
     """
@@ -270,7 +271,7 @@ def prepare_inputs(trainer: Any, generation_batch: Any, prepare: Callable[[Any],
 
 
 def shared_logps(
-    trainer: Any,
+    trainer: GRPOTrainer,
     shared_pass: SharedPass,
     model: Any,
     input_ids: torch.Tensor,
