@@ -9,10 +9,10 @@ import pytest
 import torch
 from datasets import Dataset
 
-from toolgrpo import ToolGRPOConfig, ToolGRPOTrainer
+from toolgrpo import ToolGRPOTrainer
 from toolgrpo.engines.base import SampleRequest
 from toolgrpo.shared_pass.scoring import SharedPass
-from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer
+from toolgrpo.testing import ByteChat, ScriptedEngine, ScriptedTools, numbered_tokenizer, tiny_config
 
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 CALL = 'call add {"a": 1, "b": 2}'
@@ -46,30 +46,17 @@ class Counting(ToolGRPOTrainer):
 
 def trainer(tiny: Any, folder: Path, **changes: Any) -> Any:
     options = {
-        "output_dir": str(folder),
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
-        "num_generations": 4,
-        "max_completion_length": 120,
         "max_steps": 1,
         "learning_rate": 1e-3,
-        "report_to": "none",
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "record_episodes": False,
-        # The scripted log-probabilities are not the model's: a mask would drop every sequence.
-        "vllm_importance_sampling_mode": "token_truncate",
-        "vllm_importance_sampling_clip_max": 3.0,
-        **changes,
     }
+    own = {"record_episodes": False, "vllm_importance_sampling_clip_max": 3.0}
     tiny(0).save_pretrained(folder / "model")  # the reference model is loaded from there
     return Counting(
         str(folder / "model"),
         reward,
-        ToolGRPOConfig(**options),
+        tiny_config(folder, **{**options, **own, **changes}),
         train_dataset=Dataset.from_list([{"prompt": f"{'x' * 90} question {i}"} for i in range(8)]),
         processing_class=numbered_tokenizer(),
         tools=ScriptedTools({"add": lambda a, b: str(a + b)}),

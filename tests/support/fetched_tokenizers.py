@@ -29,18 +29,9 @@ _LFM2 = tuple(f"<|{name}_{side}|>" for name in ("tool_list", "tool_call", "tool_
 _GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink", *_CALLS, *_THINK)
 _MISTRAL = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
-    *(
-        "[/TOOL_RESULTS]",
-        "[TOOL_CALLS]",
-        "[IMG]",
-        "<pad>",
-        "[IMG_BREAK]",
-        "[IMG_END]",
-        "[PREFIX]",
-        "[MIDDLE]",
-        "[SUFFIX]",
-    ),
-    *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]"),
+    "[/THINK]",
 )
 
 
@@ -138,13 +129,7 @@ CASES: dict[str, Case] = {
         ("<s>", *_CHATML, *_CALLS, *_THINK),
         real=False,
     ),
-    "phi-4": Case(
-        "gpt_oss",
-        _PHI4,
-        "<|im_end|>",
-        added=(*_CHATML, "<|im_sep|>"),
-        real=False,
-    ),
+    "phi-4": Case("gpt_oss", _PHI4, "<|im_end|>", added=(*_CHATML, "<|im_sep|>"), real=False),
 }
 
 

@@ -21,36 +21,12 @@ from toolgrpo.chat.format import TemplateFormat
 from toolgrpo.trajectory import Message
 
 _TEXTS = (
-    *(
-        "a",
-        "two words",
-        "Grüße aus Köln",
-        "Zu\u0308rich e\u0301",
-        "你好，世界",
-        "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467",
-    ),
-    *(
-        "line\r\nline",
-        "tab\there",
-        "  space at the edges  ",
-        "\n\n\nbreaks\n\n\n",
-        "x <",
-        "|> x",
-        "50% & 3 < 4",
-        "{} [] ()",
-    ),
-    *(
-        "C:\\temp\\new",
-        'say "hi"',
-        "it's",
-        "`code` **bold**",
-        "ﷺ ﷽",
-        "1,234.50 €",
-        "#### 42",
-        "a\u00a0b\u2028c",
-        "<b>x",
-    ),
-    *("न\u0940ति", "0012", "true", "null", "e^{i\\pi}", "\t\t\tx\t", "...", "https://a.b/c?d=e&f=g", "𝔘𝔫𝔦", "ı İ ß ẞ"),
+    *("a", "two words", "Grüße aus Köln", "Zu\u0308rich e\u0301", "你好，世界"),
+    *("\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467", "line\r\nline", "tab\there"),
+    *("  space at the edges  ", "\n\n\nbreaks\n\n\n", "x <", "|> x", "50% & 3 < 4", "{} [] ()", "C:\\temp\\new"),
+    *('say "hi"', "it's", "`code` **bold**", "ﷺ ﷽", "1,234.50 €", "#### 42", "a\u00a0b\u2028c", "<b>x"),
+    *("न\u0940ति", "0012", "true", "null", "e^{i\\pi}", "\t\t\tx\t", "...", "https://a.b/c?d=e&f=g", "𝔘𝔫𝔦"),
+    "ı İ ß ẞ",
 )
 _NAMES = ("look_up", "search_for", "weather")
 
