@@ -10,16 +10,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from toolgrpo.calls import AttemptStatus, CallAttempt
 from toolgrpo.chat.attempts import CallForm, is_call, json_attempts, load_json
+from toolgrpo.chat.base import ParsedTurn
 from toolgrpo.chat.call_bodies import objects_at_end
 from toolgrpo.tools.arguments import ArgumentChecker
 
 _FENCE = re.compile(r"^[^\S\n]*```[^\n]*$", re.MULTILINE)
 _NAMED = re.compile(r'\{[^{}"]*"(?:name|function|type|arguments|parameters)"\s*:')
 _NO_FORM = CallForm("", "")
+
+
+def with_unmarked(
+    parsed: ParsedTurn, schemas: Sequence[Mapping[str, Any]], *, form: str | None, made: Iterable[CallAttempt] = ()
+) -> ParsedTurn:
+    """Return a turn with the call that stands in it without markers, if one does."""
+    if parsed.attempts or not parsed.closed:
+        return parsed
+    found = unmarked_call(parsed.content, schemas, form=form, made=made)
+    return parsed if found is None else replace(parsed, attempts=(found,))
 
 
 def unmarked_call(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -58,23 +58,10 @@ class Said:
     finish_reason: Literal["stop", "tool_calls", "length"]
 
 
-class Asked(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
     """A client's request on either path, and the form of its answer."""
 
-    @property
-    def stream(self) -> bool: ...
-
-    def answer(self, said: Said) -> dict[str, Any]:
-        """Return the answer in one piece."""
-        ...
-
-    def chunks(self, said: Said) -> Iterator[dict[str, Any]]:
-        """Give the same as the chunks of a stream."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sampling: Mapping[str, Any] | None = None
@@ -90,7 +77,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest(_Asked):
+class ChatRequest(_Request):
     """A request to `/v1/chat/completions`."""
 
     messages: tuple[Message, ...]
@@ -98,6 +85,7 @@ class ChatRequest(_Asked):
     enable_thinking: bool | None = None
 
     def answer(self, said: Said) -> dict[str, Any]:
+        """Return the answer in one piece."""
         message: dict[str, Any] = {
             "role": "assistant",
             "content": said.content or (None if said.calls else ""),
@@ -113,7 +101,7 @@ class ChatRequest(_Asked):
         return answer | self._of_prompt(said)
 
     def chunks(self, said: Said) -> Iterator[dict[str, Any]]:
-        """Give who speaks, text, calls, the end, and perhaps the usage."""
+        """Give the same as the chunks of a stream: who speaks, text, calls, the end, and perhaps the usage."""
         yield self._chunk({"role": "assistant", "content": ""}, None) | self._of_prompt(said)
         if said.reasoning is not None:
             yield self._chunk({"reasoning_content": said.reasoning}, None)
@@ -139,7 +127,7 @@ class ChatRequest(_Asked):
 
 
 @dataclass(frozen=True, slots=True)
-class TextRequest(_Asked):
+class TextRequest(_Request):
     """A request to `/v1/completions`: token ids, or a text."""
 
     prompt: tuple[int, ...] | str

@@ -24,7 +24,6 @@ from typing import Any, Protocol, TypeVar
 
 from toolgrpo.errors import ConfigError
 from toolgrpo.gateway.openai_forms import (
-    Asked,
     ChatRequest,
     Refused,
     Said,
@@ -275,7 +274,7 @@ def _read(reader: Callable[[Any, str], R], body: Any) -> R:
 
 
 async def _spoken(
-    request: Request, loop: asyncio.AbstractEventLoop, said: Coroutine[Any, Any, Said], asked: Asked
+    request: Request, loop: asyncio.AbstractEventLoop, said: Coroutine[Any, Any, Said], asked: ChatRequest | TextRequest
 ) -> Response:
     """Have a request answered on its loop, and write the answer in the form that was asked for."""
     try:
@@ -297,7 +296,7 @@ async def _spoken(
         speaking.cancel()
 
 
-async def _stream(speaking: asyncio.Future[Said], asked: Asked) -> AsyncIterator[str]:
+async def _stream(speaking: asyncio.Future[Said], asked: ChatRequest | TextRequest) -> AsyncIterator[str]:
     """Give an answer as events. A turn comes in one piece, when it is whole; until then the stream is kept alive.
 
     Where the client goes away, starlette closes this, and the turn is cancelled.

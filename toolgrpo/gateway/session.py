@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 from toolgrpo.calls import RUNNABLE, CallAttempt, ToolResult
 from toolgrpo.chat.base import ParsedTurn
-from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.chat.unmarked import with_unmarked
 from toolgrpo.drops import Drop, DropCause
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest, SamplingOptions
 from toolgrpo.errors import ChatFormatError, WorldError
@@ -312,10 +312,8 @@ class Session:
 
     def _parsed(self, sample: Sample, ids: Sequence[int], line: Line) -> ParsedTurn:
         parsed = self.shared.chat.parse(sample.ids, before=ids)
-        if self.shared.unmarked_calls != "accept" or not line.schemas or parsed.attempts or not parsed.closed:
-            return parsed
-        found = unmarked_call(parsed.content, list(line.schemas), form=None)
-        return parsed if found is None else replace(parsed, attempts=(found,))
+        accepted = self.shared.unmarked_calls == "accept" and line.schemas
+        return with_unmarked(parsed, line.schemas, form=None) if accepted else parsed
 
     def _handed_out(self, parsed: ParsedTurn, *, last: bool) -> list[ToolCall]:
         """Return the calls that the agent is to answer; none in the last turn, where it could not."""

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from toolgrpo.calls import RUNNABLE, AttemptStatus, CallAttempt, ToolErrorKind, ToolResult
 from toolgrpo.chat.base import ParsedTurn, assistant_message, tool_message
-from toolgrpo.chat.unmarked import unmarked_call
+from toolgrpo.chat.unmarked import with_unmarked
 from toolgrpo.drops import Drop, DropCause, DropEpisode
 from toolgrpo.engines.base import FinishReason, Sample, SampleRequest
 from toolgrpo.errors import WorldError
@@ -256,13 +256,12 @@ class _EpisodeRun:
 
     def _with_unmarked(self, parsed: ParsedTurn, ledger: Ledger) -> ParsedTurn:
         """Return the turn with the call that stands in it without markers, if one does and is looked for."""
-        if self.shared.unmarked_calls == "ignore" or self.tools is None or parsed.attempts or not parsed.closed:
+        if self.shared.unmarked_calls == "ignore" or self.tools is None:
             return parsed
         # A model that writes a call with its markers and then without quotes it; one that never has markers calls again.
         made = [attempt for turn in ledger.turns for attempt in turn.attempts if attempt.status is AttemptStatus.OK]
         form = None if self.shared.unmarked_calls == "accept" else self.shared.chat.call_text
-        found = unmarked_call(parsed.content, self.tools.schemas, form=form, made=made)
-        return parsed if found is None else replace(parsed, attempts=(found,))
+        return with_unmarked(parsed, self.tools.schemas, form=form, made=made)
 
     def _reason_to_stop(self, ledger: Ledger, turn: Turn, room: TurnBudget) -> StopReason | None:
         if not turn.closed and not room.by_turn_cap:
