@@ -1,4 +1,5 @@
-"""What `engines/vllm_seam.py` relies on in vLLM, shown on a real engine on this machine."""
+"""What `engines/vllm_seam.py` relies on in vLLM beside the contract of all engines, which it keeps in
+`test_engine_contract.py`: shown on a real engine on this machine."""
 
 from __future__ import annotations
 
@@ -107,83 +108,6 @@ def test_a_prefix_is_found_again_in_small_blocks(started: Any) -> None:
     assert engine._vllm._engine.vllm_config.cache_config.block_size == vllm_options.CPU_BLOCK_SIZE, (
         "vLLM no longer takes the block size it is asked for; its own on a CPU is 128 tokens"
     )
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_the_trainers_distribution(started: Any, temperature: float) -> None:
-    engine, model, _ = started
-    asked = [request(n, temperature=temperature) for n in (1, 7, 40, 100)]
-    assert largest_difference(model, asked, ask(engine, *asked)) < 1e-4
-
-
-def test_every_weight_is_replaced_the_tied_head_too(started: Any, tiny_qwen3: Any) -> None:
-    """vLLM's reload leaves a stale packed copy of a tied head on the CPU; the seam packs it again."""
-    engine, model, _ = started
-    other = tiny_qwen3(1)
-    try:
-        engine.load_weights(other.named_parameters())
-        asked = [request(n) for n in (3, 30)]
-        samples = ask(engine, *asked)
-        assert largest_difference(other, asked, samples) < 1e-4
-        assert largest_difference(model, asked, samples) > 0.1, "the two models must differ for this to show anything"
-    finally:
-        engine.load_weights(model.named_parameters())
-
-
-def test_a_reload_forgets_cached_prefixes(started: Any, tiny_qwen3: Any) -> None:
-    engine, model, _ = started
-    asked = [request(120, max_tokens=4)]
-    ask(engine, *asked)  # fills the prefix cache
-    other = tiny_qwen3(2)
-    try:
-        engine.load_weights(other.named_parameters())
-        assert largest_difference(other, asked, ask(engine, *asked)) < 1e-4
-    finally:
-        engine.load_weights(model.named_parameters())
-
-
-async def decoding(engine: VLLMColocateEngine, n_requests: int) -> list[asyncio.Task[Sample]]:
-    """Long requests that vLLM has taken."""
-    tasks = [asyncio.create_task(engine.sample(request(max_tokens=200))) for _ in range(n_requests)]
-    while not engine._vllm.has_work:
-        await asyncio.sleep(0)
-    return tasks
-
-
-def test_a_cancelled_request_leaves_vllm(started: Any) -> None:
-    engine = started[0]
-
-    async def main() -> bool:
-        await engine.open()
-        (task,) = await decoding(engine, 1)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await engine.sample(request(max_tokens=20))  # the other would have 180 tokens to go after it
-        still = engine._vllm.has_work
-        await engine.close()
-        return bool(still)
-
-    assert asyncio.run(main()) is False
-
-
-def test_closing_drops_what_is_open(started: Any) -> None:
-    engine = started[0]
-
-    async def main() -> None:
-        await engine.open()
-        tasks = await decoding(engine, 3)
-        for task in tasks:
-            task.cancel()
-        await engine.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(main())
-    assert engine._vllm.has_work is False
-
-
-def test_a_request_that_cannot_fit_is_an_engine_error(started: Any) -> None:
-    with pytest.raises(EngineError, match="a request of 300 tokens"):
-        ask(started[0], request(300))
 
 
 def test_a_failing_step_reaches_every_request_and_the_next_one_works(

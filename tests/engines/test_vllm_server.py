@@ -18,7 +18,7 @@ from tests.support.ports import free_port
 from toolgrpo.engines import server_weights
 from toolgrpo.engines.base import Sample, SampleRequest, SamplingOptions
 from toolgrpo.engines.server_transfer import TransferWeights
-from toolgrpo.engines.server_weights import DiskWeights, LoraWeights, pause, resume
+from toolgrpo.engines.server_weights import DiskWeights, pause, resume
 from toolgrpo.engines.vllm_http import ServerControl
 from toolgrpo.engines.vllm_server import VLLMServerEngine
 from toolgrpo.errors import FinalEngineError
@@ -193,41 +193,6 @@ def test_a_server_killed_in_mid_rollout_comes_back_with_the_trained_weights(
     assert turns_done_at_crash == [2 * EPISODES]
     assert largest_difference(trained, done) < 1e-4
     engine.shutdown()
-
-
-@pytest.mark.slow
-def test_a_lora_adapter_reaches_the_server_and_is_replaced(tiny_qwen3: Any, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    from tests.support.vllm_process import VLLMServerProcess
-
-    base: Path = tmp_path / "base"
-    tiny_qwen3(0).save_pretrained(base)
-    with VLLMServerProcess(
-        base, max_model_len=128, ready_timeout_s=900, extra_args=["--enable-lora", "--max-lora-rank", "8"]
-    ) as server:
-        model = get_peft_model(tiny_qwen3(0), LoraConfig(r=8, target_modules=["q_proj", "v_proj"]))
-        route = LoraWeights(tmp_path / "adapters", model.save_pretrained)
-        engine = VLLMServerEngine([server.url], vocabulary=320, weights=route)
-        drawn: list[tuple[int, ...]] = []
-        for step in range(3):
-            torch.manual_seed(step)
-            for name, parameter in model.named_parameters():
-                if "lora_" in name:
-                    parameter.data.normal_(std=0.3)
-            engine.load_weights(model.named_parameters())
-
-            async def main() -> list[tuple[SampleRequest, Sample]]:
-                await engine.open()
-                turns = [(one, await engine.sample(one)) for one in [ask([5, 6, 7]), ask(list(range(60)))]]
-                await engine.close()
-                return turns
-
-            turns = asyncio.run(main())
-            assert largest_difference(model, turns) < 1e-4
-            drawn.append(turns[0][1].ids)
-        assert len(set(drawn)) == 3
-        engine.shutdown()
 
 
 @pytest.mark.slow

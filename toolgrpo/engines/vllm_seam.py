@@ -1,7 +1,7 @@
 """The one file that touches what is not public in vLLM. Tested with vLLM 0.31.0.
 
-What is used, and why (`tests/engines/test_vllm_seam.py` fails with a sentence when one of these
-changes):
+What is used, and why (`test_vllm_seam.py` and `test_engine_contract.py` in tests/engines fail when one
+of these changes):
 
 * environment variables read when `vllm` is first imported: `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps
   the engine in this process, so that it can be stepped; on the CPU `VLLM_CPU_OMP_THREADS_BIND` and
