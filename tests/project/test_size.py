@@ -22,7 +22,7 @@ LINES = {
     "chat": 2800,
     "commands": 4550,
     "data": 1450,
-    "engines": 3950,
+    "engines": 3800,
     "evaluation": 1100,
     "gateway": 1850,
     "learning": 1450,
