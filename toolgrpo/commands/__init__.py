@@ -1,3 +1,3 @@
-"""What people launch: arguments, files of settings, what a terminal shows,
+"""Commands: arguments, files of settings, what a terminal shows,
 and the commands themselves.
 """

@@ -1,4 +1,4 @@
-"""What each command is given, as flags and YAML keys: dataclasses that import nothing heavy.
+"""Arguments of each command, as flags and YAML keys: dataclasses that import nothing heavy.
 
 `flags_of(command)` says all that a command takes. What a training has and nothing else reads is refused as a
 flag of `evaluate` and `gateway`; a YAML file of a training may hold it.
@@ -127,7 +127,7 @@ class ScriptArguments(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckArguments(Options):
-    """How much is drawn."""
+    """Arguments of `check`."""
 
     questions: int = option(8, "Questions that the untrained model is asked.", **_AT_LEAST_1)
     samples: int = option(
@@ -142,7 +142,7 @@ class CheckArguments(Options):
 
 @dataclass
 class EvaluationArguments(Options):
-    """What is measured."""
+    """Arguments of `evaluate`."""
 
     baseline: str | None = option(
         None, "A second model, measured on the same questions: the one before training.", **_SOME_TEXT
@@ -163,7 +163,7 @@ class EvaluationArguments(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayArguments(Options):
-    """What is replayed."""
+    """Arguments of `replay`."""
 
     folder: str = option("", "The run's output folder.")
     episode: int = option(-1, "The number of the episode.")
@@ -172,7 +172,7 @@ class ReplayArguments(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayArguments(Options):
-    """Where it is served."""
+    """Arguments of `gateway`."""
 
     port: int = option(
         8000,
@@ -186,7 +186,7 @@ class GatewayArguments(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SFTArguments(Options):
-    """What is taught."""
+    """Arguments of `sft`."""
 
     dataset_id_or_path: str | None = option(None, "A .jsonl file of conversations; it must be given.")
     tools_script: str | None = option(None, "Tools that rows without a column `tools` are rendered with.")

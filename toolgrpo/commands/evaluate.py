@@ -50,7 +50,7 @@ _AT_A_TIME = 64  # episodes, at least; an accelerator takes more (rollout/demand
 
 
 class EvaluationConfig(ToolGRPOConfig):
-    """What an evaluation reads of the file of a training.
+    """Keys of a training's file that an evaluation reads.
 
     Greedy episodes (temperature 0) are fine here. The engine is not bound to the training's batch,
     never sleeps, and gets whole weights.

@@ -51,7 +51,7 @@ class Flag:
 
     @property
     def takes_none(self) -> bool:
-        """Whether None can be told from text: an optional field that is not text."""
+        """Return whether None can be told from text: an optional field that is not text."""
         return type(None) in typing.get_args(self.type) and str not in self.members
 
     def from_text(self, text: str) -> Any:

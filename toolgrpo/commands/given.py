@@ -44,7 +44,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file and the flags over it say, without any default, and all that is wrong with them."""
+    """Values of a file and the flags over it, without any default, and all that is wrong with them."""
 
     values: dict[str, Any]
     complaints: list[str]

@@ -249,7 +249,7 @@ def _checkpoint(config: ToolSFTConfig) -> str | None:
 
 
 class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers ships no types for mypy here
-    """What a person sees of a training by TRL's trainer."""
+    """Display of a training by TRL's trainer."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""What a person sees of a run: our own lines, and nothing of the libraries' chatter.
+"""Display of a run: our own lines, and nothing of the libraries' chatter.
 
 `Terminal.of_command(name)` is what a recipe opens, before anything heavy is imported.
 `Terminal.open(log_file)` sends the process's standard output and error to a log file (`RunLog`),

@@ -1,4 +1,4 @@
-"""Which weights an engine is handed under which names, with and without a LoRA adapter;
+"""Names and weights that an engine is handed, with and without a LoRA adapter;
 what is sent when only the adapter is (`vllm_lora_sync: adapter`), and when it may be.
 
 A model's persistent buffers go with its parameters, as in `state_dict()`: Gemma 4 scales its layers

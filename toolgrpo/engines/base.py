@@ -1,4 +1,4 @@
-"""What an engine is: token ids in, token ids and log-probabilities out.
+"""Engine: token ids in, token ids and log-probabilities out.
 
 Requests join and leave at any time. An engine knows no tokenizer, chat format or tool. Every
 `sample` call ends: with a `Sample`, with `EngineError`, or by cancellation (which drops the request
@@ -23,7 +23,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How to draw a token; the same for all requests of a rollout. temperature 0 is greedy."""
+    """Options for sampling a token; the same for all requests of a rollout. temperature 0 is greedy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -43,7 +43,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the engine drew.
+    """Sampled tokens of a request.
 
     `logprobs` are those of the distribution drawn from, or None if the engine gives none.
     """
@@ -74,14 +74,14 @@ class Engine(Protocol):
 
     @property
     def same_numbers_as_trainer(self) -> bool:
-        """Whether its log-probabilities come from the trainer's own forward pass,
+        """Return whether its log-probabilities come from the trainer's own forward pass,
         so that none need be corrected.
         """
         ...
 
     @property
     def takes_weights_while_open(self) -> bool:
-        """Whether `load_weights` may come while requests are open, which then go on with the new weights."""
+        """Return whether `load_weights` may come while requests are open, which then go on with the new weights."""
         ...
 
     async def open(self) -> None: ...
@@ -103,7 +103,7 @@ class HoldsCopy(Engine, Protocol):
 
     @property
     def restores(self) -> int:
-        """How often it lost its weights and was given them back."""
+        """Return how often it lost its weights and was given them back."""
         ...
 
 
@@ -112,7 +112,7 @@ class CountsTokens(Protocol):
     """An engine that knows how far its open requests were when it got other weights."""
 
     def n_drawn_before_load(self, request: SampleRequest) -> int:
-        """How many tokens of this open request the weights before the last `load_weights` drew."""
+        """Return how many tokens of this open request the weights before the last `load_weights` drew."""
         ...
 
 

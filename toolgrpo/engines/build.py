@@ -27,7 +27,7 @@ from toolgrpo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Which engine is asked for (`auto` or a name of `ENGINES`), and what each would be asked."""
+    """The engine that is asked for (`auto` or a name of `ENGINES`), and what each would be asked."""
 
     engine: str = "auto"
     vllm_colocate: ColocateOptions = field(default_factory=ColocateOptions)

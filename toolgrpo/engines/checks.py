@@ -1,4 +1,4 @@
-"""What every engine refuses, in the same words: impossible requests, and unbelievable answers.
+"""Checks of every engine, in the same words: impossible requests, and unbelievable answers.
 
 A sample that passes has as many log-probabilities as ids, ids of the vocabulary, log-probabilities
 of tokens that can be drawn, and ends where its finish reason says. So nothing behind an engine

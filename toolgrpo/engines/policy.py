@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How the model of one run is spread over its processes."""
+    """Distribution of a run's model over its processes."""
 
     kind: str  # accelerate's DistributedType: NO, MULTI_CPU, MULTI_GPU, FSDP, DEEPSPEED, ...
     n_processes: int
@@ -38,7 +38,7 @@ class Backend:
 
     @property
     def splits_parameters(self) -> bool:
-        """Whether a process holds only a part of the parameters."""
+        """Return whether a process holds only a part of the parameters."""
         return self.fsdp_version is not None or self.zero_stage == 3
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Policy:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether weights are kept packed, in 4 or 8 bits, and computed with unpacked."""
+        """Return whether weights are kept packed, in 4 or 8 bits, and computed with unpacked."""
         return bool(getattr(self.base_model, "is_quantized", False))
 
     @property

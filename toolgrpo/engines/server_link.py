@@ -35,7 +35,7 @@ class CutShort(Lost):
 
 
 class Silence:
-    """How long a server has owed an answer. Times are seconds of one clock.
+    """Clock of a server that owes an answer. Times are seconds of one clock.
 
     Any answer ends a silence, so a busy server that answers now and then is not complained about.
     """

@@ -210,7 +210,7 @@ class _Servers:
 
 
 class _Sender:
-    """What sends weights to servers that were met; process 0 of the trainer speaks for all."""
+    """Sender of weights to servers that were met; process 0 of the trainer speaks for all."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How the trainer's weights reach a `vllm serve`: a small protocol, and two of its three routes.
+"""Routes of the trainer's weights to a `vllm serve`: a small protocol, and two of its three routes.
 
 * `DiskWeights`: written to a folder that the servers can read, then reloaded by them. Works
   everywhere.
@@ -45,7 +45,7 @@ class ServerWeights(Protocol):
 
     @property
     def while_drawing(self) -> bool:
-        """Whether `push` may come while requests are open, which then go on with the new weights."""
+        """Return whether `push` may come while requests are open, which then go on with the new weights."""
         ...
 
     def model(self, served: str) -> str:

@@ -38,7 +38,7 @@ from toolgrpo.errors import ConfigError, EngineError, ModelError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersOptions:
-    """What a user can ask of this engine. Each process adds its number to the seed."""
+    """Options of this engine. Each process adds its number to the seed."""
 
     max_model_len: int | None = None
     max_rows: int = 64
@@ -153,7 +153,7 @@ class ReplicaEngine(TransformersEngine):
 
 
 class _DecodeLoop:
-    """What lives between `open` and `close`: the batch, its thread, and the task that steps it."""
+    """State between `open` and `close`: the batch, its thread, and the task that steps it."""
 
     def __init__(self, model: Any, max_rows: int, vocabulary: int, stepping: threading.Lock) -> None:
         self._vocabulary = vocabulary
@@ -182,7 +182,7 @@ class _DecodeLoop:
                 self._leaving.append(row)
 
     def drawn_so_far(self) -> dict[int, int]:
-        """How many tokens each open request has, by its identity; no step may be running."""
+        """Return how many tokens each open request has, by its identity; no step may be running."""
         return {id(row.request): len(row.logprobs) for row in self._answers}
 
     async def end(self) -> None:

@@ -38,7 +38,7 @@ _PAUSE_S, _MOST_PAUSES = 0.001, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocateOptions:
-    """What a user can ask of this engine.
+    """Options of this engine.
 
     The policy gives the dtype, and each process adds its number to the seed.
     """
@@ -83,12 +83,12 @@ class VLLMColocateEngine:
 
     @property
     def takes_weights_while_open(self) -> bool:
-        """Whether requests in flight may go on with new weights: not with adapters, whose folder goes with the next."""
+        """Return whether requests in flight may go on with new weights: not with adapters, whose folder goes with the next."""
         return self._save_adapter is None
 
     @property
     def needs_weights(self) -> bool:
-        """Whether it slept and gave its weights up, so that they must be loaded before the next rollout."""
+        """Return whether it slept and gave its weights up, so that they must be loaded before the next rollout."""
         return self._vllm.needs_weights
 
     async def open(self) -> None:

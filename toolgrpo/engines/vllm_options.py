@@ -1,4 +1,4 @@
-"""Which vLLM is installed, what it is asked for when it starts in this process, and the folder that it
+"""The installed vLLM, what it is asked for when it starts in this process, and the folder that it
 reads a model's shape from.
 
 vLLM names what it compiles by a hash in which the model's path is. So the folder lies in the user's
@@ -68,7 +68,7 @@ def vllm_is_for_cpu() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VLLMOptions:
-    """How to start the engine."""
+    """Options for starting the engine."""
 
     dtype: torch.dtype = torch.float32
     on_cpu: bool = field(default_factory=vllm_is_for_cpu)

@@ -188,7 +188,7 @@ class StepEngine:
 
     @property
     def vocabulary(self) -> int:
-        """How many ids the model can draw."""
+        """Return how many ids the model can draw."""
         return int(self._engine.model_config.get_vocab_size())
 
     @property
@@ -226,7 +226,7 @@ class StepEngine:
         return [(output.request_id, _sample(output)) for output in self._engine.step() if output.finished]
 
     def n_drawn(self) -> dict[str, int]:
-        """How many tokens each open request has, between two steps."""
+        """Return how many tokens each open request has, between two steps."""
         states = self._engine.output_processor.request_states.values()
         return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
 

@@ -48,7 +48,7 @@ _log = getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What a user can ask of this engine."""
+    """Options of this engine."""
 
     urls: tuple[str, ...] = ()
     ready_timeout_s: float = 240.0

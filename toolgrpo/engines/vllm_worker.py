@@ -1,4 +1,4 @@
-"""What a `vllm serve` on the CPU must know besides vLLM:
+"""Extension of a `vllm serve` on the CPU:
 `--worker-extension-cls toolgrpo.engines.vllm_worker.ToolGRPOWorker`.
 
 vLLM adds the methods of this class to its workers and lets them be called over `/collective_rpc`.

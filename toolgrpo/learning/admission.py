@@ -1,4 +1,4 @@
-"""Which groups a step trains on, and when it draws more: a pure decision over what is known so far.
+"""Choose the groups that a step trains on, and when it draws more: a pure decision over what is known so far.
 
 Groups stand in a line, numbered in the order in which they were submitted. A step wants `target` live
 ones. The first `target + carried` of the line that are not dead are its window.
@@ -33,7 +33,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How many live groups a step wants, and how many it may draw.
+    """Number of live groups that a step wants, and of groups it may draw.
 
     `carried` may be left over from its window; `beyond` groups stand in line for later steps.
     """

@@ -93,7 +93,7 @@ def _over_the_mean(rewards: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """How the rewards of one group become advantages, and what that asks of them."""
+    """Estimators: from the rewards of one group to advantages."""
 
     differences: Callable[[Sequence[float]], list[float]]
     divides_by_std: bool = False  # as TRL's `scale_rewards` says

@@ -1,4 +1,4 @@
-"""What is done about tokens that another policy drew than the one that is trained: one
+"""Correction for tokens that another policy sampled: one
 frozen value.
 
 An engine computes the same model with other kernels or in bf16, or has the weights of an earlier
@@ -141,7 +141,7 @@ def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRule:
-    """Which episodes `geo_tis` keeps: those whose geometric mean of the ratios is in a band.
+    """Episodes that `geo_tis` keeps: those whose geometric mean of the ratios is in a band.
 
     The band is that of an episode of `band_tokens` tokens or more. The mean over fewer tokens
     scatters more by chance alone, and its band is wider by the same factor.
@@ -154,7 +154,7 @@ class EpisodeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What a run does: one of `rollout_correction` but auto, and why."""
+    """Correction of a run: one of `rollout_correction` but auto, and why."""
 
     method: str
     why: str

@@ -1,4 +1,4 @@
-"""Which episodes of a graded batch are not scored, and how many of them a run takes.
+"""Episodes of a graded batch that are not scored, and how many of them a run takes.
 
 An episode that no reward could score is no failure of the model: it is left out of its group. Many
 of them are a failure of the world or of a plugin, and end the run with their causes.

@@ -1,4 +1,4 @@
-"""How rewards are shaped and turned into advantages, and which tokens are trained on: one
+"""Shaping of rewards, advantages and masks: one
 frozen value.
 """
 
@@ -31,7 +31,7 @@ from toolgrpo.void_turns import has_void_turn
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSize:
-    """How long an episode was; small, because processes send these to each other."""
+    """Length of an episode; small, because processes send these to each other."""
 
     output_tokens: int  # sampled
     context_tokens: int  # tool results and what frames them, after the prompt
@@ -109,7 +109,7 @@ class Shaped:
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What is done to rewards, advantages and masks."""
+    """Changes to rewards, advantages and masks."""
 
     advantage: str = "grpo"
     scale: str = "group"
@@ -122,7 +122,7 @@ class Shaping:
 
     @property
     def is_of_trl(self) -> bool:
-        """Whether TRL's own advantages are what is wanted."""
+        """Return whether TRL's own advantages are what is wanted."""
         return self.advantage == "grpo" and not self.penalty and self.overlong is None
 
     def rewards(self, members: Sequence[Member], group_size: int) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""What a graded batch teaches: the stages between TRL's scoring and its loss, in their order.
+"""From a graded batch to the loss: the stages between TRL's scoring and its loss, in their order.
 
 A stage is a pure function of the batch and of what is known of its episodes. `WORTH` says what each
 token is worth; `LOSS` says how much of that the loss sees. Nobody else writes advantages, masks,
@@ -30,7 +30,7 @@ from toolgrpo.learning.turns import Credit, EpisodeTurns, turn_advantages, turn_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What TRL's loss sees of this process's part of a batch of B episodes of up to T tokens."""
+    """Input of TRL's loss: this process's part of a batch of B episodes of up to T tokens."""
 
     advantages: torch.Tensor  # (B,), or (B, T)
     mask: torch.Tensor  # (B, T), the tokens that are trained on
@@ -55,7 +55,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRule:
-    """How a run learns from its batches."""
+    """Rule by which a run learns from its batches."""
 
     shaping: Shaping
     credit: Credit
@@ -68,7 +68,7 @@ class LearningRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of the episodes of a batch. `members` and `turns` are those of all processes, group by
+    """Facts about the episodes of a batch. `members` and `turns` are those of all processes, group by
     group, and `own` is this process's part of them; no `turns`: each has the advantage of its episode.
     """
 

@@ -1,4 +1,4 @@
-"""Which rows of a batch need the training pass, and what their loss is divided by.
+"""Find the rows of a batch that need the training pass, and the denominator of their loss.
 
 A row whose advantage is 0 on every token adds nothing to the loss of a policy: its pass can be left
 out, where nothing else wants it. `NEEDS_EVERY_ROW` is the list of what does.

@@ -39,7 +39,7 @@ Returns = list[tuple[float, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """How the turns of an episode share its reward."""
+    """Options of credit by turn."""
 
     by_turn: bool = False
     scale: str = "group"  # of `turn_advantages`

@@ -68,7 +68,7 @@ class _Score:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """How programs of a row are graded, or why they cannot be: as it says, or as `_settled` found."""
+    """Plan for grading programs of a row, or the reason why there is none: as it says, or as `_settled` found."""
 
     suite: Suite
     allow_forgeable: bool

@@ -53,7 +53,7 @@ _loops_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Guard:
-    """How the calls of one reward are watched: `what` names it, `source` is its file, `say` tells a person."""
+    """Watch over the calls of one reward: `what` names it, `source` is its file, `say` tells a person."""
 
     what: str
     source: str

@@ -32,7 +32,7 @@ Success = Callable[["Scored"], bool]
 
 @dataclass(frozen=True, slots=True)
 class RolloutTimes:
-    """Where the time of a rollout went."""
+    """Times of a rollout."""
 
     duration_s: float = 0.0
     engine_idle_s: float = 0.0  # time in which no episode was waiting for the engine
@@ -41,7 +41,7 @@ class RolloutTimes:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What one episode is worth:
+    """Grade of one episode:
     each reward by its name (None: it does not score this episode), and their weighted sum.
 
     An episode that cannot be scored has no sum, and a `drop`.

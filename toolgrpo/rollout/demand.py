@@ -1,4 +1,4 @@
-"""What the episodes of a run ask of an engine in this process: how long a context, and how many at a time.
+"""Demand of a run's episodes on an engine in this process: how long a context, and how many at a time.
 
 A context is reserved in the engine's cache, so the default is what this run can use and not what
 the model could: the longest prompt, tools included, and `max_completion_length` after it.

@@ -37,14 +37,14 @@ from toolgrpo.trajectory import Trajectory
 
 
 class Verdict(Protocol):
-    """What a judge says of a piece."""
+    """Verdict of a judge on a piece."""
 
     @property
     def live(self) -> bool: ...
 
 
 class Decided(Protocol):
-    """What follows from the pieces so far: draw more; the end, with those admitted; or wait.
+    """Decision on the pieces so far: draw more; the end, with those admitted; or wait.
 
     The next step must wait for the first `owed` of what stays in line.
     """
@@ -106,7 +106,7 @@ class Drawn(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class LineDraw(Generic[V]):
-    """What a step took, and the dead; of each that is `admitted`, how many steps old the weights are
+    """Pieces that a step took, and the dead; of each that is `admitted`, how many steps old the weights are
     that it began with. `carried` of them were passed over by the step before.
     """
 

@@ -15,7 +15,7 @@ from toolgrpo.trajectory import StopReason
 
 
 class TurnBudget(NamedTuple):
-    """How many tokens the next turn may have,
+    """Return how many tokens the next turn may have,
     and what the episode ends with when that is all there is.
     """
 
@@ -61,7 +61,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
-    """What ends an episode, or cuts a part of it short."""
+    """Limits of an episode and its parts."""
 
     max_completion_length: int  # all tokens after the prompt, sampled and context; not the prompts of later segments
     max_turns: int | None = 8  # assistant turns

@@ -107,7 +107,7 @@ class Observers(Observer):
 
     @property
     def hear_turns(self) -> bool:
-        """Whether anybody listens to single turns."""
+        """Return whether anybody listens to single turns."""
         return bool(self._listeners["turn_done"])
 
     def rollout_began(self, event: RolloutBegan) -> None:

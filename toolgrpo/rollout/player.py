@@ -1,4 +1,4 @@
-"""What plays episodes in place of our own loop: an agent of the user's, behind the gateway."""
+"""Player of episodes in place of our own loop: an agent of the user's, behind the gateway."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """What all rollouts of a run share. It closes the engine, and tools that are nobody else's."""
+    """Shared parts of all rollouts of a run. It closes the engine, and tools that are nobody else's."""
 
     engine: Engine
     chat: ChatFormat

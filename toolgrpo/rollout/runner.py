@@ -1,4 +1,4 @@
-"""What episodes start from, and what all of one rollout share."""
+"""Episodes before they start, and the parts that those of one rollout share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RETRY_PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What an episode starts from: one row of the dataset, one of its G repetitions.
+    """Start of an episode: one row of the dataset, one of its G repetitions.
 
     A row may name the tools it is offered in `row["tools"]`; without that it is offered all.
     """
@@ -39,7 +39,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """What the episodes of one rollout share. Calling it runs one episode to its end."""
+    """Shared parts of the episodes of one rollout. Calling it runs one episode to its end."""
 
     engine: Engine
     chat: ChatFormat

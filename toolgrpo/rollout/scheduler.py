@@ -239,7 +239,7 @@ def _in_thread(function: Callable[[], T], cancel: Callable[[], None]) -> T:
 
 
 class _BusyTime:
-    """How long at least one of many was at something: a clock that runs while at least one `with` block over it is open."""
+    """Total time during which at least one `with` block was open."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Who speaks for the user in the middle of an episode: a row's own script, or its environment.
+"""Source of the user's messages in the middle of an episode: a row's own script, or its environment.
 
 A row whose column `user_turns` lists texts has the user say them one after the other, each when the
 model has answered the one before: when it ends a turn without a call. An environment with

@@ -1,4 +1,4 @@
-"""What a sandboxed run is asked for, what it gives back, and how a process of the sandbox is started.
+"""Requests to a sandbox, its results, and the start of its processes.
 
 Invariants: a result's `value` is built from exact built-in types only, whatever the run's code did;
 every run has one status. This module imports the standard library alone.

@@ -143,7 +143,7 @@ def open_pass(given: GivenParts, policy: Policy, rows: Any, say: Callable[[str],
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watchers:
-    """Who watches a training, beside those that the user brings."""
+    """Observers of a training, beside those that the user brings."""
 
     progress: RunProgress
     recorder: EpisodeRecorder

@@ -1,4 +1,4 @@
-"""Which backend trains (plain, DDP, FSDP, DeepSpeed),
+"""Check which backend trains (plain, DDP, FSDP, DeepSpeed),
 and that it is the one the launcher was asked for.
 
 accelerate can fall back in silence: with `ACCELERATE_USE_CPU=true` a ZeRO-3 launch exits 0 after

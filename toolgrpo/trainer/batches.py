@@ -32,7 +32,7 @@ from toolgrpo.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """How episodes are graded, and what is done to their rewards before a group is called dead."""
+    """Grading of episodes, and shaping of their rewards before a group is called dead."""
 
     grading: Grading
     shaping: Shaping
@@ -82,7 +82,7 @@ class _Judged:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What all processes hear of a piece of the line."""
+    """Facts about a piece of the line that all processes share."""
 
     places: tuple[int, ...]
     n_episodes: int

@@ -42,7 +42,7 @@ _READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """How one file was when its checkpoint was sealed."""
+    """State of one file when its checkpoint was sealed."""
 
     n_bytes: int
     digest: str

@@ -76,7 +76,7 @@ of episodes, and in the order of rows.
 
 @dataclass(frozen=True, slots=True)
 class RandomNumbers:
-    """Where Python's, NumPy's and PyTorch's generators were, those of the accelerators too."""
+    """States of Python's, NumPy's and PyTorch's generators, those of the accelerators too."""
 
     of_python: Any
     of_numpy: Any
@@ -98,7 +98,7 @@ class RandomNumbers:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Where a process was when a step began."""
+    """Place of a process when a step began."""
 
     place: Place
     random_numbers: RandomNumbers

@@ -95,17 +95,17 @@ class ToolGRPOConfig(GRPOConfig):  # type: ignore[misc]  # TRL ships no types
 
     @property
     def draws_groups(self) -> bool:
-        """Whether the steps' prompts are chosen here, in place of TRL's sampler."""
+        """Return whether the steps' prompts are chosen here, in place of TRL's sampler."""
         return bool(self.dynamic_sampling != "off")
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether episodes run while a batch is trained on."""
+        """Return whether episodes run while a batch is trained on."""
         return bool(self.max_staleness > 0 or self.carry_over > 0)
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether they are taken group by group, and not as the batches of TRL's sampler."""
+        """Return whether they are taken group by group, and not as the batches of TRL's sampler."""
         return bool(self.runs_ahead and (self.carry_over > 0 or self.draws_groups))
 
     def changed(self, **changes: Any) -> Self:

@@ -1,4 +1,4 @@
-"""What a trainer is made of, of what the user gave: names, datasets, tokenizer, chat format, tools and
+"""Resolve the trainer's constructor arguments: names, datasets, tokenizer, chat format, tools and
 rewards, as TRL and the rollouts take them.
 
 Nothing here knows a trainer, and nothing is loaded but the tokenizer and the tools. What is opened

@@ -1,4 +1,4 @@
-"""What a config can know of the machine before accelerate has set it up: the CPU or not, and the precision.
+"""Facts about the machine before accelerate has set it up: the CPU or not, and the precision.
 
 Afterwards the accelerator is asked, for both (`engines/policy.py`), so that the engine runs where
 and as the trainer does. What bf16 costs on a CPU is measured then, on this very machine.

@@ -22,7 +22,7 @@ Scores = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class RowChoice:
-    """Which rows of a micro-batch to score, and what stands in for the others."""
+    """Rows of a micro-batch to score, and the stand-ins for the others."""
 
     live: torch.Tensor  # (B,)
     stand_in: torch.Tensor | float  # log-probabilities (B, T), or one for all

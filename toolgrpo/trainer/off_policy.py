@@ -1,4 +1,4 @@
-"""What is said of off-policy tokens: how far engine and trainer are apart, and what the correction weights.
+"""Messages and metrics about off-policy tokens: how far engine and trainer are apart, and what the correction weights.
 
 With `bypass` only the loss of each micro-batch knows its weights (`heard`); with the others the stages of
 the batch do (`told`).
@@ -41,7 +41,7 @@ class OffPolicy:
 
     @property
     def is_bypass(self) -> bool:
-        """Whether the engine stands for the old policy."""
+        """Return whether the engine stands for the old policy."""
         return self._correction.method == "bypass"
 
     def told(self, weighted: Sequence[EpisodeWeights]) -> None:

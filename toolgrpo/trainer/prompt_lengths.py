@@ -25,7 +25,7 @@ _STUB = [{"role": "user", "content": "q"}]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRoom:
-    """What a prompt is made with, and how many tokens it must stay below."""
+    """Parts of a prompt, and the number of tokens it must stay below."""
 
     tokens: int
     chat: ChatFormat

@@ -53,7 +53,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOptions:
-    """What is begun, and what is taken. `most_drawn`: at most so many times the groups of a step."""
+    """Rule for beginning and taking groups. `most_drawn`: at most so many times the groups of a step."""
 
     sampling: SamplingOptions
     group_size: int
@@ -69,7 +69,7 @@ class LineOptions:
 
     @property
     def by_group(self) -> bool:
-        """Whether groups are taken one by one, and not whole batches."""
+        """Return whether groups are taken one by one, and not whole batches."""
         return self.replaces or self.carry_over > 0
 
     def rule(self, target: int, left: int) -> Admission:
@@ -82,7 +82,7 @@ class LineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a line needs to know of the training that it draws for."""
+    """Facts about the training that a line draws for."""
 
     step: Callable[[], int]
     left: Callable[[], int]  # batches to come, this one included

@@ -26,7 +26,7 @@ from toolgrpo.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class SegmentedRows:
-    """Where segments begin in the rows of a batch.
+    """Starts of segments in the rows of a batch.
 
     `n_prompts` has, at the first token of a later segment, the number of tokens of its prompt; 0
     elsewhere. It travels with TRL's batch. `most` is the largest of a number in any process.

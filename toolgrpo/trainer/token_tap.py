@@ -22,7 +22,7 @@ from toolgrpo.trainer.trl import batch as trl_batch
 
 
 class TokenTap:
-    """What connects the chosen episodes of a rollout with the passes that train on them."""
+    """Link between the chosen episodes of a rollout and the passes that train on them."""
 
     def __init__(self, recorder: EpisodeRecorder, n: int) -> None:
         self._recorder = recorder

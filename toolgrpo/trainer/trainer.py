@@ -325,12 +325,12 @@ class ToolGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL ships no types
 
     @property
     def rollout_seconds(self) -> float:
-        """How long the rollouts took that were trained on or evaluated, in this process."""
+        """Return how long the rollouts took that were trained on or evaluated, in this process."""
         return self._batches.rollout_seconds
 
     @property
     def n_episodes(self) -> int:
-        """How many episodes there were so far, in all processes."""
+        """Return how many episodes there were so far, in all processes."""
         return self._batches.n_episodes
 
     @n_episodes.setter

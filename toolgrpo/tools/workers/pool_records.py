@@ -122,7 +122,7 @@ class WorkerRecord:
 
     @property
     def patience_s(self) -> float:
-        """How long it may be silent while calls wait for it: shorter for short timeouts."""
+        """Return how long it may be silent while calls wait for it: shorter for short timeouts."""
         return min(_FROZEN_AFTER_S, min(job.timeout_s for job in self.waiting) / 4)
 
 

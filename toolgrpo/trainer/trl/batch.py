@@ -1,4 +1,4 @@
-"""What TRL's trainer takes from a rollout, and hands from its rewards to its loss. Tested with TRL 1.16.0.
+"""Batches of TRL's trainer, from a rollout through its rewards to its loss. Tested with TRL 1.16.0.
 
 What is private and used (`tests/trainer/test_trl_batch.py` and `test_trl_correction.py` fail with a
 sentence when one of these changes):
